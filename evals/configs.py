@@ -12,10 +12,14 @@ from workers.errors import WorkerError
 
 Build = Literal["none", EpisodeBuild]
 FULL = "full"
-SYNTAX = 'METHOD[+one_pass|+per_episode|+none][@uniform|@pyramid|@sensitivity][{"setting": value}]'
+SYNTAX = (
+    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity]"
+    '[{"setting": value}]'
+)
 
 _CONFIG = re.compile(
-    r"(?P<method>\w+)(\+(?P<build>\w+))?(@(?P<layers>\w+))?(?P<settings>\{.*\})?", re.DOTALL
+    r"(?P<method>\w+)(\+(?P<build>\w+))?(/(?P<medoids>\d+))?(@(?P<layers>\w+))?(?P<settings>\{.*\})?",
+    re.DOTALL,
 )
 _SHARE = re.compile(r"1/([1-9]\d*)")
 
@@ -25,6 +29,7 @@ class RunConfig:
     """One configuration to compare.
 
     `settings` is the method's JSON text; empty `layer_budgets` leaves the split to the method.
+    `medoids` are utterances of a patched prompt; 0: as many as by default.
     """
 
     name: str
@@ -32,6 +37,7 @@ class RunConfig:
     build: Build = "none"
     layer_budgets: str = ""
     settings: str = "{}"
+    medoids: int = 0
 
     @property
     def evicts(self) -> bool:
@@ -66,10 +72,12 @@ def parse_config(text: str) -> RunConfig:
     layers = found["layers"] or ""
     if layers and layers not in get_args(LayerBudgets):
         raise BadConfig(f"{text!r}: a budget is split {', '.join(get_args(LayerBudgets))}")
-    name = method.name + (f"+{build}" if episodic else "") + (f"@{layers}" if layers else "")
-    return RunConfig(
-        name + (found["settings"] or ""), method.name, cast("Build", build), layers, settings
-    )
+    medoids = int(found["medoids"] or 0)
+    if medoids and build == "none":
+        raise BadConfig(f"{text!r}: without episodes there are no medoids; write {SYNTAX}")
+    name = method.name + (f"+{build}" if episodic else "") + (f"/{medoids}" if medoids else "")
+    name += (f"@{layers}" if layers else "") + (found["settings"] or "")
+    return RunConfig(name, method.name, cast("Build", build), layers, settings, medoids)
 
 
 def parse_configs(texts: Sequence[str]) -> tuple[RunConfig, ...]:

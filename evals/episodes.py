@@ -55,7 +55,15 @@ def build_for(setup: Setup, session: Session) -> BuiltEpisodes | None:
     """Build the episodes of the whole session; None if the setup's configuration has none."""
     if setup.config.build == "none":
         return None
-    return build(session, replace(setup.episodes, build=setup.config.build))
+    return build(session, settings_for(setup))
+
+
+def settings_for(setup: Setup) -> EpisodeSettings:
+    """Settings of the episodes of a setup whose configuration has any."""
+    config = setup.config
+    assert config.build != "none", "the configuration has episodes"
+    medoids = config.medoids or setup.episodes.medoid_utterances
+    return replace(setup.episodes, build=config.build, medoid_utterances=medoids)
 
 
 def build(session: Session, settings: EpisodeSettings) -> BuiltEpisodes:

@@ -38,6 +38,7 @@ Message = Mapping[str, Any]
 MAX_REPLY_TOKENS = 32
 # Tokens that a question and its answer may take beside a history that is not evicted.
 TURN_TOKENS = 256
+_SYSTEM: Message = {"role": "system", "content": "You are a helpful assistant."}
 _RAM_BYTES = 1 << 30
 
 
@@ -90,7 +91,16 @@ def get_sensitivity(name: str) -> tuple[float, ...] | None:
 
 
 def count_tokens(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> int:
-    """Number of tokens of messages at the beginning of a conversation."""
+    """Number of tokens of messages in a conversation.
+
+    Without the system message that some templates put in front of a conversation that has none.
+    """
+    if not messages or messages[0]["role"] == "system":
+        return _count_opening(tokenizer, messages)
+    return _count_opening(tokenizer, [_SYSTEM, *messages]) - _count_opening(tokenizer, [_SYSTEM])
+
+
+def _count_opening(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> int:
     segments = tokenizer.prompt([], [dict(message) for message in messages], [], False)
     return sum(len(segment.token_ids) for segment in segments)
 

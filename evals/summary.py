@@ -28,6 +28,34 @@ def mean_row(condition: str, values: Sequence[float], seed: int, **common: Any) 
     return [] if estimate is None else [quality_row(condition, estimate, **common)]
 
 
+def split_cells(
+    records: Sequence[Record],
+    is_full: Callable[[Record], bool],
+    cell_keys: tuple[str, ...],
+    get_chance: Callable[[Record], float],
+    seed: int,
+) -> tuple[list[Record], list[Row]]:
+    """Records of the cells that can be judged, and a row on every other cell.
+
+    A cell has equal `cell_keys`. Where the full cache, the upper bound, is not above chance (the
+    lower end of its interval), a method's score says nothing about the method: those cells are
+    listed and not reported. Records have `right`; records of other kinds are no argument.
+    """
+    reported = list[Record]()
+    rows: list[Row] = []
+    for key, group in group_by(records, *cell_keys).items():
+        full = [each for each in group if is_full(each)]
+        estimate = bootstrap([each["right"] for each in full], seed)
+        if estimate is None or estimate.low > get_chance(full[0]):
+            reported += group
+            continue
+        cell = dict(zip(cell_keys, key, strict=True))
+        name = ", ".join(f"{name} {value}" for name, value in cell.items())
+        common = {"unreported": True, "chance": round(get_chance(full[0]), 4), **cell}
+        rows.append(quality_row(f"not reported, full cache at chance: {name}", estimate, **common))
+    return reported, rows
+
+
 def difference_row(
     condition: str, ours: Mapping[Key, float], theirs: Mapping[Key, float], seed: int, **common: Any
 ) -> list[Row]:

@@ -1,9 +1,10 @@
 """Suite fidelity: recorded conversations under every method and budget, beside the full cache.
 
-Each turn is appended to a session with the full cache and, at each budget, to one of the method.
-The measure is the distance between their next-token distributions over the recorded replies. A
-session of a method with episodes builds them as the service would, at moments that follow from the
-conversation alone, and matches each turn with the user's words.
+Without recordings, generated conversations. Each turn is appended to a session with the full cache
+and, at each budget, to one of the method. The measure is the distance between their next-token
+distributions over the recorded replies. A session of a method with episodes builds them as the
+service would, at moments that follow from the conversation alone, and matches each turn with the
+user's words.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,40 +15,40 @@ from typing import Any
 
 from evals import episodes, harness
 from evals.configs import FULL, RunConfig, budget_rows, parse_config
-from evals.errors import BadDataFile
 from evals.harness import Message, Session, Setup
+from evals.languages.choice import get_language
+from evals.recordings import RecordingPlace, list_recordings, read_recording
 from evals.suite import Record, Suite
+from evals.suites.longconv.conversations import generate_topics
 from evals.summary import group_by, mean_row
 from kvrecall.domain.episodes import rebuild_due
 from kvrecall.domain.utterances import query_text
 from kvrecall.protocol.convert import chat_to_wire, message_from_wire
-from kvrecall.replay.formats import read_recordings
 from kvrecall.reporting.results import Row
 from workers.model.tokenizer import ChatTokenizer
 
 BUDGETS = ("128", "256", "512", "1024")
+GENERATED = "generated"
+# Generated conversations unless a number is asked for, and their topics.
+_GENERATED = 4
+_TOPICS = 4
 # An upper bound on the template's tokens around a message's own.
 _TEMPLATE_TOKENS = 24
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The first `tokens` tokens of one recording under one configuration, at all budgets.
-
-    `data` is the name of the recording's source.
-    """
+    """The first `tokens` tokens of one recording under one configuration, at all budgets."""
 
     setup: Setup
     budgets: tuple[str, ...]
-    data: str
-    path: str
-    recording: int
+    place: RecordingPlace
     tokens: int
 
     @property
     def label(self) -> str:
         """Short text for the progress bar."""
-        return f"{self.setup.config.name}, {self.data} {self.recording + 1}"
+        return f"{self.setup.config.name}, {self.place.source} {self.place.number + 1}"
 
 
 def suite(
@@ -60,14 +61,11 @@ def suite(
 ) -> Suite[Replay]:
     """Every configuration on the first `limit` recordings of each source, a file or a folder.
 
-    Raises BadDataFile.
+    Without sources the conversations are generated in the model's language. Raises BadDataFile.
     """
     units = [
-        Replay(
-            replace(setup, config=config), tuple(budgets), source.stem, str(path), number, tokens
-        )
-        for source in sources
-        for path, number in list_recordings(source)[:limit]
+        Replay(replace(setup, config=config), tuple(budgets), place, tokens)
+        for place in list_places(sources, limit, setup.seed)
         for config in configs
         if config.evicts
     ]
@@ -81,35 +79,52 @@ def suite(
     )
 
 
-def list_recordings(source: Path) -> list[tuple[Path, int]]:
-    """Every recording as its file and its number in the file. Raises BadDataFile, BadReplayFile."""
-    files = sorted(source.glob("*.json*")) if source.is_dir() else [source]
-    if not files:
-        raise BadDataFile(f"{source} has no JSON file in it")
-    return [(path, number) for path in files for number in range(len(read_recordings(path)))]
+def list_places(sources: Sequence[Path], limit: int | None, seed: int) -> list[RecordingPlace]:
+    """The first `limit` recordings of each source; generated ones, by their seeds, without sources.
+
+    Raises BadDataFile, BadReplayFile.
+    """
+    if not sources:
+        return [
+            RecordingPlace(GENERATED, "", number)
+            for number in range(seed, seed + (limit or _GENERATED))
+        ]
+    return [place for source in sources for place in list_recordings(source)[:limit]]
+
+
+def read_messages(place: RecordingPlace, model: str, tokens: int) -> tuple[str, Sequence[Message]]:
+    """Name and messages of a recording; a generated one is small talk of about `tokens` tokens.
+
+    Raises BadReplayFile.
+    """
+    if place.path:
+        recording = read_recording(place)
+        return recording.name, recording.messages
+    conversation = generate_topics(place.number, tokens, _TOPICS, 0, get_language(model))
+    return f"seed {place.number}", conversation.messages()
 
 
 def run(unit: Replay) -> list[Record]:
     """Append the recording turn by turn to all sessions. Raises `workers.errors`."""
     setup = unit.setup
     loaded = harness.load(setup.model)
-    recording = read_recordings(Path(unit.path))[unit.recording]
     tokens = min(unit.tokens, loaded.model.max_context)
-    turns = fit_turns(recording.messages, loaded.tokenizer, tokens)
+    name, messages = read_messages(unit.place, setup.model, tokens)
+    turns = fit_turns(messages, loaded.tokenizer, tokens)
     budgets = {budget: budget_rows(budget, tokens) for budget in unit.budgets}
     slot_rows = max(tokens, *budgets.values())
     with harness.open_worker(setup, slot_rows, slots=1 + len(budgets)) as worker:
         full_setup = replace(setup, config=parse_config(FULL))
         full = Session(worker, harness.build_spec(full_setup, tokens, FULL))
         compressed = {
-            name: _BudgetedSession(unit, Session(worker, harness.build_spec(setup, rows, name)))
-            for name, rows in budgets.items()
+            budget: _BudgetedSession(unit, Session(worker, harness.build_spec(setup, rows, budget)))
+            for budget, rows in budgets.items()
         }
         records = list[Record]()
         for number, turn in enumerate(turns):
             full.append(turn, keep_distribution=turn[-1]["role"] == "assistant")
             for budget, each in compressed.items():
-                records += each.append(turn, budget, number, recording.name)
+                records += each.append(turn, budget, number, name)
     return records
 
 
@@ -127,7 +142,7 @@ class _BudgetedSession:
     ) -> Iterator[Record]:
         """Append a turn; yields a record on its distance from the full cache if it has a reply."""
         has_reply = turn[-1]["role"] == "assistant"
-        matched = episodes.match_text(self.built, _user_text(turn))
+        matched = episodes.match_text(self.built, user_text(turn))
         done = self.session.append(
             turn,
             compare_with=FULL if has_reply else "",
@@ -137,7 +152,7 @@ class _BudgetedSession:
         if not has_reply:
             return
         yield {
-            "data": self.unit.data,
+            "data": self.unit.place.source,
             "recording": recording,
             "turn": number,
             "arm": self.unit.setup.config.name,
@@ -154,7 +169,7 @@ class _BudgetedSession:
         setup = self.unit.setup
         if setup.config.build == "none":
             return
-        settings = replace(setup.episodes, build=setup.config.build)
+        settings = episodes.settings_for(setup)
         segments = len(self.session.utterances) // settings.segment_utterances
         length = self.session.memory.length
         budget = self.session.spec.budget
@@ -165,7 +180,8 @@ class _BudgetedSession:
             self.segments = segments
 
 
-def _user_text(turn: Sequence[Message]) -> str:
+def user_text(turn: Sequence[Message]) -> str:
+    """The user's words in a turn, with which it is matched."""
     return query_text([message_from_wire(chat_to_wire(dict(message))) for message in turn])
 
 

@@ -1,7 +1,6 @@
 """Suite passkey: one fact among small talk, by its depth and the length of the history.
 
-The fact is in the reference model's language, with a held-out name and value; the small talk is on
-four topics. All methods have the same budget, in active rows per head, averaged over layers.
+The small talk is on four topics. All methods have the same budget, in active rows per head, averaged over layers.
 """
 
 import random
@@ -15,20 +14,12 @@ from typing import Any
 from evals import episodes, harness
 from evals.configs import FULL, RunConfig, parse_config
 from evals.harness import Message, Session, Setup
+from evals.languages.base import Fact, Language
+from evals.languages.choice import get_language
+from evals.languages.reference import REFERENCE
 from evals.suite import Record, Suite
-from evals.summary import group_by, mean_row
+from evals.summary import group_by, mean_row, split_cells
 from kvrecall.reporting.results import Row, speed_row
-from reference.chat import TOPICS, small_talk
-from reference.conversation import (
-    CLAUSE,
-    NOTED,
-    QUESTIONS,
-    STATEMENTS,
-    SYSTEM_LINES,
-    capitalize,
-    ends_in,
-)
-from reference.words import ATTRIBUTES, draw_names, draw_value
 
 LENGTHS = (1024, 2048, 4096, 8192)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -40,12 +31,14 @@ _CHATS_ON_A_TOPIC = 5
 class Passkey:
     """One history under one configuration, with the passkey at each depth.
 
-    Depth 0 is the history's beginning, 1 its end.
+    Depth 0 is the history's beginning, 1 its end. `data` are files and folders with recordings that
+    the small talk is taken from; none: it is generated.
     """
 
     setup: Setup
     tokens: int
     depths: tuple[float, ...]
+    data: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -69,10 +62,6 @@ class PasskeyHistory:
         exchanges = [*self.chat[:index], self.statement, *self.chat[index:]]
         return [self.system, *(message for exchange in exchanges for message in exchange)]
 
-    def is_answered_by(self, reply: str) -> bool:
-        """True if a reply ends in exactly the expected value."""
-        return ends_in(reply, self.value)
-
 
 def suite(
     setup: Setup,
@@ -80,6 +69,7 @@ def suite(
     conversations: int,
     lengths: Sequence[int],
     depths: Sequence[float],
+    data: Sequence[str] = (),
 ) -> Suite[Passkey]:
     """All configurations and the full cache on `conversations` histories of each length."""
     units = [
@@ -89,6 +79,7 @@ def suite(
             ),
             tokens,
             tuple(depths),
+            tuple(data),
         )
         for tokens in lengths
         for seed in range(setup.seed, setup.seed + conversations)
@@ -100,40 +91,45 @@ def suite(
 
 
 def build_history(
-    seed: int, tokens: int, count_tokens: Callable[[Sequence[Message]], int]
+    seed: int,
+    tokens: int,
+    count_tokens: Callable[[Sequence[Message]], int],
+    language: Language = REFERENCE,
 ) -> PasskeyHistory:
     """A history of about `tokens` tokens and its passkey.
 
     `count_tokens` counts the tokens of an exchange.
     """
     rng = random.Random(f"passkey:{seed}:{tokens}")
-    chat = _draw_chat(rng, tokens, count_tokens)
-    name = draw_names(rng, "held_out")[0]
-    attribute = rng.choice(sorted(ATTRIBUTES))
-    value = draw_value(attribute, rng, "held_out")
-    clause = CLAUSE.format(name=name, attribute=attribute, value=value)
-    statement = rng.choice(STATEMENTS).format(clause=clause)
+    chat = _draw_chat(rng, tokens, count_tokens, language)
+    name = language.draw_names(rng)[0]
+    attribute = rng.choice(language.attributes)
+    fact = Fact(name, attribute, language.draw_value(rng, attribute, set()))
+    statement = language.state(rng, fact)
     return PasskeyHistory(
-        system={"role": "system", "content": rng.choice(SYSTEM_LINES)},
+        system={"role": "system", "content": rng.choice(language.system_lines)},
         chat=chat,
-        statement=_exchange(capitalize(statement), rng.choice(NOTED)),
-        question=rng.choice(QUESTIONS).format(name=name, attribute=attribute),
-        value=value,
+        statement=_exchange(statement, rng.choice(language.acknowledgements)),
+        question=language.ask(rng, fact),
+        value=fact.value,
     )
 
 
 def _draw_chat(
-    rng: random.Random, tokens: int, count_tokens: Callable[[Sequence[Message]], int]
+    rng: random.Random,
+    tokens: int,
+    count_tokens: Callable[[Sequence[Message]], int],
+    language: Language,
 ) -> tuple[tuple[Message, Message], ...]:
-    topics = rng.sample(sorted(TOPICS), _TOPICS)
-    sentences = list[str]()
+    topics = rng.sample(language.topics, min(_TOPICS, len(language.topics)))
+    said = list[str]()
     chat = list[tuple[Message, Message]]()
     length = 0
     for number in count():
         if length >= tokens:
             break
-        topic = topics[number // _CHATS_ON_A_TOPIC % _TOPICS]
-        chat.append(_exchange(*small_talk(rng, topic, sentences)))
+        topic = topics[number // _CHATS_ON_A_TOPIC % len(topics)]
+        chat.append(_exchange(*language.small_talk(rng, topic, said)))
         length += count_tokens(chat[-1])
     return tuple(chat)
 
@@ -145,16 +141,18 @@ def run(unit: Passkey) -> list[Record]:
     """
     setup = unit.setup
     tokenizer = harness.load(setup.model).tokenizer
-    history = build_history(setup.seed, unit.tokens, partial(harness.count_tokens, tokenizer))
+    language = get_language(setup.model, unit.data)
+    count_tokens = partial(harness.count_tokens, tokenizer)
+    history = build_history(setup.seed, unit.tokens, count_tokens, language)
     records = list[Record]()
     for depth in unit.depths:
         with harness.open_session(setup, history.messages(depth)) as session:
-            record = _ask(setup, session, history)
+            record = _ask(setup, session, history, language)
             records.append({**record, "tokens": unit.tokens, "depth": depth})
     return records
 
 
-def _ask(setup: Setup, session: Session, history: PasskeyHistory) -> Record:
+def _ask(setup: Setup, session: Session, history: PasskeyHistory, language: Language) -> Record:
     matched = episodes.match_text(episodes.build_for(setup, session), history.question)
     started = time.perf_counter()
     done = session.ask(
@@ -171,13 +169,19 @@ def _ask(setup: Setup, session: Session, history: PasskeyHistory) -> Record:
         "active_rows": round(harness.active_rows(session), 2),
         "expected": history.value,
         "reply": done.message.content,
-        "right": float(history.is_answered_by(done.message.content)),
+        "right": float(language.is_answer(done.message.content, history.value)),
         "seconds": {"prefill": session.seconds, "answer": time.perf_counter() - started},
     }
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """Each method's accuracy at each length, then at each depth as well, then seconds."""
+    """Each method's accuracy at each length, then at each depth as well, then seconds.
+
+    The value is one of thousands: chance is nothing.
+    """
+    records, unreported = split_cells(
+        records, lambda each: each["arm"] == FULL, ("tokens",), lambda each: 0.0, seed
+    )
     rows: list[Row] = []
     for (config, tokens), group in group_by(records, "arm", "tokens").items():
         columns = {**_common(config, group), "tokens": tokens}
@@ -192,7 +196,7 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
         rows.append(
             speed_row(name, "prefill", "seconds", [each["seconds"]["prefill"] for each in group])
         )
-    return rows
+    return [*rows, *unreported]
 
 
 def _common(config: str, group: Sequence[Record]) -> dict[str, Any]:

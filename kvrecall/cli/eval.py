@@ -1,5 +1,6 @@
 """`kvrecall eval`: quality suites."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,7 @@ Fresh = Annotated[
 Methods = Annotated[
     list[str] | None,
     typer.Option(
-        help="METHOD[+one_pass|+per_episode|+none][@uniform|@pyramid|@sensitivity]"
+        help="METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity]"
         '[{"setting":value}]; several: separated by spaces, or repeat the option. Default: all.'
     ),
 ]
@@ -52,6 +53,13 @@ Codecs = Annotated[
     typer.Option(
         "--codec",
         help='Codec of stored rows: raw, int8, or "raw int8" to compare. Default: raw.',
+    ),
+]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Recordings for real text (LoCoMo, tau-bench, SWE-agent, JSON lines): a file or a "
+        "folder; repeatable. Default: generated text."
     ),
 ]
 Block = Annotated[int, typer.Option(min=1, help="Tokens prefilled in one step.")]
@@ -76,6 +84,7 @@ def longconv_command(
     budgets: Budgets = None,
     episodes: Episodes = "4",
     codecs: Codecs = None,
+    data: Data = None,
     block: Block = 128,
     seed: Seed = SEED,
     processes: Processes = 2,
@@ -86,7 +95,8 @@ def longconv_command(
     from evals.configs import parse_configs
     from evals.suites.longconv import suite as longconv
 
-    first = longconv.LongConv(_setup(model, "", seed, block, episodes), tokens, topics, questions)
+    setup = _setup(model, "", seed, block, episodes)
+    first = longconv.LongConv(setup, tokens, topics, questions, _paths(data))
     chosen = _words(budgets) or list(longconv.BUDGETS)
     kept = parse_codecs(_words(codecs))
     _run(
@@ -112,6 +122,7 @@ def passkey_command(
     methods: Methods = None,
     budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
     episodes: Episodes = "4",
+    data: Data = None,
     block: Block = 128,
     seed: Seed = SEED,
     processes: Processes = 2,
@@ -124,7 +135,7 @@ def passkey_command(
     setup = _setup(model, budget, seed, block, episodes)
     places = (lengths or passkey.LENGTHS, depths or passkey.DEPTHS)
     _run(
-        passkey.suite(setup, parse_configs(_words(methods)), conversations, *places),
+        passkey.suite(setup, parse_configs(_words(methods)), conversations, *places, _paths(data)),
         json,
         processes,
         fresh,
@@ -133,13 +144,12 @@ def passkey_command(
 
 @eval_app.command("fidelity")
 def fidelity_command(
-    data: Annotated[
-        list[Path],
-        typer.Option(help="LoCoMo folder or tau-bench file, as for replay; repeatable."),
-    ],
     json: Json,
     model: Model = REFERENCE,
-    limit: Annotated[int, typer.Option(min=0, help="Recordings per source; 0: all.")] = 2,
+    data: Data = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Recordings per source; 0: all, or 4 generated ones.")
+    ] = 2,
     tokens: Annotated[
         int, typer.Option(min=1, help="Tokens per recording, at most the model's context.")
     ] = 6144,
@@ -158,7 +168,38 @@ def fidelity_command(
     setup = _setup(model, "", seed, block, episodes)
     chosen = _words(budgets) or list(fidelity.BUDGETS)
     suite = fidelity.suite(
-        setup, parse_configs(_words(methods)), chosen, data, limit or None, tokens
+        setup, parse_configs(_words(methods)), chosen, data or [], limit or None, tokens
+    )
+    _run(suite, json, processes, fresh)
+
+
+@eval_app.command("methods")
+def methods_command(
+    json: Json,
+    model: Model = REFERENCE,
+    data: Data = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Recordings per source; 0: all, or 4 generated ones.")
+    ] = 12,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a context, at most.")] = 1024,
+    facts: Annotated[int, typer.Option(min=1, help="Facts planted in a context.")] = 4,
+    methods: Methods = None,
+    budgets: Budgets = None,
+    episodes: Episodes = "4",
+    block: Block = 128,
+    seed: Seed = SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """Recall of planted facts and divergence from the full cache, all methods and budgets."""
+    from evals.configs import parse_configs
+    from evals.suites.methods import suite as methods_suite
+
+    setup = _setup(model, "", seed, block, episodes)
+    size = replace(methods_suite.SIZE, context=tokens, facts=facts)
+    chosen = _words(budgets) or list(methods_suite.BUDGETS)
+    suite = methods_suite.suite(
+        setup, parse_configs(_words(methods)), chosen, data or [], limit or None, size
     )
     _run(suite, json, processes, fresh)
 
@@ -240,6 +281,7 @@ def mq_niah_command(
         ),
     ] = "",
     codecs: Codecs = None,
+    data: Data = None,
     seed: Seed = MQ_NIAH_SEED,
     processes: Processes = 2,
     fresh: Fresh = False,
@@ -249,7 +291,7 @@ def mq_niah_command(
     from evals.suites.mq_niah import variants as mq_niah_suites
     from evals.suites.mq_niah.case import Protocol
 
-    protocol = Protocol(_resolve_model(model), 0, base, tokens, distractors)
+    protocol = Protocol(_resolve_model(model), 0, base, tokens, distractors, data=_paths(data))
     names = tuple(_words(suite) or ["4q"])
     kept = parse_codecs(_words(codecs))
     chosen = mq_niah_suites.SuiteRequest(names, tuple(ks or ()), seed, cases, kept)
@@ -329,6 +371,10 @@ def _show(console: Console, results: Results, out: Path) -> None:
 
 def _resolve_model(model: str) -> str:
     return str(MODEL_PATH) if model == REFERENCE else model
+
+
+def _paths(sources: list[Path] | None) -> tuple[str, ...]:
+    return tuple(str(source.absolute()) for source in sources or ())
 
 
 def _words(options: list[str] | None) -> list[str]:

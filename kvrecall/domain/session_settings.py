@@ -46,7 +46,7 @@ class EpisodeSettings:
 
     count: EpisodeCount = 4
     segment_utterances: int = 4
-    medoid_utterances: int = 8
+    medoid_utterances: int = 32
     build: EpisodeBuild = "one_pass"
     rebuild_growth: float = 0.25
 

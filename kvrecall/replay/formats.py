@@ -1,4 +1,4 @@
-"""Recorded conversations from files: LoCoMo, tau-bench, and OpenAI-style messages as JSON lines.
+"""Recorded conversations from files: LoCoMo, tau-bench, SWE-agent, OpenAI-style JSON lines.
 
 The format is detected from the content, not from the file's name.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrecall.app.errors import BadReplayFile
+from kvrecall.replay import swe_agent
 from kvrecall.replay.locomo import to_messages
 from kvrecall.replay.recording import Message, Recording
 
@@ -19,7 +20,10 @@ _ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-FORMATS = "a LoCoMo file, a tau-bench file of runs, or JSON lines of OpenAI-style messages"
+FORMATS = (
+    "a LoCoMo file, a tau-bench file of runs, a SWE-agent trajectory, "
+    "or JSON lines of OpenAI-style messages"
+)
 
 
 def read_recordings(path: Path) -> list[Recording]:
@@ -59,6 +63,8 @@ def _recordings(path: Path, content: Any) -> list[Recording]:
         return [_locomo(path, entry) for entry in entries]
     if all("traj" in entry for entry in entries):
         return [_tau_bench(path, entry) for entry in entries]
+    if all("history" in entry for entry in entries):
+        return [_swe_agent(path, entry) for entry in entries]
     if all("messages" in entry for entry in entries):
         return [_with_messages(path, index, entry) for index, entry in enumerate(entries)]
     if entries and all("role" in entry for entry in entries):
@@ -84,6 +90,16 @@ def _locomo(path: Path, entry: Mapping[str, Any]) -> Recording:
 def _tau_bench(path: Path, entry: Mapping[str, Any]) -> Recording:
     name = f"task {entry.get('task_id', '?')} trial {entry.get('trial', '?')}"
     return Recording(name, _messages(f"{path.name}, {name}", entry["traj"]))
+
+
+def _swe_agent(path: Path, entry: Mapping[str, Any]) -> Recording:
+    if "trajectory" not in entry:
+        return Recording(path.stem, _messages(path.name, entry["history"]))
+    try:
+        messages = list(swe_agent.to_messages(entry))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadReplayFile(f"{path} has a step without an action: {error!r}") from error
+    return Recording(path.stem, _messages(path.name, messages))
 
 
 def _with_messages(path: Path, index: int, entry: Mapping[str, Any]) -> Recording:

@@ -24,7 +24,11 @@ def build_figure(results: Results) -> Figure | None:
     """The figure of a suite's results; None without quality rows or for files of other commands."""
     draw = FIGURES.get(results.suite) or eval_repair_plots.FIGURES.get(results.suite)
     paired = results.suite in eval_repair_plots.FIGURES
-    quality = [row for row in results.results if "mean" in row and (paired or "against" not in row)]
+    quality = [
+        row
+        for row in results.results
+        if "mean" in row and "unreported" not in row and (paired or "against" not in row)
+    ]
     if draw is None or not quality:
         return None
     with rc_context(STYLE):
@@ -191,6 +195,7 @@ FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = MappingProxyType(
     {
         "longconv": budget_figure,
         "fidelity": budget_figure,
+        "methods": budget_figure,
         "passkey": heat_map,
         "locomo": episodes_figure,
     }

@@ -11,12 +11,12 @@ from kvrecall.reporting.results import Results, Row
 _ACROSS = ("share", "tokens", "episodes")
 _EPISODES = (2, 4, 8, 16)
 # Rows with one of these keys are details for the result file; the terminal shows their totals.
-_DETAILS = ("depth", "against")
+_DETAILS = ("depth", "against", "unreported")
 
 # Suites on repair, their columns, and details for the result file and the plot.
 _REPAIR_SUITES = ("mq-niah", "mq-niah revisit", "mq-niah policies", "mq-niah anytime", "repository")
 _REPAIR_COLUMNS = {"k": "K", "turn": "turn", "stopped_at": "evicted tokens scored"}
-_REPAIR_DETAILS = ("measure", "partition")
+_REPAIR_DETAILS = ("measure", "partition", "unreported")
 _GAIN_K = 48
 
 

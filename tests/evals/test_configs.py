@@ -37,9 +37,19 @@ def test_budgets_over_layers_and_settings_follow_the_name() -> None:
     assert config.name == 'snapkv@pyramid{"window": 16, "pool": 5}'
 
 
+def test_utterances_of_a_patched_prompt_follow_the_build() -> None:
+    config = parse_config('epicache/8@uniform{"pool": 1}')
+    assert (config.build, config.medoids, config.layer_budgets) == ("one_pass", 8, "uniform")
+    assert config.name == 'epicache+one_pass/8@uniform{"pool": 1}'
+    assert parse_config("epicache+per_episode/32").medoids == 32
+    assert parse_config("epicache").medoids == 0
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("snapkv/8", "without episodes there are no medoids"),
+        ("epicache+none/8", "without episodes there are no medoids"),
         ("snap-kv", "no run configuration"),
         ("nothing", "no method 'nothing'"),
         ('snapkv{"windows": 3}', "windows"),

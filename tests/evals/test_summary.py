@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evals.suites.longconv.rows import prefill_seconds, result_rows
-from evals.summary import difference_row, group_by, mean_row, values_by_key
+from evals.summary import difference_row, group_by, mean_row, split_cells, values_by_key
 
 
 def question(
@@ -139,3 +139,32 @@ def test_epicaches_own_build_does_not_count_a_prefill_it_does_not_need() -> None
     assert prefill_seconds(history("e", "1/4", 1, "one_pass", prefill=2.0, build=0.5)) == 2.5
     assert prefill_seconds(history("e", "1/4", 1, "per_episode", prefill=2.0, build=8.0)) == 8.0
     assert prefill_seconds(history("s", "1/4", 1, "none", prefill=2.0)) == 2.0
+
+
+def test_a_cell_without_a_full_cache_above_chance_is_listed_and_not_reported() -> None:
+    records = [
+        {"cell": cell, "arm": arm, "right": right}
+        for cell, arm, rights in (
+            ("early", "full", (1.0, 1.0, 1.0, 0.0)),
+            ("early", "snapkv", (0.0, 0.0, 1.0, 0.0)),
+            ("late", "full", (0.0, 0.0, 1.0, 0.0)),
+            ("late", "snapkv", (1.0, 1.0, 1.0, 1.0)),
+        )
+        for right in rights
+    ]
+    kept, (row,) = split_cells(
+        records, lambda each: each["arm"] == "full", ("cell",), lambda each: 0.2, 0
+    )
+    assert {each["cell"] for each in kept} == {"early"}
+    assert len(kept) == 8
+    assert (row["cell"], row["mean"], row["n"], row["chance"]) == ("late", 0.25, 4, 0.2)
+    assert row["unreported"] is True
+    assert "late" in row["condition"]
+
+
+def test_cells_without_a_full_cache_are_reported() -> None:
+    records = [{"cell": "early", "arm": "snapkv", "right": 0.0}]
+    kept, rows = split_cells(
+        records, lambda each: each["arm"] == "full", ("cell",), lambda each: 0.2, 0
+    )
+    assert (kept, rows) == (records, [])

@@ -24,10 +24,11 @@ class EpiCache(Method):
     similarity of the token's segment to the episode. The paper's configuration is
     `rank="attention"`, `whole_tokens=false`, `topic=0`: the attention from the episode's medoid
     segments (the patched prompt, section 2.3), max over their tokens and over a KV head's group
-    (eq. 3), with `prompt` in front as in the authors' code; a layer's budget is then shared between
-    its heads by score. Builds and evictions run the same prompt: at most `episode_tokens` of the
-    worker (2,048), in pieces of at most `prompt_tokens` (256). Before there are episodes, the last
-    `window` tokens are observed instead.
+    (eq. 3), pooled over 7 neighbours, with `prompt` in front and 8 medoid windows (32 utterances)
+    as in the authors' code; a layer's budget is then shared between its heads by score. Builds and
+    evictions run the same prompt: at most `episode_tokens` of the worker (2,048), in pieces of at
+    most `prompt_tokens` (256). Before there are episodes, the last `window` tokens are observed
+    instead.
     """
 
     rank: Annotated[
@@ -61,7 +62,7 @@ class EpiCache(Method):
     ] = True
     pool: Annotated[
         int, Field(ge=1, le=63, description="Width of the pooling of attention; 1 is none.")
-    ] = 1
+    ] = 7
 
     name: ClassVar[str] = "epicache"
     has_episodes: ClassVar[bool] = True

@@ -1,9 +1,8 @@
 """Conversations about several topics that come and go, with facts in each, for `longconv`.
 
-The language is the reference model's; seeds, names and values are of its held-out split. A fact is
-stated among small talk about its topic, and asked for when the conversation has come back to that
-topic: the topic, not the person's name, is what the question shares with the stretch that states
-it.
+A fact is stated among small talk about its topic, and asked for when the conversation has come back
+to that topic: the topic, not the person's name, is what the question shares with the stretch that
+states it.
 """
 
 import random
@@ -11,28 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reference.chat import REPLY_LINES, TOPICS, USER_LINES, draw_line, small_talk
-from reference.conversation import (
-    CLAUSE,
-    MAX_FACTS,
-    NOTED,
-    QUESTIONS,
-    STATEMENTS,
-    SYSTEM_LINES,
-    capitalize,
-    ends_in,
-)
-from reference.words import ATTRIBUTES, draw_names, draw_value, first_piece
+from evals.errors import BadExample
+from evals.languages.base import Fact, Language
+from evals.languages.reference import REFERENCE
 
 Place = Literal["early", "middle", "late"]
 PLACES: tuple[Place, ...] = ("early", "middle", "late")
 
-# Mean tokens of an exchange of small talk, and of one that states a fact.
-_CHAT_TOKENS = 38
-_FACT_TOKENS = 40
 _VISITS = 2
-# Draws of a value before one that begins like another is accepted.
-_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -58,10 +43,6 @@ class Question:
             {"role": "user", "content": self.text},
         ]
 
-    def is_answered_by(self, reply: str) -> bool:
-        """True if a reply ends in exactly the expected value."""
-        return ends_in(reply, self.answer)
-
 
 @dataclass(frozen=True)
 class TopicConversation:
@@ -82,36 +63,40 @@ class TopicConversation:
 
 
 @dataclass(frozen=True)
-class _Fact:
-    name: str
-    attribute: str
-    value: str
+class _Stated:
+    """A fact with its topic and the number of the exchange that states it."""
+
+    fact: Fact
     topic: str
     exchange: int
 
 
 def generate_topics(
-    seed: int, n_tokens: int, n_topics: int = 8, n_questions: int = 32
+    seed: int,
+    n_tokens: int,
+    n_topics: int = 8,
+    n_questions: int = 32,
+    language: Language = REFERENCE,
 ) -> TopicConversation:
     """A conversation of about `n_tokens` tokens on `n_topics` topics, each visited twice.
 
     It states a fact for each question. The same arguments give the same conversation. Raises
-    ValueError for more facts (42) or topics (12) than the language has.
+    BadExample for more facts or topics than the language has.
     """
-    if n_questions > MAX_FACTS or n_topics > len(TOPICS):
-        raise ValueError(
-            f"at most {MAX_FACTS} questions and {len(TOPICS)} topics; "
+    if n_questions > language.max_facts or n_topics > len(language.topics):
+        raise BadExample(
+            f"at most {language.max_facts} questions and {len(language.topics)} topics; "
             f"{n_questions}, {n_topics} requested"
         )
     rng = random.Random(f"topics:{seed}")
-    topics = rng.sample(sorted(TOPICS), n_topics)
-    chats = max(0, round((n_tokens - n_questions * _FACT_TOKENS) / _CHAT_TOKENS))
+    topics = rng.sample(language.topics, n_topics)
+    chats = max(0, round((n_tokens - n_questions * language.fact_tokens) / language.chat_tokens))
     plan = _plan(rng, topics, n_questions, chats)
-    facts, exchanges = _write(rng, plan)
-    questions = tuple(_question(rng, fact, len(exchanges)) for fact in facts)
+    facts, exchanges = _write(rng, plan, language)
+    questions = tuple(_question(rng, fact, len(exchanges), language) for fact in facts)
     return TopicConversation(
         seed,
-        rng.choice(SYSTEM_LINES),
+        rng.choice(language.system_lines),
         tuple(exchanges),
         tuple(topic for topic, _ in plan),
         questions,
@@ -142,47 +127,30 @@ def _plan(
 
 
 def _write(
-    rng: random.Random, plan: Sequence[tuple[str, bool]]
-) -> tuple[list[_Fact], list[tuple[str, str]]]:
+    rng: random.Random, plan: Sequence[tuple[str, bool]], language: Language
+) -> tuple[list[_Stated], list[tuple[str, str]]]:
     """Facts and exchanges of a plan, in order."""
-    names = draw_names(rng, "held_out")
-    first_pieces = set[str]()
-    facts = list[_Fact]()
+    names = language.draw_names(rng)
+    used = set[str]()
+    facts = list[_Stated]()
     exchanges = list[tuple[str, str]]()
-    sentences: dict[str, list[str]] = {topic: [] for topic, _ in plan}
+    said: dict[str, list[str]] = {topic: [] for topic, _ in plan}
     for topic, is_fact in plan:
         if is_fact:
-            attribute = rng.choice(sorted(ATTRIBUTES))
+            attribute = rng.choice(language.attributes)
             name = names.pop()
-            value = draw_distinct_value(rng, attribute, first_pieces)
-            facts.append(_Fact(name, attribute, value, topic, len(exchanges)))
-            exchanges.append((_statement(rng, facts[-1]), rng.choice(NOTED)))
+            fact = Fact(name, attribute, language.draw_value(rng, attribute, used))
+            facts.append(_Stated(fact, topic, len(exchanges)))
+            statement = language.state(rng, fact)
+            user = f"{language.line(rng, topic)} {statement}"
+            exchanges.append((user, rng.choice(language.acknowledgements)))
         else:
-            exchanges.append(small_talk(rng, topic, sentences[topic]))
+            exchanges.append(language.small_talk(rng, topic, said[topic]))
     return facts, exchanges
 
 
-def draw_distinct_value(rng: random.Random, attribute: str, first_pieces: set[str]) -> str:
-    """A value that begins unlike those before, as far as there are any: see `reference`'s README.
-
-    `first_pieces` are the beginnings so far, to which that of the new value is added.
-    """
-    for _ in range(_TRIES):
-        value = draw_value(attribute, rng, "held_out")
-        if first_piece(value) not in first_pieces:
-            break
-    first_pieces.add(first_piece(value))
-    return value
-
-
-def _statement(rng: random.Random, fact: _Fact) -> str:
-    clause = CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value)
-    statement = rng.choice(STATEMENTS).format(clause=clause)
-    return f"{draw_line(rng, USER_LINES, fact.topic)} {capitalize(statement)}"
-
-
-def _question(rng: random.Random, fact: _Fact, exchanges: int) -> Question:
-    text = rng.choice(QUESTIONS).format(name=fact.name, attribute=fact.attribute)
-    lead = (draw_line(rng, USER_LINES, fact.topic), draw_line(rng, REPLY_LINES, fact.topic))
-    place = PLACES[min(2, 3 * fact.exchange // exchanges)]
-    return Question(lead, text, fact.value, fact.topic, place)
+def _question(rng: random.Random, stated: _Stated, exchanges: int, language: Language) -> Question:
+    text = language.ask(rng, stated.fact)
+    lead = language.lead(rng, stated.topic)
+    place = PLACES[min(2, 3 * stated.exchange // exchanges)]
+    return Question(lead, text, stated.fact.value, stated.topic, place)

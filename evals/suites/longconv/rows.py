@@ -14,6 +14,7 @@ from evals.summary import (
     mean,
     mean_row,
     select_kind,
+    split_cells,
     values_by_key,
 )
 from kvrecall.reporting.results import Row, speed_row
@@ -23,7 +24,18 @@ _PER_EPISODE = "+per_episode"
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """Rows of each codec's sessions, then cost and bytes of int8 if both codecs are there."""
+    """Rows of each codec's sessions, then cost and bytes of int8 if both codecs are there.
+
+    Cells that cannot be judged are listed last: chance is to name any of the stated values.
+    """
+    questions = select_kind(records, "question")
+    asked = len({each["question"] for each in questions})
+    reported, unreported = split_cells(
+        questions, lambda each: each["arm"] == FULL, ("place",), lambda each: 1 / asked, seed
+    )
+    if not reported:
+        return unreported
+    records = [*select_kind(records, "history"), *reported]
     rows = rows_by_codec(records, lambda group: _rows(group, seed), "method")
     histories = select_kind(records, "history")
     common = {
@@ -36,7 +48,7 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
         lambda record: common[record["arm"], record["budget"]],
         seed,
     )
-    return [*rows, *byte_rows(histories)]
+    return [*rows, *byte_rows(histories), *unreported]
 
 
 def _rows(records: Sequence[Record], seed: int) -> list[Row]:

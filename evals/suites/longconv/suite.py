@@ -17,6 +17,8 @@ from evals import episodes, harness
 from evals.codecs import RAW, storage_columns
 from evals.configs import FULL, RunConfig, parse_config
 from evals.harness import Session, Setup
+from evals.languages.base import Language
+from evals.languages.choice import get_language
 from evals.suite import Record, Suite
 from evals.suites.longconv.conversations import Question, generate_topics
 from evals.suites.longconv.rows import result_rows
@@ -29,12 +31,17 @@ BUDGETS = ("1/16", "1/8", "1/6", "1/4")
 
 @dataclass(frozen=True)
 class LongConv:
-    """One conversation under one configuration and budget, with all its questions."""
+    """One conversation under one configuration and budget, with all its questions.
+
+    `data` are files and folders with recordings that the small talk is taken from; none: it is
+    generated.
+    """
 
     setup: Setup
     tokens: int
     topics: int
     questions: int
+    data: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -82,14 +89,19 @@ def run(unit: LongConv) -> list[Record]:
 
     Raises BadBudget, `workers.errors`.
     """
-    conversation = generate_topics(unit.setup.seed, unit.tokens, unit.topics, unit.questions)
+    language = get_language(unit.setup.model, unit.data)
+    sizes = (unit.tokens, unit.topics, unit.questions)
+    conversation = generate_topics(unit.setup.seed, *sizes, language)
     with harness.open_session(unit.setup, conversation.messages()) as session:
         built = episodes.build_for(unit.setup, session)
         history = _history_record(unit, session, built)
         questions = enumerate(conversation.questions)
         return [
             history,
-            *(_ask(unit, session, number, question, built) for number, question in questions),
+            *(
+                _ask(unit, session, language, number, question, built)
+                for number, question in questions
+            ),
         ]
 
 
@@ -122,6 +134,7 @@ def _history_record(
 def _ask(
     unit: LongConv,
     session: Session,
+    language: Language,
     number: int,
     question: Question,
     built: episodes.BuiltEpisodes | None,
@@ -141,7 +154,7 @@ def _ask(
         "place": question.place,
         "expected": question.answer,
         "reply": done.message.content,
-        "right": float(question.is_answered_by(done.message.content)),
+        "right": float(language.is_answer(done.message.content, question.answer)),
         "seconds": seconds,
     }
     if matched is None:

@@ -1,6 +1,6 @@
 """One case of MQ-NIAH: an example and a partition of its needles, compressed after the first turn.
 
-RepairKV 3.2. The reference model answers one question at a time, so the paper's prompt with all of
+RepairKV 3.2. A small model answers one question at a time, so the paper's prompt with all of
 a turn's questions becomes as many exchanges: those of the first turn are appended one after the
 other and stay, those of the second turn are each asked from the same cache. The repair signal of
 the second turn is one message with all its questions.
@@ -21,6 +21,8 @@ from evals.compressed import CompressedContext
 from evals.conditions import BaselineState, ConditionResult, build_baseline
 from evals.configs import budget_rows
 from evals.harness import Message
+from evals.languages.base import Language
+from evals.languages.choice import get_language
 from evals.replay_session import ReplaySession, open_replay_session
 from evals.spans import find_spans
 from evals.suites.mq_niah.examples import (
@@ -45,7 +47,8 @@ class Protocol:
     """Sizes of an example and its compression.
 
     `base` is a share of the context (1/8), or rows. `policy` is the method of the first stage, by
-    its name in `workers.methods`. `codec` is that of stored rows.
+    its name in `workers.methods`. `codec` is that of stored rows. `data` are files and folders with
+    recordings that the small talk is taken from; none: it is generated.
     """
 
     model: str
@@ -55,6 +58,7 @@ class Protocol:
     distractors: int = 8
     policy: str = "snapkv"
     codec: CodecName = RAW
+    data: tuple[str, ...] = ()
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Case:
     """
 
     cache: CompressedContext
+    language: Language
     example: Example
     first: tuple[Needle, ...]
     second: tuple[Needle, ...]
@@ -110,7 +115,8 @@ class Case:
             for needle in needles
         ]
         right = sum(
-            needle.is_answered_by(reply) for needle, reply in zip(needles, replies, strict=True)
+            self.language.is_answer(reply, needle.value)
+            for needle, reply in zip(needles, replies, strict=True)
         )
         return right / len(needles)
 
@@ -128,9 +134,9 @@ def open_case(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
     """
     tokenizer = harness.load(protocol.model).tokenizer
     count_tokens = partial(harness.count_tokens, tokenizer)
-    example = build_example(
-        seed, protocol.needles, protocol.distractors, protocol.tokens, count_tokens
-    )
+    language = get_language(protocol.model, protocol.data)
+    sizes = (protocol.distractors, protocol.tokens)
+    example = build_example(seed, protocol.needles, *sizes, count_tokens, language)
     first, second = parse_partition(partition)
     rows = count_tokens(example.context) + _EXCHANGE_TOKENS * (5 * protocol.needles + 2)
     with open_replay_session(
@@ -153,12 +159,11 @@ def open_case(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
                 base_rows=budget_rows(protocol.base, context),
                 scores=session.first_stage_scores(observed, context),
             ),
+            language=language,
             example=example,
             first=example.get_needles(first),
             second=example.get_needles(second),
-            donor=build_donor_question(
-                seed, example, second, protocol.distractors, protocol.tokens
-            ),
+            donor=build_donor_question(seed, example, second, *sizes, language),
             spans=find_spans(tokenizer, token_ids, spans),
         )
 

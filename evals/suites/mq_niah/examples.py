@@ -1,4 +1,4 @@
-"""Examples of MQ-NIAH in the reference model's language: needles among distractors and small talk.
+"""Examples of MQ-NIAH: needles among distractors and small talk.
 
 RepairKV 4.1 and appendix B. A needle is a fact that some question asks for; a distractor is a fact
 that no question asks for.
@@ -12,19 +12,8 @@ from types import MappingProxyType
 
 from evals.errors import BadExample
 from evals.harness import Message
-from evals.suites.longconv.conversations import draw_distinct_value
-from reference.chat import TOPICS, small_talk
-from reference.conversation import (
-    CLAUSE,
-    MAX_FACTS,
-    NOTED,
-    QUESTIONS,
-    STATEMENTS,
-    SYSTEM_LINES,
-    capitalize,
-    ends_in,
-)
-from reference.words import ATTRIBUTES, draw_names
+from evals.languages.base import Fact, Language
+from evals.languages.reference import REFERENCE
 
 # Needles of the first and of the second turn, counted from the context's beginning (appendix B).
 # The second turn never asks for the latest ones: of 6 and 8 needles the two latest, else the
@@ -45,21 +34,16 @@ _DONOR_SEEDS = 1_000_000
 
 @dataclass(frozen=True)
 class Needle:
-    """A fact that is asked for."""
+    """A fact that is asked for.
+
+    `span` are the key and the value as in the statement: the words that a repair should bring back.
+    """
 
     name: str
     attribute: str
     value: str
     question: str
-
-    @property
-    def span(self) -> str:
-        """Key and value as in the statement: the words that a repair should bring back."""
-        return f"{self.name} {self.value}"
-
-    def is_answered_by(self, reply: str) -> bool:
-        """True if a reply ends in exactly the expected value."""
-        return ends_in(reply, self.value)
+    span: str
 
 
 @dataclass(frozen=True)
@@ -95,21 +79,23 @@ def build_example(
     distractors: int,
     tokens: int,
     count_tokens: Callable[[Sequence[Message]], int],
+    language: Language = REFERENCE,
 ) -> Example:
     """A context of about `tokens` tokens, a function of the arguments.
 
     `count_tokens` counts the tokens of messages. Raises BadExample if the facts do not fit.
     """
     facts = needles + distractors
-    if facts > MAX_FACTS:
+    if facts > language.max_facts:
         raise BadExample(
-            f"{needles} needles and {distractors} distractors: the language has {MAX_FACTS} people"
+            f"{needles} needles and {distractors} distractors: "
+            f"the language has {language.max_facts} people"
         )
     rng = random.Random(f"mq-niah:{seed}:{needles}:{distractors}:{tokens}")
-    drawn, statements = _draw_facts(rng, facts)
-    system: Message = {"role": "system", "content": rng.choice(SYSTEM_LINES)}
+    drawn, statements = _draw_facts(rng, facts, language)
+    system: Message = {"role": "system", "content": rng.choice(language.system_lines)}
     room = tokens - count_tokens([system, *_flatten(statements)])
-    chats = _draw_chats(rng, room, count_tokens)
+    chats = _draw_chats(rng, room, count_tokens, language)
     if len(chats) < facts:
         raise BadExample(
             f"{tokens} tokens have no room for {facts} facts among small talk; allow more tokens"
@@ -124,7 +110,12 @@ def build_example(
 
 
 def build_donor_question(
-    seed: int, example: Example, numbers: Sequence[int], distractors: int, tokens: int
+    seed: int,
+    example: Example,
+    numbers: Sequence[int],
+    distractors: int,
+    tokens: int,
+    language: Language = REFERENCE,
 ) -> Message:
     """Question of another example about people that are not in `example`: the donor of WrongQ-K."""
 
@@ -133,7 +124,7 @@ def build_donor_question(
 
     for donor_seed in count(seed + _DONOR_SEEDS):
         donor = build_example(
-            donor_seed, len(example.needles), distractors, tokens, estimate_tokens
+            donor_seed, len(example.needles), distractors, tokens, estimate_tokens, language
         )
         needles = donor.get_needles(numbers)
         if not any(needle.name in example.people for needle in needles):
@@ -141,32 +132,37 @@ def build_donor_question(
     raise AssertionError("some example is about other people")
 
 
-def _draw_facts(rng: random.Random, facts: int) -> tuple[list[Needle], list[list[Message]]]:
+def _draw_facts(
+    rng: random.Random, facts: int, language: Language
+) -> tuple[list[Needle], list[list[Message]]]:
     """Facts about as many people, with distinct values, each with the exchange that states it."""
-    names = draw_names(rng, "held_out")
-    first_pieces = set[str]()
+    names = language.draw_names(rng)
+    used = set[str]()
     drawn = list[Needle]()
     statements = list[list[Message]]()
     for name in names[:facts]:
-        attribute = rng.choice(sorted(ATTRIBUTES))
-        value = draw_distinct_value(rng, attribute, first_pieces)
-        clause = CLAUSE.format(name=name, attribute=attribute, value=value)
-        statement = capitalize(rng.choice(STATEMENTS).format(clause=clause))
-        statements.append(_exchange(statement, rng.choice(NOTED)))
-        question = rng.choice(QUESTIONS).format(name=name, attribute=attribute)
-        drawn.append(Needle(name, attribute, value, question))
+        attribute = rng.choice(language.attributes)
+        value = language.draw_value(rng, attribute, used)
+        fact = Fact(name, attribute, value)
+        statement = language.state(rng, fact)
+        statements.append(_exchange(statement, rng.choice(language.acknowledgements)))
+        question = language.ask(rng, fact)
+        drawn.append(Needle(name, attribute, value, question, language.statement_span(fact)))
     return drawn, statements
 
 
 def _draw_chats(
-    rng: random.Random, tokens: int, count_tokens: Callable[[Sequence[Message]], int]
+    rng: random.Random,
+    tokens: int,
+    count_tokens: Callable[[Sequence[Message]], int],
+    language: Language,
 ) -> list[list[Message]]:
-    topics = rng.sample(sorted(TOPICS), _TOPICS)
-    sentences = list[str]()
+    topics = rng.sample(language.topics, min(_TOPICS, len(language.topics)))
+    said = list[str]()
     chats = list[list[Message]]()
     while tokens > 0:
-        topic = topics[len(chats) // _CHATS_ON_A_TOPIC % _TOPICS]
-        chats.append(_exchange(*small_talk(rng, topic, sentences)))
+        topic = topics[len(chats) // _CHATS_ON_A_TOPIC % len(topics)]
+        chats.append(_exchange(*language.small_talk(rng, topic, said)))
         tokens -= count_tokens(chats[-1])
     return chats
 

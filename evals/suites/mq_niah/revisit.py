@@ -36,8 +36,14 @@ from evals.conditions import (
 )
 from evals.suite import Record, Suite
 from evals.suites.mq_niah.case import Case, Protocol, ask_needles, open_case
-from evals.suites.mq_niah.rows import GROUP_KEYS, common_columns, repair_seconds, right_values
-from evals.suites.mq_niah.suite import BASE_BUDGETS
+from evals.suites.mq_niah.rows import (
+    GROUP_KEYS,
+    common_columns,
+    repair_seconds,
+    right_values,
+    split_at_chance,
+)
+from evals.suites.mq_niah.suite import BASE_BUDGETS, protocol_columns
 from evals.summary import Key, difference_row, group_by, mean_row
 from kvrecall.reporting.results import Row
 
@@ -132,16 +138,12 @@ def _measure(case: Case, baseline: BaselineState, result: ConditionResult) -> di
 
 
 def _unit_columns(unit: Revisit) -> dict[str, Any]:
-    return {
-        "needles": NEEDLES,
-        "policy": unit.protocol.policy,
-        "base": unit.protocol.base,
-        "k": unit.k,
-    }
+    return {**protocol_columns(unit.protocol), "k": unit.k}
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """Scores over all later turns and in each, gains over matched no-repair, seconds."""
+    records, unreported = split_at_chance(records, seed)
     groups = group_by(records, *GROUP_KEYS)
     rows: list[Row] = []
     for key, group in groups.items():
@@ -152,7 +154,8 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
             columns = {**common_columns(key, in_turn), "turn": turn}
             rows += mean_row(f"{key[2]}, turn {turn}", right_values(in_turn), seed, **columns)
     rows += _gains(groups, seed)
-    return [*rows, *repair_seconds([each for each in records if each["seconds"]])]
+    seconds = repair_seconds([each for each in records if each["seconds"]])
+    return [*rows, *seconds, *unreported]
 
 
 def _example_means(group: Sequence[Record]) -> list[float]:

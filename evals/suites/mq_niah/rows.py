@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evals.codecs import byte_rows, cost_rows, rows_by_codec
-from evals.conditions import MATCHED, WITHOUT_K
+from evals.conditions import FULL, MATCHED, WITHOUT_K
 from evals.suite import Record
 from evals.summary import (
     Key,
@@ -13,6 +13,7 @@ from evals.summary import (
     mean,
     mean_row,
     select_kind,
+    split_cells,
     values_by_key,
 )
 from kvrecall.reporting.results import Row, speed_row
@@ -28,7 +29,7 @@ _MEASURES: Mapping[str, str] = {
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """Rows of each codec's cases, then the cost and the bytes of int8 if both codecs are there."""
-    cases = select_kind(records, "case")
+    cases, unreported = split_at_chance(select_kind(records, "case"), seed)
     rows = rows_by_codec(cases, lambda group: _case_rows(group, seed), "of")
     rows += cost_rows(
         cases,
@@ -37,7 +38,21 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
         lambda record: common_columns(tuple(record[name] for name in GROUP_KEYS), [record]),
         seed,
     )
-    return [*rows, *byte_rows(select_kind(records, "stored"))]
+    return [*rows, *byte_rows(select_kind(records, "stored")), *unreported]
+
+
+def split_at_chance(records: Sequence[Record], seed: int) -> tuple[list[Record], list[Row]]:
+    """Records with numbers of needles that can be judged, and rows on the others.
+
+    Chance is to name the value of any fact, needle or distractor.
+    """
+    return split_cells(
+        records,
+        lambda each: each["condition"] == FULL,
+        ("needles", "policy"),
+        lambda each: 1 / each["facts"],
+        seed,
+    )
 
 
 def _case_rows(records: Sequence[Record], seed: int) -> list[Row]:

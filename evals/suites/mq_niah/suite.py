@@ -122,7 +122,12 @@ def _identity(unit: Frontier) -> dict[str, Any]:
 
 def protocol_columns(protocol: Protocol) -> dict[str, Any]:
     """Record columns that identify a protocol."""
-    return {"needles": protocol.needles, "policy": protocol.policy, "base": protocol.base}
+    return {
+        "needles": protocol.needles,
+        "facts": protocol.needles + protocol.distractors,
+        "policy": protocol.policy,
+        "base": protocol.base,
+    }
 
 
 def _measure(case: Case, baseline: BaselineState, name: str, k: int) -> dict[str, Any]:

@@ -34,10 +34,11 @@ class EpisodesBody(Body):
         default=4, ge=1, le=64, description="Utterances in one segment, which is embedded as one."
     )
     medoid_utterances: int = Field(
-        default=8,
+        default=32,
         ge=1,
-        le=64,
-        description="Utterances around the medoid segment in an episode's patched prompt.",
+        le=256,
+        description="Utterances in an episode's patched prompt: of the segments nearest to its "
+        "centroid.",
     )
     build: EpisodeBuild = Field(
         default="one_pass",

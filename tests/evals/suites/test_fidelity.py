@@ -85,4 +85,13 @@ def test_a_recording_is_truncated_before_the_turn_that_does_not_fit(make_setup: 
 
 def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadDataFile, match="no JSON file"):
-        fidelity.list_recordings(tmp_path)
+        fidelity.list_places([tmp_path], None, 0)
+
+
+def test_without_sources_recordings_are_generated_from_consecutive_seeds() -> None:
+    places = fidelity.list_places([], 2, 7)
+    assert [place.number for place in places] == [7, 8]
+    first, second = (fidelity.read_messages(place, "any model", 600) for place in places)
+    assert first == fidelity.read_messages(places[0], "any model", 600)
+    assert first[1] != second[1]
+    assert 6 < len(first[1]) < 20

@@ -4,6 +4,7 @@ from itertools import groupby
 
 import pytest
 
+from evals.errors import BadExample
 from evals.suites.longconv.conversations import generate_topics
 
 
@@ -46,14 +47,7 @@ def test_a_question_follows_a_line_on_its_topic() -> None:
     ]
 
 
-def test_only_the_exact_value_is_an_answer() -> None:
-    question = generate_topics(1, 1000, n_questions=4).questions[0]
-    assert question.is_answered_by(f"The list says so: {question.answer}.")
-    assert not question.is_answered_by(f"{question.answer} it is, I think.")
-    assert not question.is_answered_by(f"The list says X{question.answer}.")
-
-
 @pytest.mark.parametrize("sizes", [{"n_questions": 43}, {"n_topics": 13}])
 def test_more_than_the_language_has_is_refused(sizes: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at most 42 questions and 12 topics"):
+    with pytest.raises(BadExample, match="at most 42 questions and 12 topics"):
         generate_topics(0, 4096, **sizes)

@@ -188,6 +188,7 @@ def test_rows_have_scores_gains_and_partitions() -> None:
             "kind": "case",
             "codec": "raw",
             "needles": 4,
+            "facts": 12,
             "policy": "snapkv",
             "base": "1/8",
             "seed": 1,

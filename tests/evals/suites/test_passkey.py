@@ -42,12 +42,6 @@ def test_all_depths_have_the_same_messages(history: PasskeyHistory) -> None:
     assert contents[0] == contents[1] == contents[2]
 
 
-def test_only_the_value_at_the_end_is_an_answer(history: PasskeyHistory) -> None:
-    assert history.is_answered_by(f"It is {history.value}.")
-    assert not history.is_answered_by(f"It is {history.value}9.")
-    assert not history.is_answered_by(f"{history.value} is not it.")
-
-
 def test_the_newest_rows_alone_answer_a_passkey_at_the_end_and_none_at_the_beginning(
     make_setup: MakeSetup,
 ) -> None:

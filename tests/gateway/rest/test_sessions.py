@@ -80,7 +80,7 @@ async def test_methods_with_episodes_enable_them_unless_disabled(
     default = {
         "count": 4,
         "segment_utterances": 4,
-        "medoid_utterances": 8,
+        "medoid_utterances": 32,
         "build": "one_pass",
         "rebuild_growth": 0.25,
     }

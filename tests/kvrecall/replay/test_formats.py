@@ -51,6 +51,41 @@ def test_locomo_speakers_become_user_and_assistant_with_the_dates_in_the_users_t
     ]
 
 
+def test_actions_of_a_swe_agent_are_tool_calls_and_observations_their_results(
+    tmp_path: Path,
+) -> None:
+    history = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "Fix it."}]
+    step = {"thought": "Look first.\n", "action": "ls\n", "observation": "a.py", "response": "?"}
+    silent = {"thought": None, "action": "submit", "observation": None}
+    (recording,) = read_recordings(
+        written(tmp_path, {"history": history, "trajectory": [step, silent]})
+    )
+    roles = [message["role"] for message in recording.messages]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool"]
+    assert recording.messages[0]["content"] == "Fix it."
+    call = recording.messages[1]["tool_calls"][0]
+    assert json.loads(call["function"]["arguments"]) == {"command": "ls"}
+    assert recording.messages[1]["content"] == "Look first."
+    assert recording.messages[2] == {
+        "role": "tool",
+        "content": "a.py",
+        "tool_call_id": call["id"],
+    }
+    assert recording.messages[4]["content"] == ""
+
+
+def test_a_swe_agent_run_without_steps_is_its_history(tmp_path: Path) -> None:
+    history = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "Done."}]
+    (recording,) = read_recordings(written(tmp_path, {"history": history}))
+    assert [message["content"] for message in recording.messages] == ["Fix it.", "Done."]
+
+
+def test_a_step_without_an_action_is_refused(tmp_path: Path) -> None:
+    broken = {"history": [{"role": "user", "content": "Fix it."}], "trajectory": [{}]}
+    with pytest.raises(BadReplayFile, match="step without an action"):
+        read_recordings(written(tmp_path, broken))
+
+
 def test_tau_bench_runs_keep_their_tool_calls_and_results(tmp_path: Path) -> None:
     trajectory = [
         {"role": "system", "content": "Rules."},

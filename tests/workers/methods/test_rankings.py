@@ -218,7 +218,7 @@ def test_chunkkv_by_the_mean_does_not_penalise_a_short_chunk(
     assert mean[[0, 3, 6]].tolist() == pytest.approx([1, 1, 1.5])
 
 
-PAPERS = {"rank": "attention", "whole_tokens": False, "topic": 0}
+PAPERS = {"rank": "attention", "whole_tokens": False, "topic": 0, "pool": 1}
 """EpiCache's settings in its paper."""
 PATCHED = [("infinipot", {}), ("kvzip", {}), ("epicache", PAPERS)]
 
@@ -250,7 +250,7 @@ def test_epicache_can_average_and_smooth(make_attended: Callable[..., LayerRows]
     assert (_scores("epicache", rows, **PAPERS, reduce="mean")[0] * 64).tolist() == pytest.approx(
         [25, 4, 4, 7, 4, 12, 4, 4]
     )
-    smoothed = _scores("epicache", rows, **PAPERS, pool=3)[0] * 16
+    smoothed = _scores("epicache", rows, **{**PAPERS, "pool": 3})[0] * 16
     assert smoothed.tolist() == pytest.approx([8, 8, 2, 2, 9, 9, 9, 1])
 
 

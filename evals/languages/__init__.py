@@ -1,0 +1,1 @@
+"""Languages of cases: what conversations, facts and questions are written in."""

@@ -1,0 +1,1 @@
+"""Suite methods: every method at every budget, recall of planted facts and fidelity together."""
