@@ -1,6 +1,7 @@
 """Repair: score the evicted rows against a signal and promote the best of them.
 
-RepairKV section 3 and Algorithm 1, with a deadline, several hops, and swaps in place of a reserve.
+RepairKV section 3 and Algorithm 1, with a deadline, several hops, swaps in place of a reserve, and
+a contrast: the signal's attention less that of a neutral signal.
 A repair can stop early at any moment, with the best rows of those scored so far.
 """
 
@@ -19,7 +20,7 @@ from workers.engine.store_io import map_store_errors
 from workers.generation.rendering import encode_text, render_prompt
 from workers.generation.steps import Steps, wait_for_writes
 from workers.primitives.observation import Observed
-from workers.repair.observe import observe_signal
+from workers.repair.observe import observe_contrast, observe_signal
 from workers.repair.promotion import (
     RowSwap,
     apply_swap,
@@ -30,7 +31,7 @@ from workers.repair.promotion import (
     pair_rows,
     unique_tokens,
 )
-from workers.repair.scan.exact import ScanResult, scan, scan_by_head
+from workers.repair.scan.exact import Contrast, ScanResult, scan, scan_by_head
 
 # Share of the candidates that a truncated repair must have scored before it replaces the rows of an
 # earlier one.
@@ -106,8 +107,11 @@ def run_repair(
     if config.repair_rows and session.length and signal:
         session.dirty = True
         yield from wait_for_writes(engine, session)
+        contrast = None
+        if not limit.reached():
+            contrast = yield from observe_contrast(engine, resident)
         while report.hops < config.repair.hops and not report.truncated:
-            yield from _run_hop(engine, resident, signal, report, limit)
+            yield from _run_hop(engine, resident, signal, contrast, report, limit)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -116,6 +120,7 @@ def _run_hop(
     engine: Engine,
     resident: ResidentSession,
     signal: Sequence[int],
+    contrast: Contrast | None,
     report: pb.RepairReport,
     limit: _Limit,
 ) -> Steps[None]:
@@ -130,7 +135,9 @@ def _run_hop(
     observed = yield from observe_signal(engine, resident, signal, limit.halfway().reached)
     report.observed_tokens = min(len(signal), observed.tokens)
     with map_store_errors():
-        result = yield from _scan_rows(engine, resident, observed, candidates, limit.reached)
+        result = yield from _scan_rows(
+            engine, resident, observed, contrast, candidates, limit.reached
+        )
     yield None
     scored = candidates.tokens & result.scored
     observable = min(engine.settings.signal_tokens, len(session.pending) + len(signal))
@@ -161,6 +168,7 @@ def _scan_rows(
     engine: Engine,
     resident: ResidentSession,
     observed: Observed,
+    contrast: Contrast | None,
     candidates: _Candidates,
     stop_requested: Callable[[], bool],
 ) -> Steps[ScanResult]:
@@ -180,12 +188,15 @@ def _scan_rows(
     rows = (engine.store, session.name, observed, session.length)
     device = engine.cache.device
     if operator.per_head:
-        result = yield from scan_by_head(*rows, stop_requested=stop_requested, device=device)
+        result = yield from scan_by_head(
+            *rows, contrast=contrast, stop_requested=stop_requested, device=device
+        )
         # Adding the token's mean to each head's score keeps tokens together across heads.
         return replace(result, scores=result.scores + result.scores.mean((0, 1)))
     return (
         yield from scan(
             *rows,
+            contrast=contrast,
             mode=config.repair_scan,
             counted=None if operator.counts_active else candidates.rows,
             find_ambiguous=find_ambiguous,
