@@ -14,7 +14,7 @@ from evals.replay_session import Operator
 from evals.selectors import ChunkSummaries
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
-PUBLISHED = Operator('{"select": "bursts"}')
+PUBLISHED = Operator('{"select": "bursts", "contrast": 0}')
 OURS = Operator('{"select": "spread"}')
 OURS_PER_HEAD = Operator('{"select": "spread", "per_head": true}')
 OURS_SWAP = Operator('{"select": "spread", "swap": true}', swap=True)

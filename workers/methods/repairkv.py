@@ -40,7 +40,7 @@ class RepairKV:
             description="Weight of a neutral signal's attention, the chat template around an empty "
             "message, which is subtracted from the signal's; 0: the paper's scores.",
         ),
-    ] = 0.0
+    ] = 2.0
     before: Annotated[
         int, Field(ge=0, le=256, description="Neighbours in front of an anchor, in tokens.")
     ] = 2
@@ -49,10 +49,10 @@ class RepairKV:
     ] = 20
     fade_before: Annotated[
         float, Field(ge=0, lt=1, description="Decay per token in front of an anchor (spread).")
-    ] = 0.6
+    ] = 0.8
     fade_after: Annotated[
         float, Field(ge=0, lt=1, description="Decay per token behind an anchor (spread).")
-    ] = 0.9
+    ] = 0.93
     swap: Annotated[
         bool,
         Field(

@@ -63,9 +63,33 @@ _NAMES: dict[Split, tuple[str, ...]] = {
     "held_out": ("Leopold", "Zara", "Mikkel", "Farida", "Ottilie", "Bram", "Selma", "Yusuf"),
 }
 _WORDS = (
-    "amber anchor basil canyon cedar copper falcon garnet harbor ivory jasmine lantern maple marble "
-    "meadow nutmeg orchid pebble quartz raven saffron timber tundra velvet walnut willow"
-).split()
+    "amber",
+    "anchor",
+    "basil",
+    "canyon",
+    "cedar",
+    "copper",
+    "falcon",
+    "garnet",
+    "harbor",
+    "ivory",
+    "jasmine",
+    "lantern",
+    "maple",
+    "marble",
+    "meadow",
+    "nutmeg",
+    "orchid",
+    "pebble",
+    "quartz",
+    "raven",
+    "saffron",
+    "timber",
+    "tundra",
+    "velvet",
+    "walnut",
+    "willow",
+)
 _LETTERS = "BCDFGHJKLMNPRSTVWXZ"
 
 

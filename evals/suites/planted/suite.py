@@ -8,11 +8,12 @@ same session, which keeps K rows free; without repair the session keeps the whol
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from evals import harness
+from evals.errors import BadSuite
 from evals.harness import Message
 from evals.spans import find_spans
 from evals.suite import Record, Suite
@@ -25,19 +26,21 @@ KS = (16, 32, 48, 96)
 FULL = "full cache"
 NONE = "no repair"
 # Repair settings by condition.
+# The default's selection before there was a contrast.
+_OLD = '"contrast": 0, "fade_before": 0.6, "fade_after": 0.9'
 CONDITIONS = (
     ("bursts (paper)", '{"select": "bursts", "contrast": 0}'),
-    ("spread", '{"select": "spread", "contrast": 0}'),
-    ("per head", '{"select": "spread", "contrast": 0, "per_head": true}'),
-    ("bursts, contrast", '{"select": "bursts", "contrast": 1}'),
-    ("spread, contrast", '{"select": "spread", "contrast": 1}'),
-    ("per head, contrast", '{"select": "spread", "contrast": 1, "per_head": true}'),
+    ("bursts, contrast", '{"select": "bursts", "contrast": 2}'),
+    ("spread", f'{{"select": "spread", {_OLD}}}'),
+    ("default: spread, contrast", '{"select": "spread", "contrast": 2}'),
+    ("per head", f'{{"select": "spread", "per_head": true, {_OLD}}}'),
+    ("per head, contrast", '{"select": "spread", "per_head": true, "contrast": 2}'),
 )
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One text with its facts, and every condition at every K.
+    """One text with its facts, and every condition at one K; at K = 0 those without a repair.
 
     Attributes:
         model: Path or hub name.
@@ -48,7 +51,7 @@ class Planted:
         facts: Facts that are asked for; their questions are one signal.
         budget: Rows per head.
         method: Eviction method.
-        ks: Rows that a repair may bring back.
+        k: Rows that a repair may bring back.
         conditions: Names with repair settings.
         block_tokens: Tokens prefilled in one step.
     """
@@ -61,24 +64,23 @@ class Planted:
     facts: int = 1
     budget: int = 256
     method: str = "snapkv"
-    ks: tuple[int, ...] = KS
+    k: int = 0
     conditions: tuple[tuple[str, str], ...] = CONDITIONS
     block_tokens: int = 128
 
     @property
     def label(self) -> str:
         """Short text for the progress bar."""
-        return f"{self.facts} facts, {self.split}, seed {self.seed}"
+        return f"K {self.k}, {self.facts} facts, {self.split}, seed {self.seed}"
 
 
-def suite(first: Planted, facts: Sequence[int], cases: int) -> Suite[Planted]:
-    """`cases` texts from the first one's seed on, with each number of facts."""
-    from dataclasses import replace
-
+def suite(first: Planted, facts: Sequence[int], ks: Sequence[int], cases: int) -> Suite[Planted]:
+    """`cases` texts from the first one's seed on, with each number of facts, at each K."""
     units = [
-        replace(first, facts=count, seed=seed)
+        replace(first, facts=count, seed=seed, k=k, conditions=first.conditions if k else ())
         for count in facts
         for seed in range(first.seed, first.seed + cases)
+        for k in (0, *ks)
     ]
     return Suite(
         "planted",
@@ -90,8 +92,17 @@ def suite(first: Planted, facts: Sequence[int], cases: int) -> Suite[Planted]:
     )
 
 
+def parse_split(text: str) -> Split:
+    """The split of this name. Raises BadSuite."""
+    known: tuple[Split, ...] = get_args(Split)
+    for split in known:
+        if split == text:
+            return split
+    raise BadSuite(f"there is no split {text!r}; there are {', '.join(known)}")
+
+
 def run(unit: Planted) -> list[Record]:
-    """Append the text once per K, then repair and ask in a fork per condition.
+    """Append the text, then repair and ask in a fork per condition.
 
     Raises BadDataFile, `workers.errors`.
     """
@@ -105,24 +116,23 @@ def run(unit: Planted) -> list[Record]:
     rows = unit.tokens + 2 * harness.TURN_TOKENS
     with open_engine(unit.model, rows, len(unit.conditions) + 1, unit.block_tokens) as engine:
         cell = partial(Cell.append, engine, turns=turns, seed=unit.seed)
-        records = [
-            *_measure(unit, FULL, cell(method="full", budget=rows), facts),
-            *_measure(unit, NONE, cell(method=unit.method, budget=unit.budget), facts),
+        if unit.k:
+            base = cell(method=unit.method, budget=unit.budget, repair_rows=unit.k)
+            return _repairs(unit, base, facts)
+        return [
+            _measure(unit, FULL, cell(method="full", budget=rows), facts),
+            _measure(unit, NONE, cell(method=unit.method, budget=unit.budget), facts),
         ]
-        for k in unit.ks:
-            base = cell(method=unit.method, budget=unit.budget, repair_rows=k)
-            records += _repairs(unit, k, base, facts)
-        return records
 
 
-def _measure(unit: Planted, condition: str, base: Cell, facts: Sequence[Fact]) -> list[Record]:
+def _measure(unit: Planted, condition: str, base: Cell, facts: Sequence[Fact]) -> Record:
     """Ask a session without a repair."""
     replies = base.ask({"": base.state}, {"": "{}"}, facts)
     base.close()
-    return [_record(unit, condition, 0, replies[""], facts)]
+    return _record(unit, condition, replies[""], facts)
 
 
-def _repairs(unit: Planted, k: int, base: Cell, facts: Sequence[Fact]) -> list[Record]:
+def _repairs(unit: Planted, base: Cell, facts: Sequence[Fact]) -> list[Record]:
     """Repair a fork per condition on all questions at once, then ask each of them."""
     settings = dict(unit.conditions)
     signal: list[Message] = [{"role": "user", "content": " ".join(fact.question for fact in facts)}]
@@ -140,7 +150,7 @@ def _repairs(unit: Planted, k: int, base: Cell, facts: Sequence[Fact]) -> list[R
         promoted = set(result.report.promoted)
         records.append(
             {
-                **_record(unit, name, k, replies[name], facts),
+                **_record(unit, name, replies[name], facts),
                 "promoted": len(promoted),
                 "in_statements": len(promoted & stated) / max(1, len(promoted)),
                 "in_template": len(promoted & template) / max(1, len(promoted)),
@@ -151,12 +161,12 @@ def _repairs(unit: Planted, k: int, base: Cell, facts: Sequence[Fact]) -> list[R
 
 
 def _record(
-    unit: Planted, condition: str, k: int, replies: Sequence[str], facts: Sequence[Fact]
+    unit: Planted, condition: str, replies: Sequence[str], facts: Sequence[Fact]
 ) -> dict[str, Any]:
     right = [fact.is_in(reply) for fact, reply in zip(facts, replies, strict=True)]
     return {
         "condition": condition,
-        "k": k,
+        "k": unit.k,
         "facts": unit.facts,
         "seed": unit.seed,
         "split": unit.split,
