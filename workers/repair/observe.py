@@ -51,7 +51,7 @@ def observe_contrast(engine: Engine, resident: ResidentSession) -> Steps[Contras
     try:
         segments = yield from render_prompt(engine, resident.session, empty, generate=True)
     except BadMessages as error:
-        _log.warning("repair without contrast", session=resident.session.name, error=str(error))
+        _log.info("repair without contrast", session=resident.session.name, error=str(error))
         return None
     token_ids = [token for segment in segments for token in segment.token_ids]
     observed = yield from observe_signal(engine, resident, token_ids)
