@@ -9,10 +9,14 @@ Split = Literal["tuning", "held_out"]
 
 @dataclass(frozen=True)
 class Form:
-    """Wording of a kind of fact, with `{name}` and `{value}` to fill in; `value` names its kind."""
+    """Wording of a kind of fact, with `{name}` and `{value}` to fill in; `value` names its kind.
+
+    `answer` is how the reply to the question begins, up to the value.
+    """
 
     statement: str
     question: str
+    answer: str
     value: Literal["number", "plate", "words"]
 
 
@@ -22,16 +26,19 @@ FORMS: dict[Split, tuple[Form, ...]] = {
         Form(
             "The secret code of {name} is {value}. Remember it.",
             "What is the secret code of {name}?",
+            "The secret code of {name} is",
             "number",
         ),
         Form(
             "Please note that the locker of {name} has the number {value}.",
             "Which number has the locker of {name}?",
+            "The locker of {name} has the number",
             "number",
         ),
         Form(
             "The license plate of {name}'s car is {value}, in case you see it.",
             "What is the license plate of {name}'s car?",
+            "The license plate of {name}'s car is",
             "plate",
         ),
     ),
@@ -39,21 +46,25 @@ FORMS: dict[Split, tuple[Form, ...]] = {
         Form(
             "By the way, the booking number of {name} is {value}.",
             "What is the booking number of {name}?",
+            "The booking number of {name} is",
             "number",
         ),
         Form(
             "The password of {name} is {value}. Keep it in mind.",
             "What is the password of {name}?",
+            "The password of {name} is",
             "words",
         ),
         Form(
             "{name} has a new phone, and its extension is {value}.",
             "What is the extension of {name}'s phone?",
+            "The extension of {name}'s phone is",
             "number",
         ),
         Form(
             "The flight of {name} is {value}, do not forget it.",
             "Which flight does {name} take?",
+            "{name} takes the flight",
             "plate",
         ),
     ),
@@ -95,15 +106,12 @@ _LETTERS = "BCDFGHJKLMNPRSTVWXZ"
 
 @dataclass(frozen=True)
 class Fact:
-    """A planted fact; `is_in` tells if a reply has its value."""
+    """A planted fact; `answer` is the beginning of a reply to the question, up to the value."""
 
     statement: str
     question: str
+    answer: str
     value: str
-
-    def is_in(self, reply: str) -> bool:
-        """True if the reply has the value, whatever its case, spaces and hyphens."""
-        return _squeeze(self.value) in _squeeze(reply)
 
 
 def draw_facts(rng: random.Random, split: Split, count: int) -> list[Fact]:
@@ -114,6 +122,7 @@ def draw_facts(rng: random.Random, split: Split, count: int) -> list[Fact]:
         Fact(
             form.statement.format(name=name, value=value),
             form.question.format(name=name),
+            form.answer.format(name=name),
             value,
         )
         for name, value in ((name, _draw_value(rng, form.value)) for name in names)
@@ -126,7 +135,3 @@ def _draw_value(rng: random.Random, kind: str) -> str:
     if kind == "plate":
         return f"{''.join(rng.sample(_LETTERS, 2))} {rng.randrange(1000, 10_000)}"
     return " ".join(rng.sample(_WORDS, 2))
-
-
-def _squeeze(text: str) -> str:
-    return "".join(character for character in text.lower() if character.isalnum())

@@ -10,6 +10,7 @@ from kvrecall.reporting.results import Row, speed_row
 _FULL = "full cache"
 _PAPER = "bursts (paper)"
 _MEASURES: Mapping[str, str] = {
+    "log_prob": "mean log-probability of the value",
     "in_statements": "promoted rows in the statements asked for",
     "in_template": "promoted rows in the chat template",
 }

@@ -1,19 +1,22 @@
-"""A session with a text in it, forked for every condition: repaired and asked in one batch."""
+"""A session with a text in it, forked for every condition: each repaired, and asked."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from evals.harness import Message, load
-from evals.lockstep import run_together
+from evals.replay_session import run_steps
+from evals.spans import decode_with_offsets, overlapping
 from evals.suites.planted.facts import Fact
 from kvrecall.app.wiring import build_store
 from kvrecall.protocol.convert import chat_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine, Parts
-from workers.engine.session import ResidentSession
+from workers.engine.session import Distribution
 from workers.engine.settings import WorkerSettings
 from workers.repair.repair import run_pause_repair
 from workers.tasks.open import run_fork_from_state
@@ -21,7 +24,6 @@ from workers.tasks.turn import run_turn
 
 _RAM_BYTES = 1 << 30
 _BASE = "base"
-_REPLY_TOKENS = 16
 # Tokens of the chat template around a message: its special token, the role, and a line end.
 _TEMPLATE_TOKENS = 3
 
@@ -39,6 +41,18 @@ def open_engine(model: str, rows: int, slots: int, block_tokens: int) -> Iterato
         finally:
             engine.close()
             store.close()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The value that a session predicts after the beginning of the answer.
+
+    `log_prob` is the mean log-probability of the expected value's tokens, in nats.
+    """
+
+    text: str
+    right: bool
+    log_prob: float
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ class Cell:
                 session=_BASE, epoch=1, messages=[chat_to_wire(dict(each)) for each in turn]
             )
             steps = run_turn(engine, resident, request, _discard_event)
-            (done,) = run_together(engine, [(resident, steps)])
+            done = run_steps(engine, resident, steps)
             state = done.state
             token_ids += done.token_ids
         return cls(engine, spec, state, tuple(token_ids))
@@ -103,27 +117,31 @@ class Cell:
             messages=[chat_to_wire(dict(each)) for each in signal],
         )
         steps = run_pause_repair(self.engine, resident, request, bool)
-        (result,) = run_together(self.engine, [(resident, steps)])
-        return result
+        return run_steps(self.engine, resident, steps)
 
     def ask(
         self,
-        states: Mapping[str, pb.SessionState],
-        settings: Mapping[str, str],
         facts: Sequence[Fact],
-    ) -> dict[str, list[str]]:
-        """Ask every fact's question of each fork from its state, all forks in one batch."""
-        replies: dict[str, list[str]] = {name: [] for name in states}
+        name: str = "",
+        settings: str = "{}",
+        state: pb.SessionState | None = None,
+    ) -> list[Reply]:
+        """Ask every fact's question of a fork from its state, or of the session itself.
+
+        The reply begins with the fact's answer up to the value, which is then predicted token by
+        token: the greedy reply of a model that begins like this. Nothing is committed.
+        """
+        spec = self._child_spec(name, settings)
+        replies = []
         for fact in facts:
-            tasks = [
-                (
-                    resident,
-                    run_turn(self.engine, resident, self._question(name, fact), _discard_event),
-                )
-                for name, resident in self._restore(states, settings).items()
-            ]
-            for name, done in zip(states, run_together(self.engine, tasks), strict=True):
-                replies[name].append(done.message.content)
+            resident = self.engine.swap_in(self.engine.open(spec, state or self.state))
+            request = self._question(spec.session, fact)
+            run_steps(
+                self.engine, resident, run_turn(self.engine, resident, request, _discard_event)
+            )
+            kept = resident.session.distribution
+            assert kept is not None, "the request keeps it"
+            replies.append(self._reply(kept, fact))
         return replies
 
     def template_tokens(self) -> set[int]:
@@ -141,17 +159,6 @@ class Cell:
         for name in list(self.engine.sessions):
             self.engine.delete(name).result()
 
-    def _restore(
-        self, states: Mapping[str, pb.SessionState], settings: Mapping[str, str]
-    ) -> dict[str, ResidentSession]:
-        """Open each fork, or the session itself for "", at its state."""
-        return {
-            name: self.engine.swap_in(
-                self.engine.open(self._child_spec(name, settings[name]), state)
-            )
-            for name, state in states.items()
-        }
-
     def _child_spec(self, name: str, settings: str) -> pb.SessionSpec:
         spec = pb.SessionSpec()
         spec.CopyFrom(self.spec)
@@ -159,13 +166,28 @@ class Cell:
         spec.repair_settings = settings
         return spec
 
-    def _question(self, name: str, fact: Fact) -> pb.TurnRequest:
+    def _question(self, session: str, fact: Fact) -> pb.TurnRequest:
+        messages: list[Message] = [
+            {"role": "user", "content": fact.question},
+            {"role": "assistant", "content": f"{fact.answer} {fact.value}."},
+        ]
         return pb.TurnRequest(
-            session=name or _BASE,
+            session=session,
             epoch=1,
-            generate=True,
-            sampling=pb.Sampling(max_tokens=_REPLY_TOKENS, stop=["\n"]),
-            messages=[chat_to_wire({"role": "user", "content": fact.question})],
+            keep_distribution=True,
+            messages=[chat_to_wire(dict(each)) for each in messages],
+        )
+
+    def _reply(self, kept: Distribution, fact: Fact) -> Reply:
+        tokenizer = self.engine.tokenizer
+        decoded, starts = decode_with_offsets(tokenizer, kept.token_ids)
+        at = list(overlapping(starts, decoded.rfind(fact.value), fact.value))
+        expected = torch.tensor(kept.token_ids)[at]
+        predicted = kept.log_probs[at].argmax(-1)
+        return Reply(
+            tokenizer.decode(predicted.tolist()),
+            bool((predicted == expected).all()),
+            float(kept.log_probs[at].gather(1, expected[:, None]).mean()),
         )
 
 

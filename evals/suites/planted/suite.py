@@ -19,15 +19,16 @@ from evals.spans import find_spans
 from evals.suite import Record, Suite
 from evals.suites.planted.facts import Fact, Split, draw_facts
 from evals.suites.planted.rows import result_rows
-from evals.suites.planted.sessions import Cell, open_engine
+from evals.suites.planted.sessions import Cell, Reply, open_engine
 from evals.suites.planted.texts import build_text, plant
+from evals.summary import mean
 
 KS = (16, 32, 48, 96)
 FULL = "full cache"
 NONE = "no repair"
-# Repair settings by condition.
 # The default's selection before there was a contrast.
 _OLD = '"contrast": 0, "fade_before": 0.6, "fade_after": 0.9'
+# Repair settings by condition.
 CONDITIONS = (
     ("bursts (paper)", '{"select": "bursts", "contrast": 0}'),
     ("bursts, contrast", '{"select": "bursts", "contrast": 2}'),
@@ -127,9 +128,9 @@ def run(unit: Planted) -> list[Record]:
 
 def _measure(unit: Planted, condition: str, base: Cell, facts: Sequence[Fact]) -> Record:
     """Ask a session without a repair."""
-    replies = base.ask({"": base.state}, {"": "{}"}, facts)
+    record = _record(unit, condition, base.ask(facts), facts)
     base.close()
-    return _record(unit, condition, replies[""], facts)
+    return record
 
 
 def _repairs(unit: Planted, base: Cell, facts: Sequence[Fact]) -> list[Record]:
@@ -137,8 +138,10 @@ def _repairs(unit: Planted, base: Cell, facts: Sequence[Fact]) -> list[Record]:
     settings = dict(unit.conditions)
     signal: list[Message] = [{"role": "user", "content": " ".join(fact.question for fact in facts)}]
     repaired = {name: base.repair(name, settings[name], signal) for name in settings}
-    states = {name: result.state for name, result in repaired.items()}
-    replies = base.ask(states, settings, facts)
+    replies = {
+        name: base.ask(facts, name, settings[name], result.state)
+        for name, result in repaired.items()
+    }
     spans = find_spans(
         base.engine.tokenizer, base.token_ids, {fact.statement: fact.statement for fact in facts}
     )
@@ -161,9 +164,8 @@ def _repairs(unit: Planted, base: Cell, facts: Sequence[Fact]) -> list[Record]:
 
 
 def _record(
-    unit: Planted, condition: str, replies: Sequence[str], facts: Sequence[Fact]
+    unit: Planted, condition: str, replies: Sequence[Reply], facts: Sequence[Fact]
 ) -> dict[str, Any]:
-    right = [fact.is_in(reply) for fact, reply in zip(facts, replies, strict=True)]
     return {
         "condition": condition,
         "k": unit.k,
@@ -173,6 +175,7 @@ def _record(
         "method": unit.method,
         "budget": unit.budget,
         "expected": [fact.value for fact in facts],
-        "replies": list(replies),
-        "right": sum(right) / len(right),
+        "replies": [reply.text for reply in replies],
+        "right": mean(float(reply.right) for reply in replies),
+        "log_prob": mean(reply.log_prob for reply in replies),
     }

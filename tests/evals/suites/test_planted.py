@@ -67,17 +67,22 @@ def test_a_text_without_room_for_the_facts_is_refused() -> None:
         plant(text[:3], draw_facts(random.Random(1), "tuning", 4), seed=1)
 
 
-@pytest.mark.parametrize(
-    ("value", "reply", "right"),
-    [
-        ("43481", "It is 43481.", True),
-        ("43481", "It is 4348.", False),
-        ("KL 4821", "the plate kl-4821", True),
-        ("amber falcon", "amber raven", False),
-    ],
-)
-def test_a_reply_is_right_if_it_has_the_value(value: str, reply: str, right: bool) -> None:
-    assert Fact("", "", value).is_in(reply) == right
+def test_a_reply_is_right_if_every_token_of_the_value_is_predicted() -> None:
+    """What the model predicts after the same words in its own context is what it read there."""
+    fact = Fact("", "", "The number of the room is", "47")
+    text = [
+        {"role": "user", "content": "say it"},
+        {"role": "assistant", "content": "The number of the room is 47."},
+    ]
+    with open_engine(MODEL, 600, 1, 64) as engine:
+        base = Cell.append(engine, turns=[text] * 4, seed=0, method="full", budget=600)
+        (reply,) = base.ask([fact])
+        (other,) = base.ask([replace(fact, value="93")])
+        assert base.ask([fact]) == [reply], "nothing is committed"
+    assert reply.right == (reply.text == "47")
+    assert other.right == (other.text == "93")
+    assert reply.log_prob > other.log_prob
+    assert not (reply.right and other.right)
 
 
 def test_every_condition_repairs_its_own_fork_within_k() -> None:
@@ -93,12 +98,11 @@ def test_every_condition_repairs_its_own_fork_within_k() -> None:
     assert [each | seconds for each in again] == [dict(each) | seconds for each in records]
 
 
-def test_forks_asked_together_answer_as_one_alone() -> None:
-    """Decoding in one batch changes no reply, and no fork sees another's rows."""
+def test_no_fork_sees_another_ones_rows() -> None:
     together = planted.run(UNIT)
     for condition, record in zip(UNIT.conditions, together, strict=True):
         (alone,) = planted.run(replace(UNIT, conditions=(condition,)))
-        assert alone["replies"] == record["replies"]
+        assert alone["log_prob"] == record["log_prob"]
         assert alone["promoted"] == record["promoted"]
 
 
@@ -120,7 +124,7 @@ def test_without_a_repair_the_session_has_its_whole_budget() -> None:
 def test_rows_compare_with_the_full_cache_and_the_paper_text_by_text() -> None:
     common = {"facts": 1, "split": "tuning", "method": "snapkv", "budget": 256}
     records = [
-        {**common, "condition": name, "k": k, "seed": seed, "right": right}
+        {**common, "condition": name, "k": k, "seed": seed, "right": right, "log_prob": -1.0}
         for name, k, values in (
             (FULL, 0, (1.0, 1.0)),
             ("bursts (paper)", 48, (0.0, 1.0)),
@@ -129,7 +133,7 @@ def test_rows_compare_with_the_full_cache_and_the_paper_text_by_text() -> None:
         for seed, right in enumerate(values)
     ]
     rows = result_rows(records, 0)
-    means = {row["condition"]: row["mean"] for row in rows}
+    means = {row["condition"]: row["mean"] for row in rows if "mean" in row}
     assert means["spread"] == 1.0
     assert means["spread minus bursts (paper)"] == 0.5
     assert means["spread minus full cache"] == 0.0
