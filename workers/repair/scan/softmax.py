@@ -123,7 +123,7 @@ class Signal:
         """The groups' weights: `[n_kv_heads, group, t of the group, rows]` each."""
         heads, _, rows = weights.shape
         by_token = weights.view(heads, -1, self.tokens, rows)
-        return list(by_token.split(self._group_tokens, dim=2))
+        return list(by_token.split_with_sizes(self._group_tokens, dim=2))
 
 
 class Normaliser:
