@@ -2,9 +2,10 @@
 
 `python benchmarks/repair.py` scans synthetic keys in the shape of Qwen2.5-7B, from 4K candidates
 on, each time twice as many, up to `--largest`: `exact`, `bounded` and `summary` beside a plain
-exact scan with all keys in one tensor. A candidate takes about 110 KB of memory in that shape, 4 KB
-a layer; `--layers` takes fewer layers. `--shape reference` scans the reference model's own keys. On
-a machine with a GPU keys are scanned there. The result file goes to `benchmarks/results/`.
+exact scan with all keys in one tensor, and `exact` and `bounded` with a contrast. A candidate takes
+about 110 KB of memory in that shape, 4 KB a layer; `--layers` takes fewer layers. `--shape
+reference` scans the reference model's own keys. On a machine with a GPU keys are scanned there. The
+result file goes to `benchmarks/results/`.
 """
 
 import argparse
@@ -30,10 +31,12 @@ from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 from workers.methods.repairkv import RepairKV
-from workers.repair.scan.exact import ScanResult, scan
+from workers.primitives.observation import Observed
+from workers.repair.scan.exact import Contrast, ScanResult, scan
 
 QWEN_7B = KVShape(n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128)
 PLAIN = "plain exact scan"
+CONTRAST = ", contrast"
 RECENT = 32
 _T = TypeVar("_T")
 Keys = SyntheticKeys | ReferenceKeys
@@ -180,7 +183,17 @@ class Bench:
         scores = (total / (len(self.resident) * observed.queries[0].shape[0])).cpu()
         return ScanResult(scores, torch.ones(self.length, dtype=torch.bool), 0, True)
 
-    def scan(self, mode: RepairScan, operator: RepairKV, count: int) -> ScanResult:
+    @property
+    def contrast(self) -> Contrast:
+        """A neutral signal of the last half of the signal's tokens, as the chat template is."""
+        observed = self.keys.observed
+        half = observed.tokens // 2
+        queries = tuple(layer[:, half:] for layer in observed.queries)
+        return Contrast(Observed(queries, observed.positions[half:]), RepairKV().contrast)
+
+    def scan(
+        self, mode: RepairScan, operator: RepairKV, count: int, contrast: Contrast | None = None
+    ) -> ScanResult:
         """Scores of all tokens by a scan of the row store."""
 
         def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
@@ -194,6 +207,7 @@ class Bench:
                 "s",
                 self.keys.observed,
                 self.length,
+                contrast=contrast,
                 mode=mode,
                 counted=None,
                 find_ambiguous=find_ambiguous,
@@ -246,6 +260,9 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
     scans: dict[str, Callable[[], ScanResult]] = {PLAIN: bench.plain}
     for mode in get_args(RepairScan):
         scans[mode] = partial(bench.scan, mode, operator, plan.promoted)
+    for mode in ("exact", "bounded"):
+        contrasted = partial(bench.scan, mode, operator, plan.promoted, bench.contrast)
+        scans[mode + CONTRAST] = contrasted
     runs: dict[str, list[RepairRun]] = {name: [] for name in scans}
     for repeat in range(plan.repeats + 1):
         for name, run_scan in scans.items():
@@ -263,7 +280,8 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
                 condition, part, "seconds", values, **common, **(ratio if name != PLAIN else {})
             )
         if name != PLAIN:
-            yield read_row(condition, bench, found[0], runs["exact"][0], **common)
+            exact = runs["exact" + CONTRAST if CONTRAST in name else "exact"]
+            yield read_row(condition, bench, found[0], exact[0], **common)
 
 
 def shares(bench: Bench, bits: int) -> Iterator[Row]:

@@ -14,7 +14,10 @@ from evals.replay_session import Operator
 from evals.selectors import ChunkSummaries
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
-PUBLISHED = Operator('{"select": "bursts"}')
+PUBLISHED = Operator('{"select": "bursts", "contrast": 0}')
+PUBLISHED_CONTRAST = Operator('{"select": "bursts"}')
+# The selection as it was before there was a contrast.
+OURS_PLAIN = Operator('{"select": "spread", "contrast": 0, "fade_before": 0.6, "fade_after": 0.9}')
 OURS = Operator('{"select": "spread"}')
 OURS_PER_HEAD = Operator('{"select": "spread", "per_head": true}')
 OURS_SWAP = Operator('{"select": "spread", "swap": true}', swap=True)
@@ -164,6 +167,14 @@ def _ours(baseline: BaselineState, k: int) -> ConditionResult:
     return baseline.repair(k, OURS, baseline.signal)
 
 
+def _published_contrast(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, PUBLISHED_CONTRAST, baseline.signal)
+
+
+def _ours_plain(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, OURS_PLAIN, baseline.signal)
+
+
 def _ours_per_head(baseline: BaselineState, k: int) -> ConditionResult:
     return baseline.repair(k, OURS_PER_HEAD, baseline.signal)
 
@@ -182,7 +193,9 @@ WRONG = "WrongQ-K"
 SUMMARY = "page summary"
 REFRESH = "Refresh"
 REPAIR = "RepairKV"
+REPAIR_CONTRAST = "RepairKV, contrast"
 SPREAD = "ours"
+PLAIN = "ours, no contrast"
 PER_HEAD = "ours, per head"
 SWAP = "ours, swap"
 
@@ -198,7 +211,9 @@ CONDITIONS: Mapping[str, Callable[[BaselineState, int], ConditionResult]] = Mapp
         SUMMARY: _page_summary,
         REFRESH: _refresh,
         REPAIR: _published,
+        REPAIR_CONTRAST: _published_contrast,
         SPREAD: _ours,
+        PLAIN: _ours_plain,
         PER_HEAD: _ours_per_head,
         SWAP: _ours_swap,
     }

@@ -168,7 +168,7 @@ class ReplaySession:
         )
         resident = self._open_resident(spec, state)
         steps = run_pause_repair(self.engine, resident, request, stop_early)
-        return _run_steps(self.engine, resident, steps)
+        return run_steps(self.engine, resident, steps)
 
     def observe(self, state: pb.SessionState, messages: Sequence[Message]) -> Observed:
         """Queries of messages of the next turn over a state's active rows."""
@@ -177,7 +177,7 @@ class ReplaySession:
             resident.session.recent, [dict(each) for each in messages], [], True
         )
         signal = [token for segment in segments for token in segment.token_ids]
-        return _run_steps(self.engine, resident, observe_signal(self.engine, resident, signal))
+        return run_steps(self.engine, resident, observe_signal(self.engine, resident, signal))
 
     def ask(self, state: pb.SessionState, messages: Sequence[Message], max_tokens: int) -> str:
         """Generate a greedy answer from a state's rows without committing it.
@@ -201,7 +201,7 @@ class ReplaySession:
         resident = self._open_resident(self._full_spec, state)
         request = self._request(new, generate=False, keep_distribution=True)
         steps = run_turn(self.engine, resident, request, _discard_event)
-        _run_steps(self.engine, resident, steps)
+        run_steps(self.engine, resident, steps)
         kept = resident.session.distribution
         assert kept is not None, "the request keeps it"
         return float(kept.log_probs.gather(1, torch.tensor(kept.token_ids)[:, None]).mean())
@@ -218,7 +218,7 @@ class ReplaySession:
         resident = self._open_resident(spec, state)
         request = self._request(messages, **options)
         steps = run_turn(self.engine, resident, request, _discard_event)
-        return _run_steps(self.engine, resident, steps)
+        return run_steps(self.engine, resident, steps)
 
     def _request(self, messages: Sequence[Message], **options: Any) -> pb.TurnRequest:
         return pb.TurnRequest(session=_NAME, epoch=1, messages=_to_wire(messages), **options)
@@ -270,7 +270,7 @@ def active_row_count(state: pb.SessionState) -> int:
     return max(Selection.from_bytes(state.selection).rows_per_head())
 
 
-def _run_steps(engine: Engine, resident: ResidentSession, steps: Steps[T]) -> T:
+def run_steps(engine: Engine, resident: ResidentSession, steps: Steps[T]) -> T:
     """Run a task of the worker to its end, as the scheduler does for a single one."""
     answer: Any = None
     while True:

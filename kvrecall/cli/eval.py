@@ -322,6 +322,46 @@ def repository_command(
     )
 
 
+@eval_app.command("planted")
+def planted_command(
+    json: Json,
+    model: Annotated[str, typer.Option(help="Causal LM that reads English, by path or hub name.")],
+    data: Annotated[str, typer.Option(help="LoCoMo folder; generated small talk without it.")] = "",
+    split: Annotated[
+        str, typer.Option(help="tuning (defaults were chosen on it) or held_out.")
+    ] = "held_out",
+    cases: Annotated[int, typer.Option("--limit", min=1, help="Number of texts.")] = 48,
+    facts: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=8, help="Facts asked for at once; repeatable. Default: 1."),
+    ] = None,
+    ks: Annotated[
+        list[int] | None, typer.Option("--k", min=1, help="Restore budget K, in rows; repeatable.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=200, help="Tokens per text.")] = 1000,
+    budget: Annotated[int, typer.Option(min=64, help="Rows per head.")] = 256,
+    method: Annotated[str, typer.Option(help="Eviction method.")] = "snapkv",
+    block: Block = 128,
+    seed: Seed = SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """Repair of facts planted in real text, by selection and contrast, at several K."""
+    from evals.suites.planted import suite as planted
+
+    first = planted.Planted(
+        model=_resolve_model(model),
+        data=data,
+        split=planted.parse_split(split),
+        seed=seed,
+        tokens=tokens,
+        budget=budget,
+        method=method,
+        block_tokens=block,
+    )
+    _run(planted.suite(first, facts or (1,), ks or planted.KS, cases), json, processes, fresh)
+
+
 def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
     """The base set-up of a suite's runs, which the suite copies with its own configurations."""
     from evals.configs import FULL, parse_config

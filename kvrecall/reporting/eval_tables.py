@@ -14,7 +14,14 @@ _EPISODES = (2, 4, 8, 16)
 _DETAILS = ("depth", "against", "unreported")
 
 # Suites on repair, their columns, and details for the result file and the plot.
-_REPAIR_SUITES = ("mq-niah", "mq-niah revisit", "mq-niah policies", "mq-niah anytime", "repository")
+_REPAIR_SUITES = (
+    "mq-niah",
+    "mq-niah revisit",
+    "mq-niah policies",
+    "mq-niah anytime",
+    "repository",
+    "planted",
+)
 _REPAIR_COLUMNS = {"k": "K", "turn": "turn", "stopped_at": "evicted tokens scored"}
 _REPAIR_DETAILS = ("measure", "partition", "unreported")
 _GAIN_K = 48
@@ -82,7 +89,7 @@ def _repair_tables(results: Results) -> list[Table]:
     for name, own in _groups(scores).items():
         tables.append(_scores_table(f"{results.suite} {name}, first stage {own[0]['method']}", own))
         against = [row for row in gains if _group_name(row) == name]
-        tables += [_gains_table(name, own, against)] if against else []
+        tables += [_gains_table(name, own, against)] if against and "active_rows" in own[0] else []
     return tables
 
 
@@ -95,7 +102,8 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def _group_name(row: Row) -> str:
     needles = f"{row['needles']}q " if "needles" in row else ""
-    return f"{needles}{row['method']}"
+    facts = f"{row['facts']} facts, " if "facts" in row else ""
+    return f"{facts}{needles}{row['method']}"
 
 
 def _scores_table(title: str, rows: Sequence[Row]) -> Table:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.repair import PLAIN, Plan, double, exponent, main, measure, open_bench
+from benchmarks.repair import CONTRAST, PLAIN, Plan, double, exponent, main, measure, open_bench
 from benchmarks.repair_keys import SINKS, SyntheticKeys
 from kvrecall.reporting.results import read_results
 from workers.cache.active_cache import KVShape
@@ -64,15 +64,14 @@ def test_every_scan_selects_the_same_and_reads_its_share() -> None:
 def test_rows_have_every_part_and_a_growth() -> None:
     rows = list(measure(KEYS, Plan(promoted=12, repeats=1, bits=8), [256, 512], 0, KEYS))
     parts = {(row["condition"], row["metric"]) for row in rows}
-    for method in (PLAIN, "exact", "bounded", "summary"):
+    contrasted = [f"exact{CONTRAST}", f"bounded{CONTRAST}"]
+    for method in (PLAIN, "exact", "bounded", "summary", *contrasted):
         for metric in ("scan", "select", "move", "total"):
             assert (f"512 candidates: {method}", metric) in parts
         assert (f"{method}, 256 to 512 candidates", "exponent of growth") in parts
     read = [row for row in rows if row["metric"] == "bytes read"]
-    assert [row["same_choice_as_exact"] for row in read if row["method"] == "bounded"] == [
-        True,
-        True,
-    ]
+    bounded = [row for row in read if row["method"].startswith("bounded")]
+    assert [row["same_choice_as_exact"] for row in bounded] == [True] * 4
 
 
 def test_sizes_double_and_growth_is_the_slope() -> None:

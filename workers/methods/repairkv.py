@@ -21,6 +21,9 @@ class RepairKV:
     neighbour's utility is the anchor's score, decayed by the distance. Strong anchors therefore get
     wide bursts and weak ones narrow bursts, and a statement that is still active in part is
     completed.
+
+    `contrast` is ours, too: the scores are the signal's attention less that of a neutral signal,
+    so that tokens that every query attends to are nobody's anchors.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -29,6 +32,15 @@ class RepairKV:
         Literal["spread", "bursts"],
         Field(description="Selection: decayed scores around every token, or the paper's bursts."),
     ] = "spread"
+    contrast: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=8,
+            description="Weight of a neutral signal's attention, the chat template around an empty "
+            "message, which is subtracted from the signal's; 0: the paper's scores.",
+        ),
+    ] = 2.0
     before: Annotated[
         int, Field(ge=0, le=256, description="Neighbours in front of an anchor, in tokens.")
     ] = 2
@@ -37,10 +49,10 @@ class RepairKV:
     ] = 20
     fade_before: Annotated[
         float, Field(ge=0, lt=1, description="Decay per token in front of an anchor (spread).")
-    ] = 0.6
+    ] = 0.8
     fade_after: Annotated[
         float, Field(ge=0, lt=1, description="Decay per token behind an anchor (spread).")
-    ] = 0.9
+    ] = 0.93
     swap: Annotated[
         bool,
         Field(

@@ -1,12 +1,19 @@
-"""Observation of a repair's signal, block by block: a signal of any length counts whole."""
+"""Observation of a repair's signal, block by block, and of the neutral signal of its contrast."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import structlog
+
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
+from workers.errors import BadMessages
+from workers.generation.rendering import render_prompt
 from workers.generation.steps import Steps
 from workers.primitives.observation import Observed
+from workers.repair.scan.softmax import Contrast
+
+_log = structlog.get_logger(__name__)
 
 
 def observe_signal(
@@ -29,6 +36,26 @@ def observe_signal(
         observed.insert(0, engine.observe(resident, block))
         yield None
     return Observed.concatenate(observed)
+
+
+def observe_contrast(engine: Engine, resident: ResidentSession) -> Steps[Contrast | None]:
+    """Observe the neutral signal: the chat template around an empty message of the user.
+
+    It ends with the generation prompt, as a turn does, and says nothing in any language. Returns
+    None where the session's repair has no contrast, or the template refuses an empty message.
+    """
+    beta = resident.config.repair.contrast
+    if not beta:
+        return None
+    empty = [{"role": "user", "content": ""}]
+    try:
+        segments = yield from render_prompt(engine, resident.session, empty, generate=True)
+    except BadMessages as error:
+        _log.info("repair without contrast", session=resident.session.name, error=str(error))
+        return None
+    token_ids = [token for segment in segments for token in segment.token_ids]
+    observed = yield from observe_signal(engine, resident, token_ids)
+    return Contrast(observed, beta)
 
 
 def split_evenly(token_ids: Sequence[int], most: int) -> list[Sequence[int]]:

@@ -1,6 +1,7 @@
 """Repair: score the evicted rows against a signal and promote the best of them.
 
-RepairKV section 3 and Algorithm 1, with a deadline, several hops, and swaps in place of a reserve.
+RepairKV section 3 and Algorithm 1, with a deadline, several hops, swaps in place of a reserve, and
+a contrast: the signal's attention less that of a neutral signal.
 A repair can stop early at any moment, with the best rows of those scored so far.
 """
 
@@ -19,7 +20,7 @@ from workers.engine.store_io import map_store_errors
 from workers.generation.rendering import encode_text, render_prompt
 from workers.generation.steps import Steps, wait_for_writes
 from workers.primitives.observation import Observed
-from workers.repair.observe import observe_signal
+from workers.repair.observe import observe_contrast, observe_signal
 from workers.repair.promotion import (
     RowSwap,
     apply_swap,
@@ -30,7 +31,7 @@ from workers.repair.promotion import (
     pair_rows,
     unique_tokens,
 )
-from workers.repair.scan.exact import ScanResult, scan, scan_by_head
+from workers.repair.scan.exact import Contrast, ScanResult, scan, scan_by_head
 
 # Share of the candidates that a truncated repair must have scored before it replaces the rows of an
 # earlier one.
@@ -43,6 +44,14 @@ class _Candidates:
 
     rows: Tensor
     tokens: Tensor
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """The observed queries of the signal, and those of the neutral signal if there is one."""
+
+    signal: Observed
+    contrast: Contrast | None
 
 
 def run_pause_repair(
@@ -93,9 +102,9 @@ def run_repair(
     It stops early when `stop_requested` says so, or at the session's deadline (`repair_seconds`);
     at most half of that time goes into the observation.
 
-    Rows that an earlier repair promoted are selected again with the rest. Stopped early, it takes
-    the best of the tokens scored so far; it keeps the earlier repair's rows if it scored less than
-    half.
+    The neutral signal of a contrast is observed once, in the first hop. Rows that an earlier repair
+    promoted are selected again with the rest. Stopped early, it takes the best of the tokens scored
+    so far; it keeps the earlier repair's rows if it scored less than half.
     """
     started = time.perf_counter()
     session = resident.session
@@ -106,8 +115,19 @@ def run_repair(
     if config.repair_rows and session.length and signal:
         session.dirty = True
         yield from wait_for_writes(engine, session)
+        contrast: Contrast | None = None
         while report.hops < config.repair.hops and not report.truncated:
-            yield from _run_hop(engine, resident, signal, report, limit)
+            candidates = _find_candidates(engine, resident)
+            report.candidates = int(candidates.tokens.sum())
+            if limit.reached():
+                report.truncated = True
+                break
+            halfway = limit.halfway()
+            if not report.hops:
+                contrast = yield from observe_contrast(engine, resident)
+            observed = yield from observe_signal(engine, resident, signal, halfway.reached)
+            queries = _Queries(observed, contrast)
+            yield from _run_hop(engine, resident, queries, candidates, report, limit)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -115,26 +135,22 @@ def run_repair(
 def _run_hop(
     engine: Engine,
     resident: ResidentSession,
-    signal: Sequence[int],
+    queries: _Queries,
+    candidates: _Candidates,
     report: pb.RepairReport,
     limit: _Limit,
 ) -> Steps[None]:
-    """Run one hop: observe the signal over the active rows, score the evicted ones, promote."""
+    """Run one hop after the observation: score the evicted rows, contrast, select, promote."""
     session = resident.session
-    candidates = _find_candidates(engine, resident)
-    report.candidates = int(candidates.tokens.sum())
-    if limit.reached():
-        report.truncated = True
-        return
+    observed = queries.signal.tokens
     report.hops += 1
-    observed = yield from observe_signal(engine, resident, signal, limit.halfway().reached)
-    report.observed_tokens = min(len(signal), observed.tokens)
+    report.observed_tokens = min(report.signal_tokens, observed)
     with map_store_errors():
-        result = yield from _scan_rows(engine, resident, observed, candidates, limit.reached)
+        result = yield from _scan_rows(engine, resident, queries, candidates, limit.reached)
     yield None
     scored = candidates.tokens & result.scored
-    observable = min(engine.settings.signal_tokens, len(session.pending) + len(signal))
-    report.truncated = not result.complete or observed.tokens < observable
+    observable = min(engine.settings.signal_tokens, len(session.pending) + report.signal_tokens)
+    report.truncated = not result.complete or observed < observable
     report.scored_rows = int(scored.sum())
     report.bytes_read += result.bytes_read
     share = report.scored_rows / max(1, report.candidates)
@@ -160,7 +176,7 @@ def _find_candidates(engine: Engine, resident: ResidentSession) -> _Candidates:
 def _scan_rows(
     engine: Engine,
     resident: ResidentSession,
-    observed: Observed,
+    queries: _Queries,
     candidates: _Candidates,
     stop_requested: Callable[[], bool],
 ) -> Steps[ScanResult]:
@@ -177,15 +193,18 @@ def _scan_rows(
         upper[:sinks] = 0
         return operator.ambiguous_tokens(lower, upper, candidates.tokens, config.repair_rows)
 
-    rows = (engine.store, session.name, observed, session.length)
+    rows = (engine.store, session.name, queries.signal, session.length)
     device = engine.cache.device
     if operator.per_head:
-        result = yield from scan_by_head(*rows, stop_requested=stop_requested, device=device)
+        result = yield from scan_by_head(
+            *rows, contrast=queries.contrast, stop_requested=stop_requested, device=device
+        )
         # Adding the token's mean to each head's score keeps tokens together across heads.
         return replace(result, scores=result.scores + result.scores.mean((0, 1)))
     return (
         yield from scan(
             *rows,
+            contrast=queries.contrast,
             mode=config.repair_scan,
             counted=None if operator.counts_active else candidates.rows,
             find_ambiguous=find_ambiguous,

@@ -310,6 +310,7 @@ REPAIRS = [
     {"per_head": True, "select": "bursts"},
     {"swap": True, "hops": 2},
     {"select": "bursts"},
+    {"select": "bursts", "contrast": 0},
     {},
 ]
 

@@ -10,9 +10,9 @@ NO_TIES = torch.zeros(30)
 
 
 def test_a_strong_anchor_gets_a_wide_burst_and_a_weak_one_a_narrow_one() -> None:
-    """0.9 per token behind the anchor: the weak one (0.3) follows eleven of the strong one's."""
+    """0.93 per token behind the anchor: the weak one (0.42) follows eleven of the strong one's."""
     scores = torch.zeros(30)
-    scores[5], scores[28] = 1.0, 0.3
+    scores[5], scores[28] = 1.0, 0.42
     all_tokens = torch.ones(30, dtype=torch.bool)
     chosen = RepairKV(before=0).choose(RepairKV(before=0).utility(scores), all_tokens, NO_TIES, 13)
     assert chosen.tolist() == [*range(5, 17), 28]
@@ -30,7 +30,7 @@ def test_scores_decay_faster_in_front_of_an_anchor() -> None:
         13,
         14,
         15,
-    ]
+    ], "0.8 in front of it is less than 0.93 three times behind it, and 0.8 twice less than five"
 
 
 def test_an_active_token_promotes_its_evicted_neighbours() -> None:
@@ -64,6 +64,7 @@ def test_no_more_tokens_are_chosen_than_there_are() -> None:
         ('{"select": "best"}', "", "repair_settings: select"),
         ('{"before": -1}', "", "repair_settings: before"),
         ('{"fade_after": 1}', "", "repair_settings: fade_after"),
+        ('{"contrast": -1}', "", "repair_settings: contrast"),
         ('{"hops": 0}', "", "repair_settings: hops"),
         ('{"width": 3}', "", "repair_settings: width"),
         ("", "all", "no repair_scan 'all'; there are exact, bounded, summary"),

@@ -65,7 +65,7 @@ def test_every_token_of_a_long_signal_counts(
 ) -> None:
     """Against the published operator written out, over every block's queries."""
     worker = make_worker(block_tokens=BLOCK, recent=8)
-    how = json.dumps({"select": "bursts", "before": 1, "after": 3})
+    how = json.dumps({"select": "bursts", "contrast": 0, "before": 1, "after": 3})
     resident = opened(worker, words, repair_settings=how, repair_scan=mode)
     engine = worker.engine
     session = resident.session

@@ -176,7 +176,7 @@ def test_the_published_form_promotes_the_bursts_of_the_signals_attention(
     Mean over layers and heads of the maximum over the signal.
     """
     worker = make_worker(block_tokens=64, recent=8)
-    opened(worker, words, select="bursts", before=1, after=3)
+    opened(worker, words, select="bursts", contrast=0, before=1, after=3)
     session = worker.engine.session("s")
     signal = worker.engine.tokenizer.encode(words(6, seed=1))
     scores, missing = expected_scores(worker, signal)

@@ -50,14 +50,18 @@ class Scan:
     stop_requested: Callable[[], bool]
     device: torch.device
 
-    def zeros(self) -> Tensor:
-        """Create a float32 vector `[length]` on the device."""
-        return torch.zeros(self.pages.length, device=self.device)
+    def no_attention(self) -> Tensor:
+        """Create the groups' attention before any row: float32 zeros `[groups, length]`."""
+        return torch.zeros(self.signal.groups, self.pages.length, device=self.device)
+
+    def no_tokens(self) -> Tensor:
+        """Create an empty mask of tokens: bool `[length]` on the device."""
+        return torch.zeros(self.pages.length, dtype=torch.bool, device=self.device)
 
     def get_counted(self, layer: int, chunk: Chunk) -> Tensor | None:
         """Rows of a chunk that contribute to a score, bool `[n_kv_heads, rows]`; None for all."""
         return None if self.counted is None else self.counted[layer][:, chunk.positions]
 
     def to_result(self, scores: Tensor, scored: Tensor, complete: bool) -> ScanResult:
-        """Build the result from vectors on the device."""
+        """Build the result from scores and scored tokens, `[length]`, on the device."""
         return ScanResult(scores.cpu(), scored.cpu(), self.pages.bytes_read, complete)

@@ -36,7 +36,7 @@ def bounded(
     """
     state = _BoundedScan(scan, find_ambiguous)
     if not (yield from state.normalise()) or not (yield from state.bound()):
-        return scan.to_result(state.scores, state.scored, False)
+        return scan.to_result(state.estimates(), state.scored, False)
     if not state.is_finite():
         return (yield from exact())
     if (yield from state.converge()):
@@ -49,10 +49,9 @@ def bounded(
 
 
 class _BoundedScan:
-    """Bounds on the scores, and the pages and keys that were read for them.
+    """Bounds on the attention of the signal's groups, and the pages and keys read for them.
 
     Attributes:
-        scores: Estimates before there are bounds, float32 `[length]`.
         scored: Tokens that have an estimate, bool `[length]`.
     """
 
@@ -64,20 +63,26 @@ class _BoundedScan:
             BoundedNormaliser(signal.queries(layer)) for layer in range(signal.n_layers)
         ]
         self._max_held = signal.rows_at_once(_MAX_HELD_TOKENS)
-        self.scores = scan.zeros()
-        self.scored = scan.zeros().bool()
-        self._lower = scan.zeros()
-        self._upper = scan.zeros()
+        self.scored = scan.no_tokens()
+        # Before there are bounds.
+        self._estimates = scan.no_attention()
+        self._lower = scan.no_attention()
+        self._upper = scan.no_attention()
         # Pages whose rows are in the normalisers as they were read.
         self._read = torch.zeros(scan.pages.count, dtype=torch.bool)
         self._pages_left = scan.pages.count
         self._pages_at_once = max(1, min(scan.pages.chunk_pages, scan.pages.count // 64))
         self._held: list[ReadChunk] = []
-        self._is_held = scan.zeros().bool()
+        self._is_held = scan.no_tokens()
+
+    def estimates(self) -> Tensor:
+        """Scores before there are bounds, float32 `[length]`."""
+        return self._scan.signal.contrast(self._estimates)
 
     def midpoints(self) -> Tensor:
-        """Midpoints between the bounds, float32 `[length]`."""
-        return (self._lower + self._upper) / 2
+        """Midpoints between the bounds on the scores, float32 `[length]`."""
+        lower, upper = self._score_bounds()
+        return (lower + upper) / 2
 
     def normalise(self) -> Generator[None, None, bool]:
         """Bound the normalisers by every page's summary, best pages first; False if stopped."""
@@ -91,20 +96,22 @@ class _BoundedScan:
                     weights = normaliser.add(compute_logits(scan.signal, layer, chunk))
                     weights /= (normaliser.low * normaliser.high).sqrt()
                     counted = scan.get_counted(layer, chunk)
-                    self.scores[chunk.positions] += scan.signal.scores(weights, counted)
+                    self._estimates[:, chunk.positions] += scan.signal.attention(weights, counted)
                 self.scored[chunk.positions] = True
                 self._read[list(chunk.pages)] = isinstance(chunk, ReadChunk)
             yield None
         return True
 
     def bound(self) -> Generator[None, None, bool]:
-        """Bound every token's score by the normalisers' bounds; False if stopped."""
+        """Bound the attention to every token by the normalisers' bounds; False if stopped."""
         scan = self._scan
         for pages in scan.pages.in_chunks(range(scan.pages.count)):
             if scan.stop_requested():
                 return False
             for chunk in scan.pages.approximate(pages):
-                self._lower[chunk.positions], self._upper[chunk.positions] = self._bounds(chunk)
+                lower, upper = self._bounds(chunk)
+                self._lower[:, chunk.positions] = lower
+                self._upper[:, chunk.positions] = upper
             yield None
         return True
 
@@ -140,13 +147,17 @@ class _BoundedScan:
         return False
 
     def _ambiguous(self) -> Tensor:
-        ambiguous = self._find_ambiguous(self._lower.cpu(), self._upper.cpu())
-        return ambiguous.to(self._lower.device)
+        lower, upper = self._score_bounds()
+        return self._find_ambiguous(lower.cpu(), upper.cpu()).to(lower.device)
+
+    def _score_bounds(self) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds on the scores, float32 `[length]` each."""
+        return self._scan.signal.contrast_bounds(self._lower, self._upper)
 
     def _bounds(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds on the scores of a chunk's rows, float32 `[rows]` each."""
+        """Bounds on the attention to a chunk's rows, float32 `[groups, rows]` each."""
         scan = self._scan
-        lower = torch.zeros(len(chunk.positions), device=scan.device)
+        lower = torch.zeros(scan.signal.groups, len(chunk.positions), device=scan.device)
         upper = torch.zeros_like(lower)
         for layer, normaliser in enumerate(self._normalisers):
             logits = compute_logits(scan.signal, layer, chunk)
@@ -159,7 +170,7 @@ class _BoundedScan:
     def _pages_by_upper_bound(self, tokens: Tensor) -> list[int]:
         """The pages of tokens, bool `[length]`, in the order of the tokens' upper bounds."""
         positions = tokens.nonzero().flatten()
-        order = self._upper[positions].argsort(descending=True, stable=True)
+        order = self._score_bounds()[1][positions].argsort(descending=True, stable=True)
         pages = positions[order] // self._scan.pages.page_tokens
         return list(dict.fromkeys(pages.tolist()))
 
@@ -198,8 +209,9 @@ class _BoundedScan:
     def _tighten(self, chunk: ReadChunk) -> None:
         lower, upper = self._bounds(chunk)
         at = chunk.positions
-        self._upper[at] = torch.minimum(self._upper[at], upper)
-        self._lower[at] = torch.minimum(torch.maximum(self._lower[at], lower), self._upper[at])
+        upper = torch.minimum(self._upper[:, at], upper)
+        self._upper[:, at] = upper
+        self._lower[:, at] = torch.minimum(torch.maximum(self._lower[:, at], lower), upper)
 
     def _page_gaps(self, ambiguous: Tensor) -> Generator[None, None, Tensor]:
         """Contribution of each unread page to the gap of the normalisers' bounds.

@@ -112,27 +112,23 @@ class BoundedNormaliser:
 def layer_bounds(
     signal: Signal, normaliser: BoundedNormaliser, logits: Logits, counted: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper bounds on a layer's contribution to the scores: float32 `[rows]` each."""
+    """Lower and upper bounds on a layer's contribution to the groups' attention.
+
+    float32 `[groups, rows]` each.
+    """
     weights = (logits.values - normaliser.log_midpoint().unsqueeze(-1)).exp_()
     factor = (logits.error + normaliser.log_error()).exp_().unsqueeze(-1)
     lower = (weights / factor).flatten(2)
     upper = weights.add_(_TINY).mul_(factor).clamp_(max=1).flatten(2)
-    low = signal.scores(lower, counted) * (1 - _SUMMING)
-    high = signal.scores(upper, counted) * (1 + _SUMMING)
+    low = signal.attention(lower, counted) * (1 - _SUMMING)
+    high = signal.attention(upper, counted) * (1 + _SUMMING)
     return low, high
 
 
 def query_weights(signal: Signal, normaliser: BoundedNormaliser, logits: Logits) -> Tensor:
-    """Largest change of these rows' scores per relative error of each query's normaliser.
-
-    Returns float32 `[n_kv_heads, group * t, 1]`. A query counts where it is the one of its head
-    that attends most to a row.
-    """
+    """Influence of each query's normaliser on these rows' scores, see `Signal.query_influence`."""
     weights = (logits.values - normaliser.log_midpoint().unsqueeze(-1)).exp_().flatten(2)
-    heads, _, rows = weights.shape
-    by_head = weights.view(heads, -1, signal.tokens, rows)
-    largest = by_head * (by_head == by_head.amax(2, keepdim=True))
-    return largest.amax(-1).view(heads, -1, 1)
+    return signal.query_influence(weights)
 
 
 def bound_gap(normaliser: BoundedNormaliser, logits: Logits, query_weights: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Scores of all of a session's tokens against a signal, in a scan that can be stopped at any time.
 
-The score of token i is `a_i = mean over layers and query heads of max over signal tokens t of
-A[t, i]`, where A is the softmax over all rows of the session (RepairKV eq. 3). Pages arrive in
-chunks, so memory does not grow with the session except for vectors over its tokens.
+The attention to token i is `a_i = mean over layers and query heads of max over signal tokens t of
+A[t, i]`, where A is the softmax over all rows of the session (RepairKV eq. 3). It is the score;
+with a contrast the score is `max(0, a_i(signal) - beta * a_i(neutral))`. Pages arrive in chunks, so
+memory does not grow with the session except for vectors over its tokens.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -17,9 +18,9 @@ from workers.primitives.observation import Observed
 from workers.repair.scan.base import FindAmbiguous, Scan, ScanResult
 from workers.repair.scan.bounded import bounded
 from workers.repair.scan.pages import Chunk, Pages
-from workers.repair.scan.softmax import Normaliser, Signal
+from workers.repair.scan.softmax import Contrast, Normaliser, Signal
 
-__all__ = ["FindAmbiguous", "ScanResult", "scan", "scan_by_head"]
+__all__ = ["Contrast", "FindAmbiguous", "ScanResult", "scan", "scan_by_head"]
 
 
 def scan(
@@ -28,6 +29,7 @@ def scan(
     observed: Observed,
     length: int,
     *,
+    contrast: Contrast | None = None,
     mode: RepairScan,
     counted: Tensor | None,
     find_ambiguous: FindAmbiguous,
@@ -44,6 +46,7 @@ def scan(
         name: The session's name.
         observed: The signal's queries.
         length: Number of tokens to score.
+        contrast: The neutral signal to subtract; None for the signal's attention itself.
         mode: "exact" reads every page twice. "summary" uses the midpoints of the codes as keys, and
             reads only pages without a summary. "bounded" reads pages until no token is ambiguous;
             its scores then lead to the same selection as the exact ones.
@@ -53,11 +56,11 @@ def scan(
         stop_requested: Returns True once the scan must end.
         device: Device of the computation.
     """
-    signal = Signal(observed, store.layout.n_kv_heads, device)
+    signal = Signal(observed, store.layout.n_kv_heads, device, contrast)
     pages = Pages(store, name, length, signal, device)
     request = Scan(pages, signal, counted, stop_requested, device)
     if not length:
-        return request.to_result(request.zeros(), request.zeros().bool(), True)
+        return request.to_result(request.no_attention()[0], request.no_tokens(), True)
     if mode == "bounded":
         exact = partial(two_passes, request, approximate=False)
         return (yield from bounded(request, find_ambiguous, exact))
@@ -72,31 +75,31 @@ def two_passes(scan: Scan, *, approximate: bool) -> Generator[None, None, ScanRe
     """
     signal = scan.signal
     normalisers = [Normaliser(signal.queries(layer)) for layer in range(signal.n_layers)]
-    scores = scan.zeros()
-    scored = scan.zeros().bool()
+    attention = scan.no_attention()
+    scored = scan.no_tokens()
     order = yield from scan.pages.best_first(scan.stop_requested)
     for pages in scan.pages.in_chunks(order):
         if scan.stop_requested():
-            return scan.to_result(scores, scored, False)
+            return scan.to_result(signal.contrast(attention), scored, False)
         for chunk in _load(scan, pages, approximate):
             for layer, normaliser in enumerate(normalisers):
                 weights = normaliser.add(scan.signal.logits(layer, chunk.get_layer(layer)))
                 weights /= normaliser.total
                 counted = scan.get_counted(layer, chunk)
-                scores[chunk.positions] += scan.signal.scores(weights, counted)
+                attention[:, chunk.positions] += scan.signal.attention(weights, counted)
             scored[chunk.positions] = True
         yield None
-    final = scan.zeros()
+    final = scan.no_attention()
     for pages in scan.pages.in_chunks(range(scan.pages.count)):
         if scan.stop_requested():
-            return scan.to_result(scores, scored, False)
+            return scan.to_result(signal.contrast(attention), scored, False)
         for chunk in _load(scan, pages, approximate):
             for layer, normaliser in enumerate(normalisers):
                 weights = normaliser.weights(scan.signal.logits(layer, chunk.get_layer(layer)))
                 counted = scan.get_counted(layer, chunk)
-                final[chunk.positions] += scan.signal.scores(weights, counted)
+                final[:, chunk.positions] += scan.signal.attention(weights, counted)
         yield None
-    return scan.to_result(final, scored, True)
+    return scan.to_result(signal.contrast(final), scored, True)
 
 
 def _load(scan: Scan, pages: Sequence[int], approximate: bool) -> Iterator[Chunk]:
@@ -109,16 +112,17 @@ def scan_by_head(
     observed: Observed,
     length: int,
     *,
+    contrast: Contrast | None = None,
     stop_requested: Callable[[], bool],
     device: torch.device,
 ) -> Generator[None, None, ScanResult]:
     """Scan as `scan` with mode "exact", for every layer and KV head on its own.
 
     The scores are float32 `[n_layers, n_kv_heads, length]`: the mean over the head's group of the
-    largest weight over the signal's tokens. Pages are read in order; the tokens that the second
-    pass reached are scored.
+    largest weight over the signal's tokens, less the neutral signal's in the same head. Pages are
+    read in order; the tokens that the second pass reached are scored.
     """
-    signal = Signal(observed, store.layout.n_kv_heads, device)
+    signal = Signal(observed, store.layout.n_kv_heads, device, contrast)
     pages = Pages(store, name, length, signal, device)
     normalisers = [Normaliser(signal.queries(layer)) for layer in range(signal.n_layers)]
     scores = torch.zeros(signal.n_layers, signal.n_kv_heads, length)
@@ -137,7 +141,8 @@ def scan_by_head(
         positions = chunk.positions.cpu()
         for layer, normaliser in enumerate(normalisers):
             weights = normaliser.weights(signal.logits(layer, chunk.get_layer(layer)))
-            scores[layer, :, positions] = signal.head_scores(weights).cpu()
+            by_head = signal.contrast(signal.head_attention(weights))
+            scores[layer, :, positions] = by_head.cpu()
         scored[positions] = True
         yield None
     return ScanResult(scores, scored, pages.bytes_read, True)

@@ -148,8 +148,9 @@ class Pages:
         bounds = torch.full((self.count,), torch.inf)
         for pages, logits in self._box_logits():
             weights = [each.sub_(peak).exp_() for each, peak in zip(logits, peaks, strict=True)]
-            scores = torch.stack([self._signal.scores(each, None) for each in weights])
-            bounds[pages] = scores.sum(0).cpu()
+            # The signal's attention bounds a score with a contrast, too.
+            attention = torch.stack([self._signal.attention(each, None)[0] for each in weights])
+            bounds[pages] = attention.sum(0).cpu()
             yield None
             if stop_requested():
                 break

@@ -1,5 +1,7 @@
 """Softmax of a signal's queries over rows that arrive in chunks, in any order."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,29 +11,53 @@ from workers.primitives.observation import Observed
 _MAX_LOGITS = 1 << 25
 
 
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """A neutral signal, and the weight `beta` with which its attention is subtracted."""
+
+    neutral: Observed
+    beta: float
+
+
 class Signal:
-    """The queries that rows are scored against.
+    """The queries that rows are scored against: one group, or two with a contrast.
+
+    The groups are the signal's tokens and the neutral signal's. They ride in one scan: a chunk is
+    read once and multiplied once with the queries of both.
 
     Memory: the queries as they were observed, and one layer of them in float32. A long signal is
     compared with fewer rows at a time (`rows_at_once`).
 
     Attributes:
-        tokens: Number of the signal's tokens, t.
+        tokens: Number of tokens of all groups, t.
+        groups: Number of groups.
         n_layers: Number of layers.
         n_heads: Number of query heads.
         n_kv_heads: Number of KV heads.
     """
 
-    def __init__(self, observed: Observed, n_kv_heads: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        observed: Observed,
+        n_kv_heads: int,
+        device: torch.device,
+        contrast: Contrast | None = None,
+    ) -> None:
         """Take the observed queries; they are scaled and grouped by KV head where they are used."""
-        self.n_heads, self.tokens, self._head_dim = observed.queries[0].shape
+        parts = [observed] if contrast is None else [observed, contrast.neutral]
+        self._group_tokens = [part.tokens for part in parts]
+        self.n_heads, _, self._head_dim = observed.queries[0].shape
+        self.tokens = sum(self._group_tokens)
         self.n_layers = len(observed.queries)
         self.n_kv_heads = n_kv_heads
-        self._observed = [queries.to(device) for queries in observed.queries]
+        self.groups = len(parts)
+        self._beta = 0.0 if contrast is None else contrast.beta
+        self._observed = [[queries.to(device) for queries in part.queries] for part in parts]
 
     def queries(self, layer: int) -> Tensor:
         """Scaled queries of a layer, float32 `[n_kv_heads, group * t, head_dim]`."""
-        scaled: Tensor = self._observed[layer].float() * self._head_dim**-0.5
+        queries = torch.cat([part[layer] for part in self._observed], dim=1)
+        scaled: Tensor = queries.float() * self._head_dim**-0.5
         return scaled.reshape(self.n_kv_heads, -1, self._head_dim)
 
     def rows_at_once(self, most: int, *, layers: int = 1) -> int:
@@ -46,26 +72,58 @@ class Signal:
         logits: Tensor = self.queries(layer) @ keys.float().transpose(1, 2)
         return logits
 
-    def scores(self, weights: Tensor, counted: Tensor | None) -> Tensor:
-        """A layer's contribution to the scores of rows: float32 `[rows]`.
+    def attention(self, weights: Tensor, counted: Tensor | None) -> Tensor:
+        """A layer's contribution to the groups' attention to rows: float32 `[groups, rows]`.
 
         weights: `[n_kv_heads, group * t, rows]`; counted: bool `[n_kv_heads, rows]`, None for all.
         """
-        best = self._max_over_tokens(weights).sum(1)
+        best = self._max_over_tokens(weights).sum(2)
         if counted is not None:
             best = best * counted
-        return best.sum(0) / (self.n_layers * self.n_heads)
+        return best.sum(1) / (self.n_layers * self.n_heads)
 
-    def head_scores(self, weights: Tensor) -> Tensor:
-        """Scores of rows per KV head, mean over its group: float32 `[n_kv_heads, rows]`.
+    def head_attention(self, weights: Tensor) -> Tensor:
+        """Attention to rows per KV head, mean over its group: float32 `[groups, n_kv_heads, rows]`.
 
         weights: `[n_kv_heads, group * t, rows]`.
         """
-        return self._max_over_tokens(weights).mean(1)
+        return self._max_over_tokens(weights).mean(2)
+
+    def contrast(self, attention: Tensor) -> Tensor:
+        """Scores from the groups' attention `[groups, ...]`: float32 `[...]`, 0 or more.
+
+        `max(0, a(signal) - beta * a(neutral))`; without a contrast the signal's attention itself.
+        """
+        return self.contrast_bounds(attention, attention)[0]
+
+    def contrast_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds on the scores from those on the groups' attention."""
+        if self.groups == 1:
+            return lower[0], upper[0]
+        low = (lower[0] - self._beta * upper[1]).clamp_min(0)
+        return low, (upper[0] - self._beta * lower[1]).clamp_min(0)
+
+    def query_influence(self, weights: Tensor) -> Tensor:
+        """Largest change of the scores of rows per relative error of each query's normaliser.
+
+        weights: `[n_kv_heads, group * t, rows]`. Returns float32 `[n_kv_heads, group * t, 1]`. A
+        query counts where it is the one of its head and group that attends most to a row.
+        """
+        parts = [
+            (part * (part == part.amax(2, keepdim=True))).amax(-1) * factor
+            for part, factor in zip(self._split(weights), (1.0, self._beta), strict=False)
+        ]
+        return torch.cat(parts, dim=2).view(len(weights), -1, 1)
 
     def _max_over_tokens(self, weights: Tensor) -> Tensor:
+        """The largest weight of each group's tokens: `[groups, n_kv_heads, group, rows]`."""
+        return torch.stack([part.amax(2) for part in self._split(weights)])
+
+    def _split(self, weights: Tensor) -> list[Tensor]:
+        """The groups' weights: `[n_kv_heads, group, t of the group, rows]` each."""
         heads, _, rows = weights.shape
-        return weights.view(heads, -1, self.tokens, rows).amax(2)
+        by_token = weights.view(heads, -1, self.tokens, rows)
+        return list(by_token.split_with_sizes(self._group_tokens, dim=2))
 
 
 class Normaliser:
