@@ -260,7 +260,8 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
     scans: dict[str, Callable[[], ScanResult]] = {PLAIN: bench.plain}
     for mode in get_args(RepairScan):
         scans[mode] = partial(bench.scan, mode, operator, plan.promoted)
-    for mode in ("exact", "bounded"):
+    contrasted_modes: tuple[RepairScan, ...] = ("exact", "bounded")
+    for mode in contrasted_modes:
         contrasted = partial(bench.scan, mode, operator, plan.promoted, bench.contrast)
         scans[mode + CONTRAST] = contrasted
     runs: dict[str, list[RepairRun]] = {name: [] for name in scans}

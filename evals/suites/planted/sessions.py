@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,8 +108,8 @@ class Cell:
         )
         # A fork decodes nothing, and needs no slot.
         for wanted in fork:
-            if wanted is not None:
-                wanted.result()  # type: ignore[union-attr]
+            if isinstance(wanted, Future):
+                wanted.result()
         resident = self.engine.swap_in(child)
         request = pb.RepairRequest(
             session=spec.session,

@@ -148,7 +148,7 @@ def _repairs(unit: Planted, base: Cell, facts: Sequence[Fact]) -> list[Record]:
     stated = {position for span in spans.values() for position in span}
     template = base.template_tokens()
     base.close()
-    records = []
+    records: list[Record] = []
     for name, result in repaired.items():
         promoted = set(result.report.promoted)
         records.append(
