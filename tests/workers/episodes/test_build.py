@@ -19,7 +19,8 @@ from workers.errors import BadEpisode, BadSettings
 from workers.primitives.scoring import attention_scores, cosine_to_mean, row_ranks
 
 BUDGET = 48
-PAPER = '{"rank": "attention", "whole_tokens": false, "topic": 0}'
+# Without pooling: neighbours would share scores, and a selection among equals is arbitrary.
+PAPER = '{"rank": "attention", "whole_tokens": false, "topic": 0, "pool": 1}'
 SPEC: dict[str, Any] = {
     "method": "epicache",
     "method_settings": PAPER,
