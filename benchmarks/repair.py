@@ -261,9 +261,8 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
     for mode in get_args(RepairScan):
         scans[mode] = partial(bench.scan, mode, operator, plan.promoted)
     contrasted_modes: tuple[RepairScan, ...] = ("exact", "bounded")
-    for mode in contrasted_modes:
-        contrasted = partial(bench.scan, mode, operator, plan.promoted, bench.contrast)
-        scans[mode + CONTRAST] = contrasted
+    for each in contrasted_modes:
+        scans[each + CONTRAST] = partial(bench.scan, each, operator, plan.promoted, bench.contrast)
     runs: dict[str, list[RepairRun]] = {name: [] for name in scans}
     for repeat in range(plan.repeats + 1):
         for name, run_scan in scans.items():

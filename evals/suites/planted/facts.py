@@ -64,7 +64,7 @@ FORMS: dict[Split, tuple[Form, ...]] = {
         Form(
             "The flight of {name} is {value}, do not forget it.",
             "Which flight does {name} take?",
-            "{name} takes the flight",
+            "The flight of {name} is",
             "plate",
         ),
     ),

@@ -95,7 +95,7 @@ def test_every_condition_repairs_its_own_fork_within_k() -> None:
         assert 0 <= each["in_statements"] <= 1
     again = planted.run(UNIT)
     seconds = {"seconds": 0}
-    assert [each | seconds for each in again] == [dict(each) | seconds for each in records]
+    assert [dict(each) | seconds for each in again] == [dict(each) | seconds for each in records]
 
 
 def test_no_fork_sees_another_ones_rows() -> None:
