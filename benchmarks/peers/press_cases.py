@@ -118,11 +118,21 @@ def continuation_log_probs(model: Any, cache: Any, case: dict[str, Any]) -> torc
 
 
 def forward(model: Any, cache: Any, token_ids: list[int], position: int) -> torch.Tensor:
-    """Logits `[n, vocabulary]` of tokens at true positions, which a compressed cache has not."""
-    positions = torch.arange(position, position + len(token_ids))[None]
-    out = model(input_ids=torch.tensor([token_ids]), past_key_values=cache, position_ids=positions)
-    logits: torch.Tensor = out.logits[0]
-    return logits
+    """Logits `[n, vocabulary]` of tokens at true positions, which a compressed cache has not.
+
+    One token at a time where layers have kept unlike many rows: transformers makes one mask, as
+    long as the first layer's rows.
+    """
+    lengths = {layer.keys.shape[2] for layer in cache.layers}
+    size = len(token_ids) if len(lengths) == 1 else 1
+    parts = []
+    for start in range(0, len(token_ids), size):
+        part = token_ids[start : start + size]
+        positions = torch.arange(position + start, position + start + len(part))[None]
+        inputs = torch.tensor([part])
+        out = model(input_ids=inputs, past_key_values=cache, position_ids=positions)
+        parts.append(out.logits[0])
+    return torch.cat(parts)
 
 
 def distance(reference: torch.Tensor, measured: torch.Tensor) -> dict[str, float]:

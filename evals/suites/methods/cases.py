@@ -7,10 +7,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evals import harness
 from evals.errors import BadExample
 from evals.harness import Message
 from evals.languages.base import Fact, Language
-from evals.suites.fidelity import fit_turns
 from workers.model.tokenizer import ChatTokenizer
 
 # Tokens of a planted fact's exchange with the template's, at most, for a case's size.
@@ -57,9 +57,9 @@ def build_case(
     """
     rng = random.Random(f"methods:{seed}")
     room = size.context - size.facts * _FACT_TOKENS
-    turns = fit_turns(messages, tokenizer, room)
+    turns = _fit(messages, tokenizer, room)
     later = messages[sum(map(len, turns)) :]
-    following = fit_turns(later, tokenizer, size.continuation)
+    following = _fit(later, tokenizer, size.continuation)
     if len(turns) < size.facts or not following:
         raise BadExample(
             f"a recording of {len(messages)} messages has no room for {size.facts} facts in "
@@ -79,6 +79,17 @@ def build_case(
             depth = round((index + 1) / len(turns), 2)
             questions.append(Question(language.ask(rng, fact), fact.value, depth))
     return Case(tuple(context), tuple(questions), tuple(m for turn in following for m in turn))
+
+
+def _fit(messages: Sequence[Message], tokenizer: ChatTokenizer, tokens: int) -> list[list[Message]]:
+    """The first whole exchanges of a conversation with at most `tokens` tokens."""
+    turns = list[list[Message]]()
+    for turn in harness.split_exchanges(messages):
+        tokens -= harness.count_tokens(tokenizer, turn)
+        if tokens < 0 or turn[-1]["role"] != "assistant":
+            break
+        turns.append(turn)
+    return turns
 
 
 def _turn_of(number: int, facts: int, turns: int) -> int:
