@@ -28,7 +28,8 @@ class Language:
       a fact after a sentence on a topic.
     - `draw_names(rng)`: distinct people in random order.
     - `draw_value(rng, attribute, used)`: a value unlike those before; `used` is added to.
-    - `state(rng, fact)`, `ask(rng, fact)`: a statement and a question, each a whole message.
+    - `state(rng, fact)`, `acknowledge(rng, fact)`, `ask(rng, fact)`: a statement, the reply to it and
+      a question, each a whole message.
     - `statement_span(fact)`: the words of a statement that an answer needs, as they stand in it.
     - `small_talk(rng, topic, said)`: a user's message and a reply, which may refer to the messages
       `said` so far; they are added to it.
@@ -41,13 +42,13 @@ class Language:
     topics: tuple[str, ...]
     attributes: tuple[str, ...]
     system_lines: tuple[str, ...]
-    acknowledgements: tuple[str, ...]
     max_facts: int
     chat_tokens: int
     fact_tokens: int
     draw_names: Callable[[Random], list[str]]
     draw_value: Callable[[Random, str, set[str]], str]
     state: Callable[[Random, Fact], str]
+    acknowledge: Callable[[Random, Fact], str]
     ask: Callable[[Random, Fact], str]
     statement_span: Callable[[Fact], str]
     small_talk: Callable[[Random, str, list[str]], tuple[str, str]]

@@ -1,7 +1,8 @@
 """Plain English for models that read it: our own templates, and facts that a small LLM can recall.
 
-A statement says its fact twice and a question is as plain as can be: a model of 135 million
-parameters answers few others, even with the full cache.
+A fact is said twice, in its statement and in the reply to it, and a question is as plain as can be: a
+model of 135 million parameters answers few others, even with the full cache. A reply that only says
+"Noted." would be what it answers to questions, too.
 """
 
 from collections.abc import Callable
@@ -47,10 +48,10 @@ _ATTRIBUTES: dict[str, Callable[[Random], str]] = {
 }
 _CLAUSE = "the {attribute} of {name} is {value}"
 _STATEMENTS = (
-    "Please remember this: {clause}. Again, {clause}.",
-    "One thing to keep in mind: {clause}. I repeat, {clause}.",
-    "Before I forget, {clause}. Remember it: {clause}.",
-    "By the way, {clause}. Write it down: {clause}.",
+    "Please remember this: {clause}.",
+    "One thing to keep in mind: {clause}.",
+    "Before I forget, {clause}.",
+    "By the way, {clause}.",
 )
 _QUESTIONS = ("What is the {attribute} of {name}?", "What was the {attribute} of {name}?")
 _SYSTEM_LINES = (
@@ -58,7 +59,7 @@ _SYSTEM_LINES = (
     "You are a helpful assistant with a good memory.",
     "You are a careful assistant. Answer in one short sentence.",
 )
-_NOTED = ("Noted.", "Got it, thank you.", "Understood.", "Okay, I will remember that.")
+_NOTED = ("Noted, {clause}.", "Thank you, {clause}.", "Understood, {clause}.", "Okay, {clause}.")
 
 # What is talked about on each topic: things, places, and what one does there.
 _TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
@@ -193,6 +194,10 @@ def _state(rng: Random, fact: Fact) -> str:
     return rng.choice(_STATEMENTS).format(clause=_clause(fact))
 
 
+def _acknowledge(rng: Random, fact: Fact) -> str:
+    return rng.choice(_NOTED).format(clause=_clause(fact))
+
+
 def _ask(rng: Random, fact: Fact) -> str:
     return rng.choice(_QUESTIONS).format(attribute=fact.attribute, name=fact.name)
 
@@ -245,13 +250,13 @@ ENGLISH = Language(
     topics=tuple(sorted(_TOPICS)),
     attributes=tuple(sorted(_ATTRIBUTES)),
     system_lines=_SYSTEM_LINES,
-    acknowledgements=_NOTED,
     max_facts=len(_NAMES),
     chat_tokens=95,
     fact_tokens=75,
     draw_names=_draw_names,
     draw_value=_draw_value,
     state=_state,
+    acknowledge=_acknowledge,
     ask=_ask,
     statement_span=_statement_span,
     small_talk=_small_talk,

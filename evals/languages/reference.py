@@ -42,6 +42,10 @@ def _state(rng: Random, fact: Fact) -> str:
     return capitalize(rng.choice(STATEMENTS).format(clause=clause))
 
 
+def _acknowledge(rng: Random, fact: Fact) -> str:
+    return rng.choice(NOTED)
+
+
 def _ask(rng: Random, fact: Fact) -> str:
     return rng.choice(QUESTIONS).format(name=fact.name, attribute=fact.attribute)
 
@@ -63,13 +67,13 @@ REFERENCE = Language(
     topics=tuple(sorted(chat.TOPICS)),
     attributes=tuple(sorted(ATTRIBUTES)),
     system_lines=SYSTEM_LINES,
-    acknowledgements=NOTED,
     max_facts=MAX_FACTS,
     chat_tokens=38,
     fact_tokens=40,
     draw_names=_draw_names,
     draw_value=_draw_value,
     state=_state,
+    acknowledge=_acknowledge,
     ask=_ask,
     statement_span=_statement_span,
     small_talk=chat.small_talk,

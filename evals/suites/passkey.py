@@ -109,7 +109,7 @@ def build_history(
     return PasskeyHistory(
         system={"role": "system", "content": rng.choice(language.system_lines)},
         chat=chat,
-        statement=_exchange(statement, rng.choice(language.acknowledgements)),
+        statement=_exchange(statement, language.acknowledge(rng, fact)),
         question=language.ask(rng, fact),
         value=fact.value,
     )

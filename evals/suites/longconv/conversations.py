@@ -143,7 +143,7 @@ def _write(
             facts.append(_Stated(fact, topic, len(exchanges)))
             statement = language.state(rng, fact)
             user = f"{language.line(rng, topic)} {statement}"
-            exchanges.append((user, rng.choice(language.acknowledgements)))
+            exchanges.append((user, language.acknowledge(rng, fact)))
         else:
             exchanges.append(language.small_talk(rng, topic, said[topic]))
     return facts, exchanges

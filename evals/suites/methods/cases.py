@@ -100,5 +100,5 @@ def _turn_of(number: int, facts: int, turns: int) -> int:
 def _statement(rng: random.Random, fact: Fact, language: Language) -> list[Message]:
     return [
         {"role": "user", "content": language.state(rng, fact)},
-        {"role": "assistant", "content": rng.choice(language.acknowledgements)},
+        {"role": "assistant", "content": language.acknowledge(rng, fact)},
     ]

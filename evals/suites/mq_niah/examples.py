@@ -145,7 +145,7 @@ def _draw_facts(
         value = language.draw_value(rng, attribute, used)
         fact = Fact(name, attribute, value)
         statement = language.state(rng, fact)
-        statements.append(_exchange(statement, rng.choice(language.acknowledgements)))
+        statements.append(_exchange(statement, language.acknowledge(rng, fact)))
         question = language.ask(rng, fact)
         drawn.append(Needle(name, attribute, value, question, language.statement_span(fact)))
     return drawn, statements
