@@ -31,7 +31,7 @@ def test_facts_are_planted_at_spread_depths_and_the_recording_goes_on(
     case = build_case(messages, 3, SIZE, REFERENCE, tokenizer)
     assert [question.depth for question in case.questions] == pytest.approx([0.25, 0.75], abs=0.15)
     assert harness.count_tokens(tokenizer, case.context) <= SIZE.context
-    following = list(case.continuation)
+    following = [dict(message) for message in case.continuation]
     start = messages.index(following[0])
     assert following == messages[start : start + len(following)]
     assert messages[start - 1] in case.context
