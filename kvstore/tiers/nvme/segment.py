@@ -104,6 +104,10 @@ class SegmentFile:
                 read += more
         return record[:read]
 
+    def get_status(self) -> os.stat_result:
+        """Status of the file, also once it is unlinked; then it has no links."""
+        return os.fstat(self._descriptor)
+
     def sync(self) -> None:
         """Wait until everything written is on the disk."""
         with map_os_errors(self.path):

@@ -6,7 +6,6 @@ It only speeds up the start. It names the size and the time of the last change o
 it describes; when these or its checksum do not match, the segment's headers are read instead.
 """
 
-import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -91,6 +90,8 @@ def write_index(segment: SegmentFile, entries: SegmentEntries) -> None:
     with suppress(OSError):
         content = _encode(entries, *_get_state(segment))
         get_path(segment).write_bytes(content + _CHECKSUM.pack(google_crc32c.value(content)))
+        if not segment.get_status().st_nlink:  # another thread has removed the segment meanwhile
+            remove_index(segment)
 
 
 def remove_index(segment: SegmentFile) -> None:
@@ -164,5 +165,5 @@ def _split_names(body: bytes, position: int, count: int) -> Iterator[str]:
 
 def _get_state(segment: SegmentFile) -> tuple[int, int]:
     """Size of the file and the time of its last change in nanoseconds."""
-    status = os.stat(segment.path)
+    status = segment.get_status()
     return status.st_size, status.st_mtime_ns

@@ -147,6 +147,19 @@ def test_index_files_go_with_their_segments(
     assert {path.stem for path in (tmp_path / "rows").glob("*.index")} <= left
 
 
+def test_a_segment_that_another_thread_removes_while_it_is_read_leaves_no_index_file(
+    tmp_path: Path,
+) -> None:
+    segment = SegmentFile(tmp_path / "segment-00000001.kv", 1)
+    segment_index.write_index(segment, SegmentEntries([], (), 0))
+    assert [path.suffix for path in tmp_path.glob("*.index")] == [".index"]
+    segment.path.unlink()
+    assert segment_index.read_closed(segment).entries == []
+    segment_index.remove_index(segment)
+    assert segment_index.read_closed(segment).entries == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_index_files_that_a_crash_left_are_removed_at_the_next_start(
     open_tier: OpenTier, make_page: MakePage, tmp_path: Path
 ) -> None:
