@@ -23,7 +23,7 @@ class RepairKV:
     completed.
 
     `contrast` is ours, too: the scores are the signal's attention less that of a neutral signal,
-    so that tokens that every query attends to are nobody's anchors.
+    so that tokens which every query attends to are no anchors.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
