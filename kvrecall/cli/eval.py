@@ -2,24 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from kvrecall.app.run import TEST_INSTRUMENT
-from kvrecall.reporting.eval_tables import build_tables
-from kvrecall.reporting.results import Results, build_results
-from reference import MODEL_PATH
-
-if TYPE_CHECKING:
-    from evals.harness import Setup
-    from evals.suite import Suite
+from kvrecall.app.models import REFERENCE
+from kvrecall.cli.eval_run import (
+    absolute_paths,
+    build_setup,
+    resolve_reference,
+    run_suite,
+    split_words,
+)
 
 # Each command imports its suite itself: torch takes seconds to import, which --help does without.
 
-REFERENCE = "reference"
-MODEL_NAME = "kvrecall reference model"
 SEED = 9000
 MQ_NIAH_SEED = 9100
 
@@ -95,12 +92,12 @@ def longconv_command(
     from evals.configs import parse_configs
     from evals.suites.longconv import suite as longconv
 
-    setup = _setup(model, "", seed, block, episodes)
-    first = longconv.LongConv(setup, tokens, topics, questions, _paths(data))
-    chosen = _words(budgets) or list(longconv.BUDGETS)
-    kept = parse_codecs(_words(codecs))
-    _run(
-        longconv.suite(first, parse_configs(_words(methods)), chosen, conversations, kept),
+    setup = build_setup(model, "", seed, block, episodes)
+    first = longconv.LongConv(setup, tokens, topics, questions, absolute_paths(data))
+    chosen = split_words(budgets) or list(longconv.BUDGETS)
+    kept = parse_codecs(split_words(codecs))
+    run_suite(
+        longconv.suite(first, parse_configs(split_words(methods)), chosen, conversations, kept),
         json,
         processes,
         fresh,
@@ -132,10 +129,12 @@ def passkey_command(
     from evals.configs import parse_configs
     from evals.suites import passkey
 
-    setup = _setup(model, budget, seed, block, episodes)
+    setup = build_setup(model, budget, seed, block, episodes)
     places = (lengths or passkey.LENGTHS, depths or passkey.DEPTHS)
-    _run(
-        passkey.suite(setup, parse_configs(_words(methods)), conversations, *places, _paths(data)),
+    run_suite(
+        passkey.suite(
+            setup, parse_configs(split_words(methods)), conversations, *places, absolute_paths(data)
+        ),
         json,
         processes,
         fresh,
@@ -165,12 +164,12 @@ def fidelity_command(
     from evals.configs import parse_configs
     from evals.suites import fidelity
 
-    setup = _setup(model, "", seed, block, episodes)
-    chosen = _words(budgets) or list(fidelity.BUDGETS)
+    setup = build_setup(model, "", seed, block, episodes)
+    chosen = split_words(budgets) or list(fidelity.BUDGETS)
     suite = fidelity.suite(
-        setup, parse_configs(_words(methods)), chosen, data or [], limit or None, tokens
+        setup, parse_configs(split_words(methods)), chosen, data or [], limit or None, tokens
     )
-    _run(suite, json, processes, fresh)
+    run_suite(suite, json, processes, fresh)
 
 
 @eval_app.command("methods")
@@ -195,13 +194,13 @@ def methods_command(
     from evals.configs import parse_configs
     from evals.suites.methods import suite as methods_suite
 
-    setup = _setup(model, "", seed, block, episodes)
+    setup = build_setup(model, "", seed, block, episodes)
     size = replace(methods_suite.SIZE, context=tokens, facts=facts)
-    chosen = _words(budgets) or list(methods_suite.BUDGETS)
+    chosen = split_words(budgets) or list(methods_suite.BUDGETS)
     suite = methods_suite.suite(
-        setup, parse_configs(_words(methods)), chosen, data or [], limit or None, size
+        setup, parse_configs(split_words(methods)), chosen, data or [], limit or None, size
     )
-    _run(suite, json, processes, fresh)
+    run_suite(suite, json, processes, fresh)
 
 
 @eval_app.command("locomo")
@@ -244,14 +243,14 @@ def locomo_command(
     answers = []
     if model is not None:
         first = locomo_answers.Answering(
-            _setup(model, "", seed, block, episodes), "", questions, tokens
+            build_setup(model, "", seed, block, episodes), "", questions, tokens
         )
-        chosen = _words(budgets) or list(locomo_answers.BUDGETS)
+        chosen = split_words(budgets) or list(locomo_answers.BUDGETS)
         answers = locomo.answering_units(
-            first, data, limit or None, parse_configs(_words(methods)), chosen
+            first, data, limit or None, parse_configs(split_words(methods)), chosen
         )
     tried = (counts or locomo_matching.COUNTS, widths or locomo_matching.WIDTHS)
-    _run(locomo.suite(data, limit or None, seed, *tried, answers), json, processes, fresh)
+    run_suite(locomo.suite(data, limit or None, seed, *tried, answers), json, processes, fresh)
 
 
 @eval_app.command("mq-niah")
@@ -291,11 +290,13 @@ def mq_niah_command(
     from evals.suites.mq_niah import variants as mq_niah_suites
     from evals.suites.mq_niah.case import Protocol
 
-    protocol = Protocol(_resolve_model(model), 0, base, tokens, distractors, data=_paths(data))
-    names = tuple(_words(suite) or ["4q"])
-    kept = parse_codecs(_words(codecs))
+    protocol = Protocol(
+        resolve_reference(model), 0, base, tokens, distractors, data=absolute_paths(data)
+    )
+    names = tuple(split_words(suite) or ["4q"])
+    kept = parse_codecs(split_words(codecs))
     chosen = mq_niah_suites.SuiteRequest(names, tuple(ks or ()), seed, cases, kept)
-    _run(mq_niah_suites.build_suite(protocol, chosen), json, processes, fresh)
+    run_suite(mq_niah_suites.build_suite(protocol, chosen), json, processes, fresh)
 
 
 @eval_app.command("repository")
@@ -313,8 +314,8 @@ def repository_command(
     """Repair for call sites in Python's standard library, with an event that describes the site."""
     from evals.suites.repository import suite as repository
 
-    path = _resolve_model(model)
-    _run(
+    path = resolve_reference(model)
+    run_suite(
         repository.suite(path, tokens or repository.context_tokens(path), seed, cases),
         json,
         processes,
@@ -350,7 +351,7 @@ def planted_command(
     from evals.suites.planted import suite as planted
 
     first = planted.Planted(
-        model=_resolve_model(model),
+        model=resolve_reference(model),
         data=data,
         split=planted.parse_split(split),
         seed=seed,
@@ -359,64 +360,4 @@ def planted_command(
         method=method,
         block_tokens=block,
     )
-    _run(planted.suite(first, facts or (1,), ks or planted.KS, cases), json, processes, fresh)
-
-
-def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
-    """The base set-up of a suite's runs, which the suite copies with its own configurations."""
-    from evals.configs import FULL, parse_config
-    from evals.harness import Setup
-    from kvrecall.domain.session_settings import EpisodeSettings
-
-    if episodes != "auto" and not (episodes.isdecimal() and int(episodes)):
-        raise typer.BadParameter(f"{episodes!r} is neither a number of episodes nor auto")
-    count: Any = episodes if episodes == "auto" else int(episodes)
-    return Setup(
-        _resolve_model(model), parse_config(FULL), budget, seed, block, EpisodeSettings(count=count)
-    )
-
-
-def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
-    """Run what the journal lacks, write the result file and its plot, print the tables."""
-    from evals.runner import run
-
-    console = Console()
-    is_reference = suite.model == str(MODEL_PATH)
-    if is_reference:
-        console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
-    journal = out.with_suffix(".journal.jsonl")
-    if fresh:
-        journal.unlink(missing_ok=True)
-    rows = suite.rows(run(suite, journal, console, processes))
-    results = build_results(
-        suite.name, suite.seed, MODEL_NAME if is_reference else Path(suite.model).name, rows
-    )
-    results.write(out)
-    _show(console, results, out)
-
-
-def _show(console: Console, results: Results, out: Path) -> None:
-    # matplotlib takes a second to import.
-    from kvrecall.reporting.eval_plots import build_figure
-    from kvrecall.reporting.figures import png
-
-    for table in build_tables(results):
-        console.print(table)
-    plot = out.with_suffix(".png")
-    if figure := build_figure(results):
-        png(figure, plot)
-    for written in (out, plot) if figure else (out,):
-        console.print(f"written: {written}", highlight=False, soft_wrap=True)
-
-
-def _resolve_model(model: str) -> str:
-    return str(MODEL_PATH) if model == REFERENCE else model
-
-
-def _paths(sources: list[Path] | None) -> tuple[str, ...]:
-    return tuple(str(source.absolute()) for source in sources or ())
-
-
-def _words(options: list[str] | None) -> list[str]:
-    """The words of all options: one option may have several, separated by spaces."""
-    return [word for option in options or () for word in option.split()]
+    run_suite(planted.suite(first, facts or (1,), ks or planted.KS, cases), json, processes, fresh)

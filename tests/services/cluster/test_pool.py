@@ -1,7 +1,4 @@
-"""Several workers behind one protocol.
-
-Real servers in this process, a registry that says who is there.
-"""
+"""Several workers behind one protocol: real servers in this process, and a registry of them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -28,10 +28,7 @@ from workers.primitives.observation import Observed
 from workers.repair.scan.exact import FindAmbiguous, ScanResult, scan, scan_by_head
 
 CPU = torch.device("cpu")
-N_LAYERS = 2
-N_HEADS = 4
-N_KV_HEADS = 2
-HEAD_DIM = 8
+N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM = 2, 4, 2, 8
 
 
 @dataclass(frozen=True)
