@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from kvrecall.app.local_server import ServerNeeds, launch
 from kvrecall.client import KvrecallClient
@@ -99,15 +100,15 @@ class Endpoint(ABC):
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples that have these labels."""
-        page = self.http.get("/metrics").raise_for_status()
-        samples = [
-            sample
-            for family in text_string_to_metric_families(page.text)
-            for sample in family.samples
-        ]
         return sum(
-            s.value for s in samples if s.name == name and labels.items() <= s.labels.items()
+            sample.value for sample in self.samples(name) if labels.items() <= sample.labels.items()
         )
+
+    def samples(self, name: str) -> list[Sample]:
+        """Samples of a metric, one for each set of labels."""
+        page = self.http.get("/metrics").raise_for_status()
+        families = text_string_to_metric_families(page.text)
+        return [sample for family in families for sample in family.samples if sample.name == name]
 
     def close(self) -> None:
         """Close all clients."""
@@ -259,9 +260,11 @@ class Cluster(Endpoint):
             process.end(signal.SIGKILL)
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until `holds`. Fails after `DEADLINE_SECONDS`."""
+def until(
+    holds: Callable[[], bool], what: str, seen: Callable[[], object] = lambda: "no more"
+) -> None:
+    """Wait until `holds`. Fails after `DEADLINE_SECONDS` and says what is `seen` instead."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not holds():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
+        assert time.monotonic() < deadline, f"not in {DEADLINE_SECONDS} s: {what}, but {seen()}"
         time.sleep(0.01)

@@ -62,7 +62,11 @@ def delete_all(server, client, say) -> None:
         for session in sessions:
             client.delete_session(session)
     for metric in SESSION_METRICS:
-        say.until(lambda name=metric: is_released(server, name), f"{metric} of 0")
+        say.until(
+            lambda name=metric: is_released(server, name),
+            f"{metric} of 0",
+            lambda name=metric: server.samples(f"kvrecall_{name}"),
+        )
 
 
 def is_released(server, metric: str) -> bool:

@@ -3,9 +3,10 @@
 The sum of all workers is one key. Each worker adds its own changes to it every few seconds and
 takes over the result, so a reading costs nothing however many sessions there are. Expired sessions change
 the sum unseen, and a worker that is killed takes its unpublished changes with it: one worker counts
-all sessions again from time to time, and soon after a start, a failure or a full tier. What others
-have not published yet is then counted twice: until a count agrees with the sum, it is repeated, after
-ever longer times.
+all sessions again from time to time, and soon after a start, a failure or a full tier. A count adds
+the difference to the sum, so that it keeps what others publish meanwhile. What they changed before
+and publish after is then in the sum twice, but such a count differs from the sum: it is repeated,
+after ever longer times, until one agrees.
 """
 
 import re
@@ -34,6 +35,7 @@ _PROBE_SECONDS = 0.5
 _COUNT_SECONDS = 600.0
 # A sum that is in doubt is counted again once the last count is this old, then twice as old.
 _RECOUNT_SECONDS = 30.0
+_MAX_RECOUNT_SECONDS = 120.0
 # Share of the sum by which a count may differ from it: changes that are under way.
 _TOLERANCE = 1e-3
 _UNREGISTER_SECONDS = 3600
@@ -127,13 +129,14 @@ class SharedUsage:
         self._take_over(int(total), changed)
 
     def count(self) -> int:
-        """Sum the bytes of all sessions, publish and return them; unregister ended sessions.
+        """Sum the bytes of all sessions and return them; correct the sum, unregister ended sessions.
 
         Raises a tier's error.
         """
         started = time.monotonic()
-        expected = self.used_bytes
         changed = self._changed
+        published = self._execute("GET", self._keys.used)
+        before = int(published or 0)
         total = 0
         ended: list[str] = []
         for names in self.scan_sessions():
@@ -142,9 +145,8 @@ class SharedUsage:
             )
             total += sum(int(used or 0) for used in sums)
             ended += [name for name, used in zip(names, sums, strict=True) if used is None]
-        self._take_over(total, changed)
-        self._judge(abs(total - expected) <= _TOLERANCE * total, started)
-        self._execute("SET", self._keys.used, total, "PX", self._ttl_milliseconds)
+        self._take_over(self._correct(published, total - before), changed)
+        self._judge(abs(total - before - changed) <= _TOLERANCE * total, started)
         sessions = self._keys.sessions
         for first in range(0, len(ended), _SCAN_SESSIONS):
             batch = ended[first : first + _SCAN_SESSIONS]
@@ -202,7 +204,7 @@ class SharedUsage:
     def _judge(self, agreed: bool, counted_at: float) -> None:
         """Keep or end the doubt after a count of one's own."""
         self._doubted_at = None if agreed else counted_at
-        self._recount_seconds = min(2 * self._recount_seconds, _COUNT_SECONDS)
+        self._recount_seconds = min(2 * self._recount_seconds, _MAX_RECOUNT_SECONDS)
 
     def _is_count_due(self) -> bool:
         """Return whether this worker counts now: one does in each interval, and after a doubt."""
@@ -227,6 +229,17 @@ class SharedUsage:
                 if memory.limit and memory.used + self._changed > MEMORY_SHARE * memory.limit:
                     return f"its memory is in use: {memory.used} of {memory.limit} bytes"
         return None
+
+    def _correct(self, published: bytes | None, difference: int) -> int:
+        """Add to the sum the difference between a count and what was published before it."""
+        key, expiry = self._keys.used, ("PX", self._ttl_milliseconds)
+        if published is None and self._execute("SET", key, difference, *expiry, "NX") is not None:
+            return difference
+        if published is None:  # another worker has counted at the same time
+            return int(self._execute("GET", key) or 0)
+        total = int(self._execute("INCRBY", key, difference))
+        self._execute("PEXPIRE", key, self._ttl_milliseconds)
+        return total
 
     def _take_over(self, total: int, changed: int) -> None:
         """Continue from the published sum, which has `changed` bytes of this worker's changes."""

@@ -103,6 +103,49 @@ def test_the_sum_is_right_again_soon_after_a_worker_was_killed(
     until(lambda: successor.used_bytes == len(page[1]), "the sum is right")
 
 
+def test_a_count_keeps_what_others_publish_while_it_runs(
+    open_tier: OpenTier,
+    make_page: MakePage,
+    redis_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = redis_process()
+    one, other = open_tier(process.url), open_tier(process.url)
+    pages = [make_page(0, session=session) for session in ("kept", "deleted")]
+    one.put(pages)
+    one._usage.refresh()
+    scan = one._usage.scan_sessions
+
+    def scan_and_delete() -> Iterator[list[str]]:
+        yield from scan()
+        other.delete([pages[1][0]])
+        other._usage.refresh()
+
+    monkeypatch.setattr(one._usage, "scan_sessions", scan_and_delete)
+    assert one._usage.count() == sum(len(blob) for _, blob in pages)
+    assert one.used_bytes == len(pages[0][1])
+
+
+def test_a_count_that_saw_unpublished_changes_of_others_is_repeated(
+    open_tier: OpenTier,
+    make_page: MakePage,
+    redis_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
+) -> None:
+    process = redis_process()
+    one, other = open_tier(process.url), open_tier(process.url)
+    page = make_page(0)
+    other.put([page])
+    one._usage.count()
+    other._usage.refresh()
+    one._usage.refresh()
+    assert one.used_bytes == 2 * len(page[1]), "counted, and published after"
+    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
+    monkeypatch.setattr(one._usage, "_recount_seconds", 0.3)
+    until(lambda: one.used_bytes == other.used_bytes == len(page[1]), "the sum is right")
+
+
 def test_of_many_workers_that_start_at_once_one_counts_the_sessions(
     open_tier: OpenTier, redis_process: Any, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
