@@ -64,7 +64,7 @@ class LoadedModel:
         Returns logits of the last tokens, float32 `[B, logits_to_keep, vocabulary]`.
         """
         out = self.module(
-            input_ids=token_ids.to(self.device),
+            input_ids=token_ids.to(self.device, non_blocking=True),
             position_ids=step.query_positions.long(),
             past_key_values=step,
             use_cache=True,
