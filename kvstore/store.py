@@ -384,8 +384,7 @@ class RowStore:
     def close(self) -> None:
         """Flush every session, then close the tiers, even when the flush fails.
 
-        May be called twice. Raises a tier's error when rows are in no durable tier though the store
-        has one.
+        May be called twice. Raises a tier's error when rows are in none of the durable tiers.
         """
         if not self._sessions.close():
             return

@@ -334,6 +334,7 @@ class _TurnContext:
             compare_with=self.request.compare_with,
             episode=None if self.match is None else self.match.load,
             prefix=None if self.first is None else self.first.offered,
+            length=self.session.memory.length,
         )
 
     def fingerprint(self) -> str:

@@ -161,8 +161,9 @@ class Round:
             was_rebuilt = any(session in rebuilt for session in sessions)
             kind = kinds.AFTER_REBUILD if was_rebuilt else kinds.DIFFERENT
             self._fail(kind, [difference.text])
-        if self.sound and rebuilt:
-            self._fail(kinds.LOST_ROWS, [f"{pages} pages of {id}" for id, pages in rebuilt.items()])
+        if self.sound:
+            lost = events.rebuilt_without_cause(self.setup)
+            self._fail(kinds.LOST_ROWS, [f"{pages} pages of {id}" for id, pages in lost.items()])
         self._fail(kinds.TORN, counters.torn_streams)
         self._fail(kinds.WRONG_ERRORS, counters.wrong_errors)
         self._fail(kinds.LATE_ERRORS, counters.late_errors)

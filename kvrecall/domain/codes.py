@@ -74,7 +74,7 @@ class ErrorCode(StrEnum):
     TURN_QUARANTINED = "turn_quarantined", 503, "UNAVAILABLE"
     WORKER_ERROR = "worker_error", 500, "UNKNOWN"
     SESSION_NOT_OPEN = "session_not_open", 503, "NOT_FOUND"
-    ROWS_MISSING = "rows_missing", 500, "DATA_LOSS"
+    ROWS_MISSING = "rows_missing", 503, "DATA_LOSS"
     STORAGE_FAILED = "storage_failed", 503, "DATA_LOSS"
     CANCELLED = "cancelled", 503, "ABORTED"
     INCOMPATIBLE_STATE = "incompatible_state", 503, "FAILED_PRECONDITION"

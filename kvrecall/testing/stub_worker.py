@@ -175,6 +175,10 @@ class StubWorker:
         """Generate the next of `script`, word by word."""
         self._fault("turn")
         state = self._state(request.session)
+        if request.HasField("length") and request.length != state.length:
+            raise WorkerRefused(
+                ErrorCode.SESSION_NOT_OPEN, f"{state.length} rows are not committed"
+            )
         if request.HasField("episode"):
             self._fault("switch")
         self.open_turns += 1

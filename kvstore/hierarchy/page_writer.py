@@ -148,6 +148,11 @@ class PageWriter:
         """The page while it is queued; None once the tiers have it or it was discarded."""
         return self._queued.get(key)
 
+    def queued_keys(self, session: str) -> set[PageKey]:
+        """Keys of the session's queued pages."""
+        with self._changed:
+            return {key for key in self._queued if key.session == session}
+
     def drain(self, sessions: Collection[str] | None = None) -> list[KvStoreError]:
         """Wait until all tasks submitted so far are done and refused ones were tried once more.
 

@@ -31,6 +31,8 @@ class SessionRemover:
                 stack.tiers.fence(session, fence)
             keys = set(state.table.own_keys(keep_pages))
             stored = stack.stored_keys(session, must_answer=not state.loaded)
+            # A page that no tier has accepted yet would be written after the deletion.
+            stored |= self._context.writer.queued_keys(session)
             keys |= {key for key in stored if key.index >= keep_pages}
             self._sessions.remove(state, keep_pages=keep_pages)
             self._context.epochs.forget(session)

@@ -99,3 +99,18 @@ async def test_a_build_of_episodes_opens_the_session_again(harness) -> None:
     await harness.wait_until_idle(session)
     assert harness.worker.call_log == [f"open {length}"]
     assert (await harness.catalog.episodes.get(session)).builds == 1
+
+
+async def test_a_turn_opens_a_session_again_that_is_not_as_committed(harness) -> None:
+    session, twin = await harness.session(), await harness.session()
+    for each in (session, twin):
+        await harness.say(each, HELLO)
+    # As after a catalog was restored from a backup: the worker is one turn ahead.
+    harness.worker.sessions[session].length += 4
+    harness.worker.call_log.clear()
+    length = (await harness.catalog.sessions.get(session)).memory.length
+    outcome = await harness.say(session, HELLO)
+    assert harness.worker.call_log == [f"open {length}"]
+    await harness.say(twin, HELLO)
+    assert outcome.memory.length == (await harness.catalog.sessions.get(twin)).memory.length
+    assert await harness.selection(session) == await harness.selection(twin)

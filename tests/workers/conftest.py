@@ -216,6 +216,7 @@ class LocalWorker:
         keep_distribution: bool = False,
         compare_with: str = "",
         episode: pb.Episode | None = None,
+        length: int | None = None,
         **sampling: Any,
     ) -> "Future[pb.TurnDone]":
         """Begin a turn: of one user message, or of several given as role and content."""
@@ -225,6 +226,7 @@ class LocalWorker:
         return self.scheduler.turn(
             pb.TurnRequest(
                 session=name,
+                length=length,
                 epoch=epoch,
                 messages=[pb.Message(**message) for message in messages],
                 generate=generate,

@@ -5,11 +5,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+import structlog
 from google.protobuf.empty_pb2 import Empty
 
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.errors import KvStoreError
 from kvstore.store import RowStore
 from workers import methods
 from workers.errors import Cancelled, StorageFailed
@@ -18,6 +20,7 @@ from workers.rpc.catalog_binding import CatalogBinding
 from workers.scheduler.scheduler import Scheduler
 
 _T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
 
 
 class WorkerService:
@@ -193,10 +196,16 @@ class WorkerService:
             raise StorageFailed(f"the catalog's id cannot be written: {error}") from error
 
     async def close(self) -> None:
-        """Stop the scheduler and the encoder, then the store."""
+        """Stop the scheduler and the encoder, then the store.
+
+        Rows that no durable tier accepts are logged: their turns were answered as not durable.
+        """
         await asyncio.to_thread(self._scheduler.close)
         await asyncio.to_thread(self._embedder.close)
-        await asyncio.to_thread(self._scheduler.engine.store.close)
+        try:
+            await asyncio.to_thread(self._scheduler.engine.store.close)
+        except KvStoreError as error:
+            _log.error("rows not stored", reason=str(error), effect="computed again at their use")
 
 
 def _tier_stats(store: RowStore) -> dict[str, pb.TierStats]:

@@ -7,11 +7,11 @@ from kvrecall.domain.messages import Sampling
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
-from workers.engine.session import Distribution, ResidentSession
+from workers.engine.session import Distribution, ResidentSession, WorkerSession
 from workers.engine.truncation import truncate
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.switch import read_episode, switch
-from workers.errors import BadMessages, NotComparable, TurnTooLong
+from workers.errors import BadMessages, NotComparable, TurnTooLong, UnknownSession
 from workers.generation.decode import Answer, decode
 from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.rendering import render_prompt
@@ -53,8 +53,8 @@ def run_turn(
 ) -> Steps[pb.TurnDone]:
     """Run one turn: episode and repair if asked for, prefill, decode, evict, flush.
 
-    Raises BadMessages, BadSettings, BadEpisode and TurnTooLong before anything has changed,
-    NotComparable also afterwards.
+    Raises UnknownSession, BadMessages, BadSettings, BadEpisode and TurnTooLong before anything has
+    changed, NotComparable also afterwards.
     """
     run = _TurnRun(pb.TurnDone(finish_reason="appended"), emit, Stopwatch())
     plan = yield from _plan_turn(engine, resident, request)
@@ -92,6 +92,7 @@ def _plan_turn(
 ) -> Steps[_TurnPlan]:
     """Validate the request. Raises the errors that `run_turn` raises before any change."""
     session = resident.session
+    _require_committed(session, request)
     messages = tuple(convert.to_chat(message) for message in request.messages)
     sampling = convert.sampling_from_wire(request.sampling)
     require_valid(sampling)
@@ -105,6 +106,15 @@ def _plan_turn(
     if request.HasField("episode"):
         episode = read_episode(engine, session, request.episode)
     return _TurnPlan(request, messages, tuple(segments), prompt, sampling, reference, episode)
+
+
+def _require_committed(session: WorkerSession, request: pb.TurnRequest) -> None:
+    """Raise UnknownSession unless the session is as committed: a catalog may have been restored."""
+    if request.HasField("length") and request.length != session.length:
+        raise UnknownSession(
+            f"session {session.name} has {session.length} rows in this worker, but "
+            f"{request.length} are committed; open it again"
+        )
 
 
 def _limit_sampling(

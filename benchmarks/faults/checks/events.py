@@ -3,12 +3,15 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from benchmarks.faults.load.scripts import Json
 from benchmarks.faults.rig.setups import Setup
 
 REBUILT = "pages rebuilt"
+# After a partition, a worker has written the pages that are only in its own files within this.
+BACKLOG_SECONDS = 20.0
 # Events that are logged for every request.
 NOISE = ("request",)
 
@@ -20,10 +23,31 @@ def events(setup: Setup) -> Counter[str]:
 
 def rebuilt(setup: Setup) -> Counter[str]:
     """Number of lost pages that were recomputed, by session."""
+    return _count_pages(line for line in _lines(setup) if line["event"] == REBUILT)
+
+
+def rebuilt_without_cause(setup: Setup) -> Counter[str]:
+    """Pages that were recomputed though no worker had been cut off from the others shortly before.
+
+    Rows of a worker that does not reach Redis are durable in its own files alone: a session that
+    moves away then is computed again.
+    """
+    return _count_pages(
+        line
+        for line in _lines(setup)
+        if line["event"] == REBUILT and not _was_cut_off(setup, line["timestamp"])
+    )
+
+
+def _was_cut_off(setup: Setup, timestamp: str) -> bool:
+    at = datetime.fromisoformat(timestamp).timestamp()
+    return any(begun < at < end + BACKLOG_SECONDS for begun, end in setup.cut_off)
+
+
+def _count_pages(lines: Iterator[Json]) -> Counter[str]:
     pages: Counter[str] = Counter()
-    for line in _lines(setup):
-        if line["event"] == REBUILT:
-            pages[line["session"]] += len(line["pages"])
+    for line in lines:
+        pages[line["session"]] += len(line["pages"])
     return pages
 
 

@@ -2,7 +2,8 @@
 
 TARGETS is a JSON object: names of processes to `{"port": ..., "grpc": ..., "pid": FILE}`. To OUT it
 writes a line of JSON for each answer or failure: name, monotonic time of the request, seconds until
-its end, whether it was answered, and the seconds that the process's threads waited for a CPU.
+its end, whether it was answered, and the seconds that threads waited for a CPU meanwhile: those of
+the process and of this one. Last, the seconds that the process has waited since its start.
 In a process of its own, so that the clients' threads do not delay it.
 """
 
@@ -24,9 +25,16 @@ _NANOSECONDS = 1e9
 
 def waited(pid_file: Path) -> float:
     """Seconds that all threads of a process were ready to run and had no CPU, so far."""
+    with suppress(OSError):
+        return waited_of(pid_file.read_text())
+    return 0.0
+
+
+def waited_of(process: str) -> float:
+    """Seconds that all threads of a process, by its id or `self`, waited for a CPU, so far."""
     total = 0
     with suppress(OSError, ValueError):
-        for task in (Path("/proc") / pid_file.read_text() / "task").iterdir():
+        for task in (Path("/proc") / process / "task").iterdir():
             with suppress(OSError, IndexError):
                 total += int((task / "schedstat").read_text().split()[1])
     return total / _NANOSECONDS
@@ -72,12 +80,13 @@ def probe(name: str, target: dict[str, Any], out: Any, lock: threading.Lock) -> 
         ask = partial(ask_http, target["port"])
     pid_file = Path(target["pid"])
     while True:
-        before = waited(pid_file)
+        before = waited(pid_file) + waited_of("self")
         start = time.monotonic()
         answered = ask()
         seconds = time.monotonic() - start
         queued = waited(pid_file)
-        line = json.dumps([name, start, seconds, answered, queued - before, queued])
+        meanwhile = queued + waited_of("self") - before
+        line = json.dumps([name, start, seconds, answered, meanwhile, queued])
         with lock:
             out.write(line + "\n")
             out.flush()

@@ -1,5 +1,6 @@
 """Connections that are cut, slow, silent, one-way or refused; partitions of every pair."""
 
+import time
 from random import Random
 
 from benchmarks.faults.kinds.base import NothingToHitError, Undo
@@ -39,7 +40,14 @@ def part_one_way(setup: Setup, rng: Random) -> Undo:
 
 def part_worker_from_redis(setup: Setup, rng: Random) -> Undo:
     """A partition between a worker and Redis."""
-    return _silence(rng.choice(_links_to_redis(setup, "worker")))
+    heal = _silence(rng.choice(_links_to_redis(setup, "worker")))
+    begun = time.time()
+
+    def undo() -> None:
+        heal()
+        setup.cut_off.append((begun, time.time()))
+
+    return undo
 
 
 def part_gateway_from_redis(setup: Setup, rng: Random) -> Undo:

@@ -16,6 +16,7 @@ ALLOWED_ERRORS = frozenset(
         "worker_lost",
         "session_not_open",
         "storage_failed",
+        "rows_missing",  # more pages were damaged while some were computed again
         "cancelled",
         "catalog_error",
         "changed_meanwhile",

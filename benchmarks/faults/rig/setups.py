@@ -22,7 +22,7 @@ from benchmarks.faults.rig.zygote import Zygote
 from kvrecall.app.settings import Settings
 from reference import MODEL_PATH
 
-DISK_BYTES = 192 << 20
+DISK_BYTES = 512 << 20
 # Six pages of the reference model: all but the newest rows are read from files or Redis.
 RAM_BYTES = 2 << 20
 LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
@@ -52,7 +52,8 @@ class Setup:
     """Processes that serve together, and the proxies between them.
 
     `data` has a folder for each worker. `catalog` are the settings of the gateways' catalog.
-    `bad_exits` are the nonzero exits of processes that were to end by themselves.
+    `bad_exits` are the nonzero exits of processes that were to end by themselves, `cut_off` the
+    times (Unix, start and end) in which a worker did not reach Redis.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Setup:
     to_workers: list[Proxy] = field(default_factory=list)
     to_redis: list[Proxy] = field(default_factory=list)
     bad_exits: list[str] = field(default_factory=list)
+    cut_off: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def servers(self) -> list[ServerProcess]:

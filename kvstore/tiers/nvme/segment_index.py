@@ -8,7 +8,7 @@ it describes; when these or its checksum do not match, the segment's headers are
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +97,15 @@ def remove_index(segment: SegmentFile) -> None:
     """Remove the index file of a segment that is removed."""
     with suppress(OSError):
         get_path(segment).unlink(missing_ok=True)
+
+
+def remove_others(directory: Path, segments: Iterable[SegmentFile]) -> None:
+    """Remove index files of other segments than these closed ones: a crash may leave some."""
+    known = {get_path(segment) for segment in segments}
+    for path in directory.glob("segment-*.index"):
+        if path not in known:
+            with suppress(OSError):
+                path.unlink()
 
 
 def get_path(segment: SegmentFile) -> Path:

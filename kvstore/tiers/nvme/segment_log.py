@@ -41,6 +41,7 @@ from kvstore.tiers.nvme.segment_index import (
     from_scan,
     read_closed,
     remove_index,
+    remove_others,
     write_index,
 )
 
@@ -59,8 +60,7 @@ class SegmentLog:
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._name = name
-        self._lock = RLock()
-        self._syncing = Lock()
+        self._lock, self._syncing = RLock(), Lock()
         self._index = LogIndex()
         self._segments: dict[int, SegmentFile] = {}
         self._newest_entries: list[IndexEntry] = []
@@ -359,6 +359,7 @@ class SegmentLog:
                 if found.end < segment.end:
                     self._index.add_damage(number, found.end)
             self._index_entries(number, found)
+        remove_others(self._directory, [self._segments[number] for number in numbers[:-1]])
         if not numbers:
             self._add_segment(1)
         sync_directory(self._directory)

@@ -3,9 +3,9 @@
 The sum of all workers is one key. Each worker adds its own changes to it every few seconds and
 takes over the result, so a reading costs nothing however many sessions there are. Expired sessions change
 the sum unseen, and a worker that is killed takes its unpublished changes with it: one worker counts
-all sessions again from time to time, and soon after a start, a failure or a full tier. A change that
-another worker publishes during that count may be missing from it, or be in it twice, until the next
-one.
+all sessions again from time to time, and soon after a start, a failure or a full tier. What others
+have not published yet is then counted twice: until a count agrees with the sum, it is repeated, after
+ever longer times.
 """
 
 import re
@@ -32,8 +32,10 @@ MEMORY_SHARE = 0.85
 _PUBLISH_SECONDS = 5.0
 _PROBE_SECONDS = 0.5
 _COUNT_SECONDS = 600.0
-# A sum that is in doubt is counted again once the last count is this old.
+# A sum that is in doubt is counted again once the last count is this old, then twice as old.
 _RECOUNT_SECONDS = 30.0
+# Share of the sum by which a count may differ from it: changes that are under way.
+_TOLERANCE = 1e-3
 _UNREGISTER_SECONDS = 3600
 _SCAN_SESSIONS = 1000
 
@@ -69,6 +71,7 @@ class SharedUsage:
         self._refresh_wanted = Event()
         # The monotonic time since which the sum may be wrong by more than what is unpublished.
         self._doubted_at: float | None = None
+        self._recount_seconds = _RECOUNT_SECONDS
         self._closing = Event()
         self._thread = Thread(target=self._run, name="kvstore-redis-usage", daemon=True)
 
@@ -128,8 +131,9 @@ class SharedUsage:
 
         Raises a tier's error.
         """
+        started = time.monotonic()
+        expected = self.used_bytes
         changed = self._changed
-        self._doubted_at = None
         total = 0
         ended: list[str] = []
         for names in self.scan_sessions():
@@ -139,6 +143,7 @@ class SharedUsage:
             total += sum(int(used or 0) for used in sums)
             ended += [name for name, used in zip(names, sums, strict=True) if used is None]
         self._take_over(total, changed)
+        self._judge(abs(total - expected) <= _TOLERANCE * total, started)
         self._execute("SET", self._keys.used, total, "PX", self._ttl_milliseconds)
         sessions = self._keys.sessions
         for first in range(0, len(ended), _SCAN_SESSIONS):
@@ -192,6 +197,12 @@ class SharedUsage:
     def _doubt(self) -> None:
         if self._doubted_at is None:
             self._doubted_at = time.monotonic()
+            self._recount_seconds = _RECOUNT_SECONDS
+
+    def _judge(self, agreed: bool, counted_at: float) -> None:
+        """Keep or end the doubt after a count of one's own."""
+        self._doubted_at = None if agreed else counted_at
+        self._recount_seconds = min(2 * self._recount_seconds, _COUNT_SECONDS)
 
     def _is_count_due(self) -> bool:
         """Return whether this worker counts now: one does in each interval, and after a doubt."""
@@ -205,7 +216,7 @@ class SharedUsage:
         if time.monotonic() - age > self._doubted_at:
             self._doubted_at = None  # another worker has counted since
             return False
-        return age >= _RECOUNT_SECONDS and self._execute(*take, key=lease) is not None
+        return age >= self._recount_seconds and self._execute(*take, key=lease) is not None
 
     def _describe_shortage(self, needed: int) -> str | None:
         limit = self.limit_bytes

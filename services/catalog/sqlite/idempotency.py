@@ -1,4 +1,7 @@
-"""Responses by idempotency key in the SQLite catalog; each expires after a day."""
+"""Responses by idempotency key in the SQLite catalog; each expires after a day.
+
+The latest ones are kept whatever the clock says: it may be set forward while the process is down.
+"""
 
 import aiosqlite
 
@@ -8,8 +11,14 @@ from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import build_insert, fetch_one
 
 _RETAINED_SECONDS = 24 * 3600.0
-# It has not expired, and the session that the request created still exists, if it created one.
-_IS_VALID = "stored_at > :expired AND (created = '' OR created IN (SELECT id FROM sessions))"
+_RETAINED_RECORDS = 1000
+# The session that the request created still exists, if it created one.
+_IS_VALID = "(created = '' OR created IN (SELECT id FROM sessions))"
+_DELETE_EXPIRED = """
+DELETE FROM idempotency_records
+WHERE stored_at <= :expired
+AND rowid <= (SELECT max(rowid) FROM idempotency_records) - :retained
+"""
 
 
 class SqliteIdempotency:
@@ -24,7 +33,7 @@ class SqliteIdempotency:
             "SELECT fingerprint, response FROM idempotency_records"
             f" WHERE scope = :scope AND key = :key AND {_IS_VALID}"
         )
-        values = {"scope": key.scope, "key": key.key, "expired": self._get_expired()}
+        values = {"scope": key.scope, "key": key.key}
         row = await self._database.read(lambda db: fetch_one(db, query, values))
         if row is None:
             return None
@@ -50,15 +59,11 @@ class SqliteIdempotency:
             "response": record.response,
             "stored_at": self._database.now(),
         }
-        expired = {"expired": self._get_expired()}
         await db.execute(
             "DELETE FROM idempotency_records"
-            f" WHERE scope = :scope AND key = :key AND NOT ({_IS_VALID})",
-            {"scope": key.scope, "key": key.key} | expired,
+            f" WHERE scope = :scope AND key = :key AND NOT {_IS_VALID}",
+            {"scope": key.scope, "key": key.key},
         )
         await db.execute(build_insert("idempotency_records", row), row)
-        await db.execute("DELETE FROM idempotency_records WHERE stored_at <= :expired", expired)
-
-    def _get_expired(self) -> float:
-        """Return the latest time of records that have expired."""
-        return self._database.now() - _RETAINED_SECONDS
+        expired = self._database.now() - _RETAINED_SECONDS
+        await db.execute(_DELETE_EXPIRED, {"expired": expired, "retained": _RETAINED_RECORDS})

@@ -1,12 +1,15 @@
 """Sessions of an earlier process are deleted unless retained; released ones can be reopened."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvstore.errors import StaleWriterError
+from kvstore.format.page import PageLayout
+from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 
 OpenStore = Callable[..., RowStore]
@@ -91,3 +94,23 @@ def test_an_unloaded_session_holds_no_page_table_and_is_read_from_the_tiers(
     store.check()
     store.delete("s")
     store.check()
+
+
+def test_pages_that_no_tier_accepts_are_not_written_after_their_deletion(
+    layout: PageLayout, make_rows: MakeRows, blocked_tier: Any, until: Any
+) -> None:
+    blocked_tier.release.set()
+    store = RowStore(layout, [blocked_tier])
+    rows = make_rows(layout.page_tokens)
+    # The page is missing; a session that shares it computes it again under its owner's name.
+    shared = (SharedPages("parent", 1),)
+    store.open("child", epoch=1, length=layout.page_tokens, shared=shared)
+    assert store.missing_pages("child") == [0]
+    blocked_tier.failing = True
+    store.restore("child", 0, rows)
+    store.delete("child")
+    store.delete("parent")
+    blocked_tier.failing = False
+    until(lambda: not store._context.writer.has_refused(), "all is written")
+    assert list(blocked_tier.stored()) == []
+    store.close()

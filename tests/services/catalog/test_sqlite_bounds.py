@@ -20,6 +20,7 @@ from services.catalog.records import (
     OrphanedPages,
     TurnCommit,
 )
+from services.catalog.sqlite import idempotency
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.catalog.sqlite.database import Database
 
@@ -48,6 +49,7 @@ async def test_idempotency_records_expire_by_age_whatever_other_tenants_store(
 ) -> None:
     now = 1e9
     monkeypatch.setattr(Database, "now", lambda self: now)
+    monkeypatch.setattr(idempotency, "_RETAINED_RECORDS", 20)
 
     async def create(id: str) -> IdempotencyKey:
         key = IdempotencyKey("POST /sessions", id, "body")
@@ -59,6 +61,7 @@ async def test_idempotency_records_expire_by_age_whatever_other_tenants_store(
     others = [await create(f"other {number}") for number in range(20)]
     assert await catalog.idempotency.get(first) == "first"
     now += HOUR
+    others.append(await create("one more"))
     assert await catalog.idempotency.get(first) is None
     assert [await catalog.idempotency.get(key) for key in others] == [key.key for key in others]
     await catalog.sessions.delete("first", None)
@@ -67,7 +70,19 @@ async def test_idempotency_records_expire_by_age_whatever_other_tenants_store(
     now += 23 * HOUR
     await create("last")
     path = tmp_path / "catalog.db"
-    assert read_value(path, "SELECT count(*) FROM idempotency_records") == 2
+    assert read_value(path, "SELECT count(*) FROM idempotency_records") == 20
+
+
+async def test_a_clock_that_is_set_forward_makes_no_catalog_forget_its_latest_responses(
+    catalog: SqliteCatalog, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1e9
+    monkeypatch.setattr(Database, "now", lambda self: now)
+    keys = [IdempotencyKey("POST /sessions", f"s-{number}", "body") for number in range(20)]
+    for key in keys:
+        await catalog.sessions.create(make_session(key.key), b"", IdempotencyRecord(key, key.key))
+        now += 1000 * HOUR
+    assert [await catalog.idempotency.get(key) for key in keys] == [key.key for key in keys]
 
 
 async def test_a_file_in_use_is_refused_until_it_is_closed(

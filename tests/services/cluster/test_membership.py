@@ -164,7 +164,7 @@ async def test_a_worker_of_another_catalog_is_left_out_and_named(cluster: Cluste
     registry = Records()
     async with serving(Silenceable(catalog="theirs")) as address:
         registry.add("c", address)
-        wire = WIRE.model_copy(update={"connect_seconds": 5.0})
+        wire = WIRE.model_copy(update={"connect_seconds": 2.0})
         with pytest.raises(WorkerLost, match="worker c: another catalog"):
             await WorkerPool.start(registry, wire, "ours")
 

@@ -153,17 +153,17 @@ def test_a_released_session_holds_less_than_four_kibibytes(
     worker = make_worker(block_tokens=64, recent=8, idle_seconds=0.5)
     count = 20
 
-    def use(name: str) -> None:
-        worker.open(name, **SPEC)
-        worker.turn(name, words(60), generate=False)
-        await_release(worker, name)
+    def use(*names: str) -> None:
+        for name in names:
+            worker.open(name, **SPEC)
+            worker.turn(name, words(60), generate=False)
+        await_release(worker, *names)
 
     use("warm")
     gc.collect()
     tracemalloc.start()
     before = held_by_sessions()
-    for number in range(count):
-        use(f"s-{number}")
+    use(*(f"s-{number}" for number in range(count)))
     gc.collect()
     held = held_by_sessions() - before
     tracemalloc.stop()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.errors import BadMessages, BadSettings, NotComparable, TurnTooLong
+from workers.errors import BadMessages, BadSettings, NotComparable, TurnTooLong, UnknownSession
 
 FAMILIES = ("reference", "llama", "qwen2", "qwen3", "mistral")
 BLOCKS = (1, 17, 128, 512)
@@ -262,3 +262,15 @@ def test_phases_are_timed_and_text_is_streamed(
     assert [t for event in worker.events["s"] for t in event.token.ids][
         : done.output_tokens
     ] == list(done.token_ids[done.prompt_tokens :][: done.output_tokens])
+
+
+def test_a_turn_on_rows_that_are_not_committed_is_refused_and_changes_nothing(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=32)
+    worker.open()
+    done = worker.turn("s", words(40), length=0)
+    for length in (0, done.state.length - 1, done.state.length + 1):
+        with pytest.raises(UnknownSession, match="are committed; open it again"):
+            worker.turn("s", words(5), length=length)
+    assert worker.turn("s", words(5), length=done.state.length).state.length > done.state.length

@@ -147,6 +147,22 @@ def test_index_files_go_with_their_segments(
     assert {path.stem for path in (tmp_path / "rows").glob("*.index")} <= left
 
 
+def test_index_files_that_a_crash_left_are_removed_at_the_next_start(
+    open_tier: OpenTier, make_page: MakePage, tmp_path: Path
+) -> None:
+    tier = open_tier()
+    fill(tier, make_page)
+    tier.close()
+    rows = tmp_path / "rows"
+    closed = {path.stem for path in rows.glob("*.index")}
+    newest = max(rows.glob("*.kv"))
+    for stray in (rows / "segment-00000077.index", newest.with_suffix(".index")):
+        stray.write_bytes(b"of a segment that was unlinked, or is not closed")
+    open_tier()
+    assert closed
+    assert {path.stem for path in rows.glob("*.index")} == closed
+
+
 ENTRIES = st.lists(
     st.builds(
         IndexEntry,
