@@ -195,7 +195,10 @@ class SlotPool:
         count = torch.arange(n, device=starts.device)
         resident = count < lengths[..., None]
         indices = starts[..., None] + torch.minimum(count, (lengths[..., None] - 1).clamp(min=0))
-        return indices.to(self.device), resident.to(self.device)
+        return (
+            indices.to(self.device, non_blocking=True),
+            resident.to(self.device, non_blocking=True),
+        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors on the device, in the order of the fields of `KVRows`."""

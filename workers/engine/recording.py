@@ -43,18 +43,19 @@ def record(
     session = resident.session
     observation = session.config.method.observation
     positions = step.query_positions[index]
-    queries = [layer_queries[index] for layer_queries in step.observed]
     window = copy(session.queries)
-    window.push(queries, positions)
+    if window.width:
+        window.push(step.observed_queries[index], positions)
     block = session.block
     if observation.repeats_block:
         block = [*block, *token_ids.tolist()][-settings.block_tokens :]
     received = list[Tensor]()
     if observation.accumulate:
+        queries = [layer_queries[index] for layer_queries in step.observed]
         received = received_weights(
             cache, resident.slot, queries, positions, observation.accumulate
         )
-    return Recorded(window, block, received, step.rows(index))
+    return Recorded(window, block, received, step.rows[index])
 
 
 def observe_prompt(step: ForwardStep) -> Observed:

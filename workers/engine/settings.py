@@ -14,7 +14,7 @@ class WorkerSettings(BaseModel):
     max_budget: int = Field(
         default=1024, ge=1, description="largest budget of a session, rows per KV head and layer"
     )
-    block_tokens: int = Field(default=128, ge=1, description="new tokens prefilled in one step")
+    block_tokens: int = Field(default=256, ge=1, description="new tokens prefilled in one step")
     prompt_tokens: int = Field(
         default=256,
         ge=1,

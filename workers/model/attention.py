@@ -8,8 +8,8 @@ from transformers import AttentionInterface
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 
-# The attention implementation's name in `AttentionInterface`. No mask is built for it: visibility
-# follows from positions.
+# The attention implementation's name in `AttentionInterface`. transformers builds no mask for it:
+# visibility follows from the step's lengths.
 NAME = "kvrecall"
 
 # Features of attention that are refused, since they are not computed here.
@@ -36,9 +36,9 @@ def active_attention(
     """Attention of new tokens over the active rows of their slots.
 
     query: `[B, n_heads, t, head_dim]`; key, value: `[B, n_kv_heads, n, head_dim]`, as
-    `ForwardStep.update` returned them. A query sees the rows whose true position is not after its
-    own; this masks the ends of shorter heads, the future and empty indices alike. Returns
-    `[B, t, n_heads, head_dim]`.
+    `ForwardStep.update` returned them. A query sees all rows from before the step, and the new rows
+    that are not after its own: `ForwardStep.mask` hides the ends of shorter heads and the future
+    alike. Returns `[B, t, n_heads, head_dim]`.
 
     Raises ModelRefused if the model requires more than that (a soft cap, learned sinks, a window):
     leaving it out would change the model's output.
@@ -51,14 +51,10 @@ def active_attention(
     step.record(query)
     batch, n_heads, tokens, head_dim = query.shape
     n_kv_heads = key.shape[1]
-    group = n_heads // n_kv_heads
-    positions = step.key_positions(cast("int", module.layer_idx))
-    visible = positions[:, :, None, :] <= step.query_positions[:, None, :, None]
-    if tokens > 1:
-        visible = visible[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
     # The query heads of a group become queries of their KV head, so that no row is repeated.
-    grouped = query.reshape(batch, n_kv_heads, group * tokens, head_dim)
+    grouped = query.reshape(batch, n_kv_heads, n_heads // n_kv_heads * tokens, head_dim)
+    mask = step.mask(cast("int", module.layer_idx), query.dtype)
     out = nn.functional.scaled_dot_product_attention(
-        grouped, key, value, attn_mask=visible, scale=scaling
+        grouped, key, value, attn_mask=mask, scale=scaling
     )
     return out.reshape(batch, n_heads, tokens, head_dim).transpose(1, 2), None

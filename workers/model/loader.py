@@ -15,6 +15,7 @@ from workers.cache.active_cache import ActiveCache, KVShape
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model import attention
+from workers.model.packed_linear import can_pack, pack_linears
 
 # Settings that the shape of a model's rows is computed from.
 _REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
@@ -64,7 +65,7 @@ class LoadedModel:
         Returns logits of the last tokens, float32 `[B, logits_to_keep, vocabulary]`.
         """
         out = self.module(
-            input_ids=token_ids.to(self.device),
+            input_ids=token_ids.to(self.device, non_blocking=True),
             position_ids=step.query_positions.long(),
             past_key_values=step,
             use_cache=True,
@@ -76,7 +77,11 @@ class LoadedModel:
 
 
 def load_model(
-    name: str | Path, dtype: torch.dtype | None = None, device: str | None = None
+    name: str | Path,
+    dtype: torch.dtype | None = None,
+    device: str | None = None,
+    *,
+    pack: bool = True,
 ) -> LoadedModel:
     """Load a model by path or hub name.
 
@@ -84,6 +89,7 @@ def load_model(
         name: Path or hub name.
         dtype: Data type; the checkpoint's own if None.
         device: Device; a GPU if there is one, else the CPU, if None.
+        pack: Pack the weights once for the CPU's matrix units, where it has them (bfloat16).
 
     Raises:
         ModelRefused: The model cannot be loaded, or has layers whose past is not one row per token
@@ -100,7 +106,10 @@ def load_model(
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{name} could not be loaded: {error}") from error
     nn.Module.to(module, device)
-    return adopt(module)
+    model = adopt(module)
+    if pack and can_pack(module):
+        pack_linears(module)
+    return model
 
 
 def adopt(module: PreTrainedModel) -> LoadedModel:

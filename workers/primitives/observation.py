@@ -132,32 +132,42 @@ class RecentQueries:
     def __init__(self, width: int) -> None:
         """Start empty; a width of 0 keeps nothing."""
         self.width = width
-        self._queries: tuple[Tensor, ...] = ()
-        self._positions = torch.empty(0, dtype=torch.int32)
+        # As they came: a token that is appended copies no other's queries.
+        self._parts: tuple[tuple[Tensor, Tensor], ...] = ()
 
-    def push(self, queries: list[Tensor], positions: Tensor) -> None:
-        """Add the newest tokens: per layer `[n_heads, t, head_dim]`, positions int32 `[t]`."""
+    def push(self, queries: Tensor, positions: Tensor) -> None:
+        """Add the newest tokens: `[n_layers, n_heads, t, head_dim]`, positions int32 `[t]`."""
         if not self.width:
             return
-        if self._queries:
-            queries = [
-                torch.cat([a, b], dim=1) for a, b in zip(self._queries, queries, strict=True)
-            ]
-            positions = torch.cat([self._positions.to(positions.device), positions])
-        self._queries = tuple(q[:, -self.width :] for q in queries)
-        self._positions = positions[-self.width :]
+        newest = queries[:, :, -self.width :], positions[-self.width :]
+        parts = (*self._parts, newest)
+        tokens = sum(len(at) for _, at in parts)
+        while (tokens := tokens - len(parts[0][1])) >= self.width:
+            parts = parts[1:]
+        self._parts = parts
 
     def drop_last(self, count: int) -> None:
         """Drop the queries of the last `count` tokens; all if there are fewer."""
-        kept = max(0, len(self._positions) - count)
-        self._queries = tuple(queries[:, :kept] for queries in self._queries)
-        self._positions = self._positions[:kept]
+        if not self._parts:
+            return
+        queries, positions = self._joined()
+        kept = max(0, len(positions) - count)
+        self._parts = ((queries[:, :, :kept], positions[:kept]),)
 
     def clear(self) -> None:
         """Drop all queries, at the start of a turn."""
-        self._queries = ()
-        self._positions = self._positions[:0]
+        self._parts = ()
 
     def observed(self) -> Observed:
         """The current window; no layers and no tokens before the turn's first."""
-        return Observed(self._queries, self._positions)
+        if not self._parts:
+            return Observed((), torch.empty(0, dtype=torch.int32))
+        queries, positions = self._joined()
+        return Observed(tuple(queries), positions)
+
+    def _joined(self) -> tuple[Tensor, Tensor]:
+        queries, positions = zip(*self._parts, strict=True)
+        return (
+            torch.cat(queries, dim=2)[:, :, -self.width :],
+            torch.cat(positions)[-self.width :],
+        )

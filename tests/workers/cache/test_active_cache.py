@@ -73,7 +73,9 @@ class CacheMachine(RuleBasedStateMachine):
             return
         tokens = data.draw(st.integers(1, room))
         starts = torch.tensor([self.next_position[slot] for slot in slots])
-        step = ForwardStep(self.cache, slots, starts[:, None] + torch.arange(tokens), observe=1)
+        static = data.draw(st.booleans())
+        positions = starts[:, None] + torch.arange(tokens)
+        step = ForwardStep(self.cache, slots, positions, static=static)
         for layer in range(LAYERS):
             keys = torch.empty(len(slots), KV_HEADS, tokens, HEAD_DIM)
             for index, slot in enumerate(slots):
@@ -84,18 +86,18 @@ class CacheMachine(RuleBasedStateMachine):
                         row = (self.next_position[slot] + token, number, False, 0.0)
                         self.rows[slot][layer][head].append(row)
             seen, _ = step.update(keys, -keys, layer)
-            assert seen.shape[2] == step.key_positions(layer).shape[2]
-            assert seen.shape[2] == max(
-                len(rows) for slot in slots for rows in self.rows[slot][layer]
-            )
+            longest = max(len(rows) for slot in slots for rows in self.rows[slot][layer])
+            assert seen.shape[2] >= longest if static else seen.shape[2] == longest
+            visible = visible_rows(step, layer, seen)
             for index, slot in enumerate(slots):
                 for head, rows in enumerate(self.rows[slot][layer]):
                     assert seen[index, head, : len(rows), 0].tolist() == [row[1] for row in rows]
-                    positions = step.key_positions(layer)[index, head]
-                    assert positions[: len(rows)].tolist() == [row[0] for row in rows]
-                    assert bool((positions[len(rows) :] == EMPTY).all())
+                    for token in range(tokens):
+                        ends = len(rows) - tokens + token + 1
+                        assert bool(visible[index, head, :, token, :ends].all())
+                        assert not bool(visible[index, head, :, token, ends:].any())
         for index, slot in enumerate(slots):
-            assert step.rows(index).shape == (LAYERS, 2, KV_HEADS, tokens, HEAD_DIM)
+            assert step.rows[index].shape == (LAYERS, 2, KV_HEADS, tokens, HEAD_DIM)
             self.next_position[slot] += tokens
 
     @precondition(lambda self: self.rows)
@@ -273,6 +275,17 @@ def test_a_released_slot_holds_nothing_of_its_session(
     cache.check_integrity()
 
 
+def visible_rows(step: ForwardStep, layer: int, keys: torch.Tensor) -> torch.Tensor:
+    """Which rows each query may see: bool `[B, n_kv_heads, group, t, n]`."""
+    batch, heads, n, _ = keys.shape
+    group, tokens = step.cache.shape.group, step.query_positions.shape[1]
+    mask = step.mask(layer, torch.float32)
+    if mask is None:
+        mask = torch.zeros(1)
+    assert set(mask.unique().tolist()) <= {0.0, -torch.inf}
+    return (mask == 0).expand(batch, heads, group * tokens, n).unflatten(2, (group, tokens))
+
+
 def test_rows_that_one_head_frees_can_be_used_by_another(
     make_cache: Callable[..., ActiveCache],
     fill: Callable[..., None],
@@ -293,7 +306,8 @@ def test_rows_that_one_head_frees_can_be_used_by_another(
         seen, _ = step.update(torch.full((1, 2, 7, 4), 2.0), torch.ones(1, 2, 7, 4), layer)
         assert seen.shape == (1, 2, 23, 4)
         assert seen[0, 0, 2:9].unique().tolist() == [2.0]
-        assert step.key_positions(layer)[0, 0].tolist() == [0, 1, *range(16, 23), *[EMPTY] * 14]
+        assert visible_rows(step, layer, seen)[0, 0, 0, -1].tolist() == [True] * 9 + [False] * 14
+        assert cache.read(slot, layer).positions[0, :9].tolist() == [0, 1, *range(16, 23)]
     assert cache.lengths[:, slot].tolist() == [[9, 23], [9, 23]]
     assert cache.rows_per_head(slot) == [16, 16]
     cache.check_integrity()

@@ -250,7 +250,7 @@ def test_impossible_settings_are_refused(
 def test_more_active_rows_than_the_worker_now_allows_are_refused(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    worker = make_worker()
+    worker = make_worker(block_tokens=128)
     worker.open()
     state = worker.turn("s", words(100), max_tokens=4).state
     with pytest.raises(BadSettings, match="active rows"):

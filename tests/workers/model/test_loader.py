@@ -183,6 +183,6 @@ def test_half_precision_is_served_as_it_is(model_path: Callable[[str], Path]) ->
     cache = ActiveCache(model.shape, 1, [8, 8], model.dtype)
     step = ForwardStep(cache, [cache.claim([8, 8])], torch.arange(5)[None])
     logits = model.forward(torch.arange(5)[None], step, logits_to_keep=2)
-    assert model.dtype == step.rows(0).dtype == torch.bfloat16
+    assert model.dtype == step.rows.dtype == torch.bfloat16
     assert logits.dtype == torch.float32
     assert logits.shape == (1, 2, 1280)

@@ -32,9 +32,7 @@ def test_the_last_tokens_are_kept_with_their_positions(
     appended = 0
     for tokens, more in pushes:
         observed = min(width + more, tokens)
-        queries = [
-            layer[:, appended + tokens - observed : appended + tokens] for layer in everything
-        ]
+        queries = everything[:, :, appended + tokens - observed : appended + tokens]
         recent.push(queries, torch.arange(appended, appended + tokens, dtype=torch.int32))
         appended += tokens
     window = recent.observed()
@@ -48,17 +46,17 @@ def test_the_last_tokens_are_kept_with_their_positions(
 
 def test_a_method_that_observes_nothing_holds_nothing() -> None:
     recent = RecentQueries(0)
-    recent.push([torch.ones(HEADS, 1, HEAD_DIM)] * LAYERS, torch.tensor([0]))
+    recent.push(torch.ones(LAYERS, HEADS, 1, HEAD_DIM), torch.tensor([0]))
     assert recent.observed().queries == ()
     assert recent.observed().tokens == 0
 
 
 def test_a_new_turn_starts_with_nothing_observed() -> None:
     recent = RecentQueries(4)
-    recent.push([torch.ones(HEADS, 2, HEAD_DIM)] * LAYERS, torch.tensor([0, 1]))
+    recent.push(torch.ones(LAYERS, HEADS, 2, HEAD_DIM), torch.tensor([0, 1]))
     recent.clear()
     assert recent.observed().queries == ()
-    recent.push([torch.zeros(HEADS, 1, HEAD_DIM)] * LAYERS, torch.tensor([2]))
+    recent.push(torch.zeros(LAYERS, HEADS, 1, HEAD_DIM), torch.tensor([2]))
     assert recent.observed().positions.tolist() == [2]
     assert recent.observed().queries[0].shape == (HEADS, 1, HEAD_DIM)
 

@@ -1,0 +1,74 @@
+"""Packed linear layers compute what `nn.Linear` does."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from workers.cache.active_cache import ActiveCache
+from workers.cache.forward_step import ForwardStep
+from workers.model import loader
+from workers.model.loader import LoadedModel, load_model
+from workers.model.packed_linear import PackedLinear, can_pack, pack_linears
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3, 130])
+def test_a_packed_layer_computes_the_layer_that_it_was_made_of(tokens: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(96, 40, bias=bias, dtype=torch.bfloat16)
+    inputs = torch.randn(2, tokens, 96, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        expected, found = linear(inputs), PackedLinear(linear)(inputs)
+    assert found.shape == (2, tokens, 40)
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+
+
+def test_every_linear_layer_is_replaced_and_nothing_else() -> None:
+    module = nn.Sequential(
+        nn.Embedding(9, 32), nn.Sequential(nn.Linear(32, 16), nn.SiLU()), nn.Linear(16, 8)
+    ).bfloat16()
+    tokens = torch.arange(9)
+    with torch.inference_mode():
+        expected = module(tokens)
+        pack_linears(module)
+        found = module(tokens)
+    kinds = [type(each) for each in module.modules() if not list(each.children())]
+    assert kinds == [nn.Embedding, PackedLinear, nn.SiLU, PackedLinear]
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+
+
+def test_only_bfloat16_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not can_pack(nn.Linear(4, 4))
+    assert not can_pack(nn.Linear(4, 4, dtype=torch.bfloat16, device="meta"))
+    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert can_pack(nn.Linear(4, 4, dtype=torch.bfloat16)) == supported
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not can_pack(nn.Linear(4, 4, dtype=torch.bfloat16))
+
+
+def test_a_loaded_model_is_packed_and_keeps_its_fingerprint(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_path("llama")
+    plain = load_model(path, dtype=torch.bfloat16, pack=False)
+    monkeypatch.setattr(loader, "can_pack", lambda module: True)
+    packed = load_model(path, dtype=torch.bfloat16)
+    kinds = [
+        {type(each) for each in model.module.modules()} & {nn.Linear, PackedLinear}
+        for model in (plain, packed)
+    ]
+    assert kinds == [{nn.Linear}, {PackedLinear}]
+    assert (packed.fingerprint, packed.dtype) == (plain.fingerprint, plain.dtype)
+    expected, found = (_logits(model) for model in (plain, packed))
+    assert torch.cosine_similarity(found, expected, dim=-1).min() > 0.999
+    assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+def _logits(model: LoadedModel) -> torch.Tensor:
+    tokens = 1 + torch.arange(20)[None]  # 0 is padding
+    cache = ActiveCache(model.shape, 1, [20] * model.shape.n_layers, model.dtype)
+    step = ForwardStep(cache, [cache.claim(cache.rows)], tokens)
+    return model.forward(tokens, step, logits_to_keep=20)[0]

@@ -1,0 +1,43 @@
+"""Linear layers in bfloat16 on CPUs, with weights packed once in the layout that oneDNN reads."""
+
+import torch
+from torch import Tensor, nn
+
+_ONEDNN = torch.ops.mkldnn  # what torch's own compiler packs the weights of a frozen model with
+
+
+class PackedLinear(nn.Module):
+    """A linear layer of a packed weight: torch packs that of `nn.Linear` again in every call."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """Pack the layer's weight; the layer itself stays as it is."""
+        super().__init__()
+        self.bias = linear.bias
+        # For single tokens: decoding reads every weight for each.
+        self.packed: Tensor = _ONEDNN._reorder_linear_weight(linear.weight.detach(), 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map `[..., in_features]` to `[..., out_features]`."""
+        out: Tensor = _ONEDNN._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
+        return out
+
+
+def can_pack(module: nn.Module) -> bool:
+    """Check if the weights are bfloat16 and on a CPU for whose instructions oneDNN packs them."""
+    weight = next(module.parameters())
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return False
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and bool(_ONEDNN._is_mkldnn_bf16_supported())
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Replace every linear layer in the module by a packed one, layer by layer.
+
+    A weight that is tied to an embedding is then in memory twice.
+    """
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(module, name, PackedLinear(child))
+        else:
+            pack_linears(child)
