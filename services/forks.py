@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import structlog
+
 from kvrecall.domain.commit_points import cut_points
 from kvrecall.domain.errors import ServiceError, UnknownTurn
 from kvrecall.domain.events import SessionForked
@@ -26,6 +28,8 @@ from services.context import ServiceContext
 from services.creation import build_record, find_created
 from services.session_manager import ActiveSession
 from services.turn_log import logged_turns
+
+_log = structlog.get_logger("kvrecall.forks")
 
 
 @dataclass(frozen=True)
@@ -98,55 +102,94 @@ class ForkRunner:
         parent = await self._catalog.sessions.get(live.id)
         turn = _fork_turn(parent, request)
         if turn == parent.turns:
-            state = pb.SessionState.FromString(
-                await self._catalog.sessions.get_worker_state(parent.id)
-            )
-            own = await self._own_pages(parent, state.length // page_tokens, page_tokens)
-            begins = replace(parent, shared=_page_owners(parent, own))
-            child = _child(parent, request, turn, begins)
-            child = await run_to_completion(
-                self._make(live, child, pb.ForkRequest(state=state), key)
-            )
+            child = await self._fork_at_end(live, parent, request, key, page_tokens)
         else:
-            turns = await self._catalog.turns.get_after(parent.id, 0, turn)
-            log = logged_turns(
-                turns, await self._catalog.repairs.get_latest(parent.id, REPAIRS_RETAINED)
-            )
-            length = turns[-1].outcome.memory.length
-            own = await self._own_pages(parent, length // page_tokens, page_tokens)
-            child = _child(parent, request, turn, _at_earlier_turn(parent, turns[-1], own))
-            async with self._admission.slot():
-                child = await run_to_completion(
-                    self._make(live, child, pb.ForkRequest(turns=log), key)
-                )
+            child = await self._fork_earlier(live, parent, turn, request, key, page_tokens)
         at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
         self._events.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
         return child
+
+    async def _fork_at_end(
+        self,
+        live: ActiveSession,
+        parent: Session,
+        request: ForkRequest,
+        key: IdempotencyKey | None,
+        page_tokens: int,
+    ) -> Session:
+        """Fork in the catalog, then in the worker.
+
+        The child is its parent's committed state: with the commit it exists. A worker that fails
+        after it, or a gateway that is killed, leaves a session that its next use opens.
+        """
+        await self._sessions.ensure_open(live)
+        state = await self._catalog.sessions.get_worker_state(parent.id)
+        length = pb.SessionState.FromString(state).length
+        own = await self._own_pages(parent, length // page_tokens, page_tokens)
+        child = _child(
+            parent, request, parent.turns, replace(parent, shared=_page_owners(parent, own))
+        )
+        return await run_to_completion(
+            self._commit_and_open(live, replace(child, worker=live.claim.worker), state, key)
+        )
+
+    async def _commit_and_open(
+        self, live: ActiveSession, child: Session, state: bytes, key: IdempotencyKey | None
+    ) -> Session:
+        commit = ForkCommit(child, live.id, child.turns, state)
+        await self._catalog.sessions.fork(commit, build_record(key, child))
+        try:
+            await self._fork_in_worker(
+                live, child, pb.ForkRequest(state=pb.SessionState.FromString(state))
+            )
+        except ServiceError as error:
+            self._worker.forget(child.id)
+            _log.warning("fork not opened", session=child.id, reason=error.message)
+        else:
+            self._sessions.add_created(child)
+        self._start_repairs(child)
+        return child
+
+    async def _fork_earlier(
+        self,
+        live: ActiveSession,
+        parent: Session,
+        turn: int,
+        request: ForkRequest,
+        key: IdempotencyKey | None,
+        page_tokens: int,
+    ) -> Session:
+        turns = await self._catalog.turns.get_after(parent.id, 0, turn)
+        log = logged_turns(
+            turns, await self._catalog.repairs.get_latest(parent.id, REPAIRS_RETAINED)
+        )
+        length = turns[-1].outcome.memory.length
+        own = await self._own_pages(parent, length // page_tokens, page_tokens)
+        child = _child(parent, request, turn, _at_earlier_turn(parent, turns[-1], own))
+        async with self._admission.slot():
+            return await run_to_completion(
+                self._replay_and_commit(live, child, pb.ForkRequest(turns=log), key)
+            )
 
     async def _own_pages(self, parent: Session, pages: int, page_tokens: int) -> SharedPages:
         """Return the reference to the parent's first pages, as far as it wrote them itself."""
         history = await self._catalog.sessions.get_history(parent.id)
         return SharedPages(parent.id, pages, cut_points(history, pages * page_tokens))
 
-    async def _make(
+    async def _replay_and_commit(
         self,
         live: ActiveSession,
         child: Session,
         request: pb.ForkRequest,
         key: IdempotencyKey | None,
     ) -> Session:
-        """Fork in the worker, then in the catalog.
+        """Fork in the worker, which computes the child's state, then in the catalog.
 
         When the second fails the worker's copy is an unknown session, which the reconciliation
         deletes.
         """
-        epoch = await self._sessions.ensure_open(live)
-        request.parent = live.id
-        request.spec.CopyFrom(session_spec_to_wire(child, child.epoch))
         try:
-            result = await self._sessions.call_reopening(
-                live, epoch, lambda _: self._worker.fork(request)
-            )
+            result = await self._fork_in_worker(live, child, request)
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
             state = result.state.SerializeToString(deterministic=True)
             commit = ForkCommit(child, live.id, child.turns, state)
@@ -155,9 +198,22 @@ class ForkRunner:
             self._worker.forget(child.id)
             raise
         self._sessions.add_created(child)
+        self._start_repairs(child)
+        return child
+
+    async def _fork_in_worker(
+        self, live: ActiveSession, child: Session, request: pb.ForkRequest
+    ) -> pb.ForkResult:
+        epoch = await self._sessions.ensure_open(live)
+        request.parent = live.id
+        request.spec.CopyFrom(session_spec_to_wire(child, child.epoch))
+        return await self._sessions.call_reopening(
+            live, epoch, lambda _: self._worker.fork(request)
+        )
+
+    def _start_repairs(self, child: Session) -> None:
         if due_repairs(child):
             self._background.start_repairs(self._sessions.activate(child))
-        return child
 
     async def _turn(self, session: str, number: int) -> Turn:
         (turn,) = await self._catalog.turns.get_after(session, number - 1, 1)

@@ -226,13 +226,38 @@ async def test_a_fork_that_cannot_be_committed_leaves_nothing_behind(harness) ->
     assert harness.worker.dropped[-1] == (session, 0)
 
 
-async def test_a_fork_that_the_worker_breaks_at_changes_nothing(harness) -> None:
+async def test_a_fork_that_its_worker_loses_stands_and_is_opened_by_its_next_turn(harness) -> None:
+    session = await spoken(harness)
+    harness.worker.faults["fork"] = WorkerLost("gone")
+    child = await fork(harness, session)
+    assert set(await harness.catalog.sessions.get_ids()) == {session, child}
+    assert (await harness.say(child, HELLO)).turn == 3
+    await harness.say(session, HELLO)
+    assert await harness.selection(child) == await harness.selection(session)
+
+
+async def test_a_fork_is_in_the_catalog_before_the_worker_writes_its_pages(harness) -> None:
+    session = await spoken(harness)
+    known: list[set[str]] = []
+    make = harness.worker.fork
+
+    async def fork_in_worker(request: Any) -> Any:
+        known.append(set(await harness.catalog.sessions.get_ids()))
+        return await make(request)
+
+    harness.worker.fork = fork_in_worker
+    assert await fork(harness, session) in known[0], "a gateway killed now leaves no unknown pages"
+
+
+async def test_a_fork_at_an_earlier_turn_that_the_worker_breaks_at_changes_nothing(
+    harness,
+) -> None:
     session = await spoken(harness)
     harness.worker.faults["fork"] = WorkerLost("gone")
     with pytest.raises(WorkerLost):
-        await harness.service.fork(session, ForkRequest())
+        await harness.service.fork(session, ForkRequest(1))
     assert await harness.catalog.sessions.get_ids() == [session]
-    assert (await harness.service.fork(session, ForkRequest())).turns == 2
+    assert (await harness.service.fork(session, ForkRequest(1))).turns == 1
 
 
 async def test_a_repeated_fork_is_made_once(harness) -> None:
