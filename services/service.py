@@ -40,6 +40,7 @@ from services.catalog.base import Catalog
 from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyRecord, SessionPage
 from services.cluster.worker_client import Worker
 from services.context import ServiceContext
+from services.conversations import Conversations
 from services.creation import SessionCreator
 from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner
@@ -72,6 +73,7 @@ class SessionService:
         self._turns = TurnRunner(self._context, self._background, EpisodeRouter(self._context))
         self._creator = SessionCreator(self._context)
         self._forks = ForkRunner(self._context, self._background)
+        self.conversations = Conversations(catalog, self)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
         self._reconciler = Reconciler(self._context)

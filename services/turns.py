@@ -18,6 +18,7 @@ from kvrecall.domain.errors import (
     WorkerRefused,
 )
 from kvrecall.domain.events import EpisodesFailed, TurnFailed, TurnFinished, TurnRetried
+from kvrecall.domain.histories import extend
 from kvrecall.domain.messages import Message
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import TurnOutcome
@@ -289,6 +290,7 @@ class TurnRunner:
             matched="" if turn.match is None else turn.match.episode,
             active=done.state.episode,
             repaired=repair_details(signal_text(turn.plan.messages), done.repair),
+            history=turn.history(outcome.message),
         )
         if turn.first is not None:
             commit = turn.first.completed(commit, done, epoch)
@@ -336,6 +338,11 @@ class _TurnContext:
             prefix=None if self.first is None else self.first.offered,
             length=self.session.memory.length,
         )
+
+    def history(self, reply: Message | None) -> str:
+        """Digest the conversation up to the end of the turn; empty if it is not looked for."""
+        digest = self.request.history
+        return (extend(digest, reply) if digest and reply is not None else digest).hex()
 
     def fingerprint(self) -> str:
         """Digest what the client asked for: the same turn in the same place of the session."""

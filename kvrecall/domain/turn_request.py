@@ -13,6 +13,7 @@ from kvrecall.domain.errors import (
     InvalidRequest,
     LimitExceeded,
     ResultConflict,
+    SessionBusy,
     ToolResultWithoutCall,
     TurnTooLong,
 )
@@ -34,6 +35,10 @@ class TurnRequest:
       settings say.
     - `wait_for_repairs`: let due repairs finish first instead of taking what they have found so
       far.
+    - `history`: the digest of the conversation up to the last of the messages, by which the turn is
+      found again; empty: it need not be.
+    - `follows`: the turn that it follows; None: whichever is the last. Raises SessionBusy when
+      another one came first.
     """
 
     messages: tuple[Message, ...]
@@ -45,6 +50,8 @@ class TurnRequest:
     compare_with: str = ""
     repair: bool | None = None
     wait_for_repairs: bool = False
+    history: bytes = b""
+    follows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,11 @@ class TurnPlan:
 def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -> TurnPlan:
     """Check the request against the session.
 
-    Raises InvalidRequest, CallsOutstanding, ResultConflict.
+    Raises InvalidRequest, CallsOutstanding, ResultConflict, SessionBusy.
     """
+    if request.follows is not None and request.follows != session.turns:
+        message = f"another turn has followed turn {request.follows} of session {session.id!r}"
+        raise SessionBusy(message, session=session.id)
     check_messages(request.messages, settings)
     sampling = request.sampling or Sampling(settings.default_max_tokens)
     if not 1 <= sampling.max_tokens <= settings.max_output_tokens:

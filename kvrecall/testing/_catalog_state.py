@@ -17,6 +17,7 @@ from services.catalog.records import (
     REPAIRS_RETAINED,
     CallPosition,
     EpisodeSet,
+    HistoryEntry,
     IdempotencyKey,
     IdempotencyRecord,
     KnownPrefix,
@@ -104,6 +105,7 @@ class CatalogState:
         self.prefixes: dict[str, KnownPrefix] = {}
         self.retained: dict[str, int] = {}
         self.orphaned: dict[str, int] = {}
+        self.histories: dict[str, HistoryEntry] = {}
         # By session, the monotonic time at which its creation began.
         self.creations: dict[str, float] = {}
         self._records: dict[tuple[str, str], StoredRecord] = {}

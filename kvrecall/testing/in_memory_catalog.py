@@ -20,6 +20,7 @@ from services.catalog.claims import Claims
 from services.catalog.records import (
     BuildCommit,
     EpisodeSet,
+    HistoryEntry,
     IdempotencyKey,
     IdempotencyRecord,
     KnownPrefix,
@@ -46,6 +47,7 @@ class InMemoryCatalog:
         self.sessions = InMemorySessions(state, claims)
         self.leases = InMemoryLeases(state, claims)
         self.turns = InMemoryTurns(state)
+        self.histories = InMemoryHistories(state)
         self.tool_calls = InMemoryToolCalls(state)
         self.repairs = InMemoryRepairs(state)
         self.episodes = InMemoryEpisodes(state)
@@ -100,6 +102,9 @@ class InMemoryTurns:
             )
         self._state.require_new_record(record)
         append_turn(stored, commit)
+        if commit.history:
+            entry = HistoryEntry(commit.history, turn.session, turn.number)
+            self._state.histories[commit.history] = entry
         if commit.prefix is not None:
             self._state.prefixes.setdefault(commit.digest, commit.prefix)
         self._state.store_record(record)
@@ -114,6 +119,17 @@ class InMemoryTurns:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""
         turns = self._state.get(session_id).turns
         return tuple(token for turn in turns for token in turn.token_ids)
+
+
+class InMemoryHistories:
+    """Sessions by the digests of their conversations."""
+
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
+
+    async def find(self, digests: Sequence[str]) -> list[HistoryEntry]:
+        """Return the known ones of these digests, in their order."""
+        return [self._state.histories[each] for each in digests if each in self._state.histories]
 
 
 class InMemoryToolCalls:

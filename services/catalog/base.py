@@ -18,6 +18,7 @@ from services.catalog.records import (
     BuildCommit,
     EpisodeSet,
     ForkCommit,
+    HistoryEntry,
     IdempotencyKey,
     IdempotencyRecord,
     KnownPrefix,
@@ -138,6 +139,18 @@ class Turns(Protocol):
 
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""
+        ...
+
+
+class Histories(Protocol):
+    """The conversations that sessions hold, by the digests that their turns were committed with."""
+
+    async def find(self, digests: Sequence[str]) -> list[HistoryEntry]:
+        """Return the known ones of these digests, in their order, in one round trip.
+
+        An entry may name a session that was deleted since. One that was lost with its server costs
+        time, no correctness: the history is appended to a new session.
+        """
         ...
 
 
@@ -301,6 +314,11 @@ class Catalog(Protocol):
     @property
     def turns(self) -> Turns:
         """The turn logs."""
+        ...
+
+    @property
+    def histories(self) -> Histories:
+        """Sessions by the digests of their conversations."""
         ...
 
     @property

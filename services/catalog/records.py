@@ -61,6 +61,15 @@ class OrphanedPages:
 
 
 @dataclass(frozen=True)
+class HistoryEntry:
+    """The conversation of which `digest` is the digest: `session` up to the end of turn `turn`."""
+
+    digest: str
+    session: str
+    turn: int
+
+
+@dataclass(frozen=True)
 class KnownPrefix:
     """The first tokens of session `owner`, whose pages other sessions may share.
 
@@ -114,7 +123,9 @@ class TurnCommit:
     `calls` are the tool calls it ended on. `inline_results` are results, by call id, that the turn
     itself brought for calls of the pause before it. `matched` is the episode the turn was matched
     with and `active` the episode whose rows are active now; both empty if there is none.
-    `repaired` belongs to the turn's own repair, if its outcome has one. A first turn also sets
+    `repaired` belongs to the turn's own repair, if its outcome has one. `history` is the digest of
+    the conversation up to the turn's end, by which a client's whole history finds the session again
+    (empty: it is not looked for). A first turn also sets
     `shared`, the pages of other sessions that the session references, and offers `prefix` to
     others under `digest`.
     """
@@ -126,6 +137,7 @@ class TurnCommit:
     matched: str = ""
     active: str = ""
     repaired: RepairDetails = RepairDetails()
+    history: str = ""
     shared: tuple[SharedPages, ...] | None = None
     prefix: KnownPrefix | None = None
     digest: str = ""

@@ -22,6 +22,7 @@ from kvrecall.domain.errors import CatalogError
 from services.catalog.redis.client import CatalogRedis, Client
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
+from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import Keys
@@ -58,7 +59,8 @@ class RedisCatalog:
             slots, reads, indexes, self.idempotency, self.page_refs, deletion
         )
         self.leases = RedisLeases(redis, keys, slots)
-        self.turns = RedisTurns(slots, indexes, self.page_refs, prefixes)
+        self.histories = RedisHistories(redis, keys)
+        self.turns = RedisTurns(slots, indexes, self.page_refs, prefixes, self.histories)
         self.tool_calls = RedisToolCalls(slots, indexes)
         self.repairs = RedisRepairs(slots, indexes)
         self.episodes = RedisEpisodes(slots)

@@ -107,6 +107,10 @@ class Keys:
         """Return the key of the prefix offered under a digest."""
         return f"{self.namespace}:prefix:{quote(digest, safe='')}"
 
+    def get_history(self, digest: str) -> str:
+        """Return the key of the turn at whose end a conversation has this digest."""
+        return f"{self.namespace}:history:{quote(digest, safe='')}"
+
     @property
     def tenants(self) -> str:
         """Key of the tenants that may have sessions, by the last time they created one."""

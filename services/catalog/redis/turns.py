@@ -6,9 +6,10 @@ import time
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Turn
 from services.cancellation import run_to_completion
-from services.catalog.records import IdempotencyRecord, TurnCommit
+from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
 from services.catalog.redis import mapping
 from services.catalog.redis.commits import build_turn
+from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META, TOKENS, TURNS
 from services.catalog.redis.page_refs import RedisPageRefs
@@ -26,11 +27,13 @@ class RedisTurns:
         indexes: RedisIndexes,
         page_refs: RedisPageRefs,
         prefixes: RedisPrefixes,
+        histories: RedisHistories,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
         self._page_refs = page_refs
         self._prefixes = prefixes
+        self._histories = histories
 
     async def commit(
         self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
@@ -78,4 +81,7 @@ class RedisTurns:
             followups.append(self._page_refs.reconcile(turn.session, commit.shared))
         if commit.prefix is not None:
             followups.append(self._prefixes.offer(commit.digest, commit.prefix))
+        if commit.history:
+            entry = HistoryEntry(commit.history, turn.session, turn.number)
+            followups.append(self._histories.add(entry))
         await asyncio.gather(*followups)

@@ -5,6 +5,7 @@ from pathlib import Path
 from services.catalog.claims import Claims
 from services.catalog.sqlite.database import Database, open_database
 from services.catalog.sqlite.episodes import SqliteEpisodes
+from services.catalog.sqlite.histories import SqliteHistories
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
 from services.catalog.sqlite.page_refs import SqlitePageRefs
@@ -32,6 +33,7 @@ class SqliteCatalog:
         self.sessions = SqliteSessions(database, reader, self.idempotency, claims)
         self.leases = SqliteLeases(database, claims)
         self.turns = SqliteTurns(database, self.idempotency)
+        self.histories = SqliteHistories(database)
         self.tool_calls = SqliteToolCalls(database, self.idempotency)
         self.repairs = SqliteRepairs(database)
         self.episodes = SqliteEpisodes(database)

@@ -193,6 +193,14 @@ CREATE TABLE prefixes (
 ) STRICT;
 CREATE INDEX prefixes_by_owner ON prefixes (owner);
 
+-- `digest` is that of the conversation up to the end of the turn.
+CREATE TABLE histories (
+    digest TEXT PRIMARY KEY,
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    turn INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX histories_by_session ON histories (session);
+
 -- `created` is the session that the request created ('': none), `stored_at` in Unix seconds.
 CREATE TABLE idempotency_records (
     scope TEXT NOT NULL,

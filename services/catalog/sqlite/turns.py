@@ -3,7 +3,7 @@
 import aiosqlite
 
 from kvrecall.domain.session import Turn
-from services.catalog.records import IdempotencyRecord, TurnCommit
+from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
 from services.catalog.serialization import decode_tokens
 from services.catalog.sqlite import (
     episodes,
@@ -14,6 +14,7 @@ from services.catalog.sqlite import (
     tool_calls,
 )
 from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.histories import add_history
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import fetch_all, insert, require_session
 
@@ -85,5 +86,7 @@ async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int, no
         await repairs.add_record(db, turn.session, turn.number, outcome.own_repair, commit.repaired)
     if commit.shared is not None:
         await page_refs.replace_refs(db, turn.session, commit.shared)
+    if commit.history:
+        await add_history(db, HistoryEntry(commit.history, turn.session, turn.number))
     if commit.prefix is not None:
         await page_refs.add_prefix(db, commit.digest, commit.prefix)

@@ -1,0 +1,151 @@
+"""Whole conversations as clients repeat them: one canonical form, and a digest after each message.
+
+Clients that keep no session send everything said so far with every request, each in its own
+clothes: content as null, as text or in parts, arguments with other spaces, calls under other ids.
+What has the same canonical form is the same conversation. The digests are keyed by the tenant and
+by all that the tokens depend on, so a request finds no other tenant's session, and none with other
+tools or settings.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from itertools import takewhile
+
+from kvrecall.domain.errors import CallsOutstanding, DuplicateCall, ToolResultWithoutCall
+from kvrecall.domain.messages import Message, ToolCall
+
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class History:
+    """A conversation in order: the results of a message's calls follow it, in the calls' order.
+
+    `scope` is what else the tokens depend on. Build one with `build_history`.
+    """
+
+    scope: bytes
+    messages: tuple[Message, ...]
+
+    @cached_property
+    def digests(self) -> tuple[bytes, ...]:
+        """The digest of the scope, then of everything up to each message."""
+        digests = [_digest(self.scope)]
+        for message, place in zip(self.messages, _get_places(self.messages), strict=True):
+            digests.append(extend(digests[-1], message, place))
+        return tuple(digests)
+
+    @property
+    def ends(self) -> list[int]:
+        """The numbers of messages after which a turn may have ended, the latest first."""
+        replies = [
+            number
+            for number, message in enumerate(self.messages, 1)
+            if message.role == "assistant" and number < len(self.messages)
+        ]
+        return replies[::-1]
+
+
+def build_history(scope: bytes, messages: Sequence[Message]) -> History:
+    """Build a history from a client's messages, with the results of calls in the calls' order.
+
+    Raises ToolResultWithoutCall, CallsOutstanding and DuplicateCall: each call is answered once,
+    before the next other message.
+    """
+    ordered: list[Message] = []
+    calls: dict[str, ToolCall] = {}
+    results: dict[str, Message] = {}
+    for index, message in enumerate(messages):
+        if message.role == "tool":
+            _require_call(index, message, calls, results)
+            results[message.tool_call_id] = message
+            continue
+        ordered += _take_results(calls, results)
+        ordered.append(message)
+        calls = {call.id: call for call in message.tool_calls}
+        if len(calls) < len(message.tool_calls):
+            raise DuplicateCall(
+                f"messages[{index}].tool_calls", "two tool calls of one message have the same id"
+            )
+        results = {}
+    ordered += _take_results(calls, results)
+    return History(scope, tuple(ordered))
+
+
+def extend(digest: bytes, message: Message, place: int = -1) -> bytes:
+    """Return the digest of a conversation with one more message.
+
+    `place`: the position of the call that a tool's result answers, in the message before.
+    """
+    return _digest(digest + _canonical(message, place))
+
+
+def rename_calls(messages: Sequence[Message], calls: Sequence[ToolCall]) -> tuple[Message, ...]:
+    """Return the messages with the leading results under the ids that the session gave its calls.
+
+    They answer `calls` in order, whatever ids the client made of those.
+    """
+    results = list(takewhile(lambda message: message.role == "tool", messages))
+    renamed = [
+        replace(result, tool_call_id=call.id) for result, call in zip(results, calls, strict=False)
+    ]
+    return (*renamed, *messages[len(renamed) :])
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _canonical(message: Message, place: int) -> bytes:
+    """Return a message without what differs between clients: ids, spaces in arguments, names.
+
+    An answer has no white space at its ends: a client that put it together from a stream may have
+    kept some. Only a user's name reaches the model.
+    """
+    is_reply = message.role == "assistant"
+    parts = [
+        message.role,
+        message.content.strip() if is_reply else message.content,
+        [[call.name, _canonical_json(call.arguments)] for call in message.tool_calls],
+        place,
+        message.name if message.role == "user" else "",
+    ]
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode(
+        errors="surrogatepass"
+    )
+
+
+def _canonical_json(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return text
+
+
+def _get_places(messages: Sequence[Message]) -> Iterator[int]:
+    place = -1
+    for message in messages:
+        place = place + 1 if message.role == "tool" else -1
+        yield place
+
+
+def _take_results(calls: dict[str, ToolCall], results: dict[str, Message]) -> list[Message]:
+    missing = [id for id in calls if id not in results]
+    if missing:
+        raise CallsOutstanding(missing)
+    return [results[id] for id in calls]
+
+
+def _require_call(
+    index: int, result: Message, calls: dict[str, ToolCall], results: dict[str, Message]
+) -> None:
+    id = result.tool_call_id
+    if id not in calls or id in results:
+        raise ToolResultWithoutCall(
+            f"messages[{index}].tool_call_id",
+            f"no tool call {id!r} waits for a result here",
+            call=id,
+        )

@@ -1,0 +1,200 @@
+"""Conversations: a whole history finds the session that holds it, and nothing is computed twice."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvrecall.domain.errors import CallsOutstanding, WorkerLost
+from kvrecall.domain.messages import Message, Sampling
+from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.catalog.records import IdempotencyKey
+from services.conversations import Conversation
+from services.turn_stream import TurnEnded
+
+SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
+TURN = TurnRequest((), sampling=Sampling(50))
+SYSTEM = Message("system", "you help people")
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def answer(text: str) -> Message:
+    return Message("assistant", text)
+
+
+async def ask(harness: Any, *messages: Message, **changes: Any) -> tuple[str, str, TurnOutcome]:
+    """Send a whole history; returns how its session was found, the session, and the outcome."""
+    conversation = Conversation(messages, SETTINGS, TURN)
+    found = await harness.service.conversations.turn(replace(conversation, **changes))
+    async for progress in found.stream:
+        if isinstance(progress, TurnEnded):
+            return found.match, found.session, progress.outcome
+    raise AssertionError("no outcome")
+
+
+async def said_in(harness: Any, session: str) -> list[Message]:
+    """All messages of a session's turns, answers included."""
+    turns = await harness.service.turns(session, 0, 1000)
+    return [
+        message
+        for turn in turns
+        for message in (*turn.messages, turn.outcome.message)
+        if message is not None
+    ]
+
+
+async def test_a_history_goes_on_in_the_session_that_holds_it(harness) -> None:
+    harness.worker.script = ["hi there", "fine thanks", "bye"]
+    history = [SYSTEM, user("hello")]
+    match, session, outcome = await ask(harness, *history)
+    assert (match, outcome.message.content) == ("built", "hi there")
+    for text in ("how are you", "goodbye"):
+        history += [outcome.message, user(text)]
+        match, again, outcome = await ask(harness, *history)
+        assert (match, again) == ("continued", session)
+        assert outcome.prompt_tokens == 1 + len(text.split()), "the role, and what is new"
+    assert await harness.catalog.sessions.get_ids() == [session]
+
+
+async def test_an_edited_history_goes_on_in_a_fork_at_the_place_before(harness) -> None:
+    harness.worker.script = ["one", "two", "three", "other"]
+    _, session, outcome = await ask(harness, user("a"))
+    said = [user("a"), outcome.message]
+    for text in ("b", "c"):
+        _, _, outcome = await ask(harness, *said, user(text))
+        said += [user(text), outcome.message]
+    match, fork, outcome = await ask(harness, *said[:4], user("another c"))
+    assert (match, outcome.turn, outcome.message.content) == ("forked", 3, "other")
+    assert fork != session
+    assert (await harness.service.get(session))[0].turns == 3
+    match, again, _ = await ask(harness, *said[:4], user("another c"), outcome.message, user("d"))
+    assert (match, again) == ("continued", fork)
+
+
+async def test_a_history_that_no_session_holds_is_appended_up_to_each_answer(harness) -> None:
+    said = [SYSTEM, user("a"), answer("one"), user("b"), answer("two")]
+    match, session, outcome = await ask(harness, *said, user("c"))
+    assert (match, outcome.turn) == ("built", 3)
+    assert outcome.prompt_tokens == 2
+    match, fork, outcome = await ask(harness, *said[:3], user("another b"))
+    assert (match, outcome.turn) == ("forked", 2)
+    assert fork != session
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": replace(SETTINGS, tenant="ann")},
+        {"settings": replace(SETTINGS, tools=('{"type": "function"}',))},
+        {"settings": replace(SETTINGS, budget=65)},
+    ],
+    ids=["tenant", "tools", "settings"],
+)
+async def test_no_session_of_another_tenant_or_of_other_settings_is_continued(
+    harness, changes: dict[str, Any]
+) -> None:
+    _, session, outcome = await ask(harness, user("a"))
+    match, other, _ = await ask(harness, user("a"), outcome.message, user("b"), **changes)
+    assert match == "built"
+    assert other != session
+    assert (await harness.service.get(session))[0].turns == 1
+
+
+async def test_results_of_tools_end_the_pause_under_the_ids_of_the_session(harness) -> None:
+    calls = [pb.ToolCall(id="s1", name="f", arguments='{"x": 1}'), pb.ToolCall(id="s2", name="g")]
+    calls[1].arguments = "{}"
+    harness.worker.script = [calls, "done"]
+    _, session, outcome = await ask(harness, user("a"))
+    asked = outcome.message
+    echoed = replace(
+        asked, tool_calls=tuple(replace(call, id=f"c-{call.id}") for call in asked.tool_calls)
+    )
+    results = [
+        Message("tool", "two", tool_call_id="c-s2"),
+        Message("tool", "one", tool_call_id="c-s1"),
+    ]
+    match, again, outcome = await ask(harness, user("a"), echoed, *results)
+    assert (match, again, outcome.message.content) == ("continued", session, "done")
+    (turn,) = await harness.service.turns(session, 1, 1)
+    assert [(each.tool_call_id, each.content) for each in turn.messages] == [
+        ("s1", "one"),
+        ("s2", "two"),
+    ]
+    with pytest.raises(CallsOutstanding):
+        await ask(harness, user("a"), echoed, results[0], user("b"))
+
+
+async def test_branches_that_arrive_at_once_each_get_a_session(harness) -> None:
+    _, session, outcome = await ask(harness, user("a"))
+    branches = [ask(harness, user("a"), outcome.message, user(f"b{n}")) for n in range(4)]
+    found = await asyncio.gather(*branches)
+    assert sorted(match for match, _, _ in found) == ["continued", "forked", "forked", "forked"]
+    assert len({session for _, session, _ in found}) == 4
+    assert all(outcome.turn == 2 for _, _, outcome in found)
+    assert (await harness.service.get(session))[0].turns == 2
+
+
+async def test_a_repeated_request_gets_the_same_answer_and_computes_nothing(harness) -> None:
+    harness.worker.script = ["one", "two"]
+    key = IdempotencyKey("chat", "key", "body")
+    first = await ask(harness, SYSTEM, user("a"), answer("x"), user("b"), key=key)
+    log = list(harness.worker.call_log)
+    match, session, outcome = await ask(harness, SYSTEM, user("a"), answer("x"), user("b"), key=key)
+    assert (match, session, outcome) == ("repeated", *first[1:])
+    opening = replace(key, key="another")
+    _, session, outcome = await ask(harness, user("hello"), key=opening)
+    assert (await ask(harness, user("hello"), key=opening))[1:] == (session, outcome)
+    assert len(await harness.catalog.sessions.get_ids()) == 2
+    assert harness.worker.call_log[: len(log)] == log
+
+
+async def test_a_history_whose_session_was_deleted_is_built_again(harness) -> None:
+    _, session, outcome = await ask(harness, user("a"))
+    await harness.service.delete(session)
+    match, other, _ = await ask(harness, user("a"), outcome.message, user("b"))
+    assert (match, other != session) == ("built", True)
+
+
+async def test_a_turn_that_fails_changes_nothing_that_the_next_request_finds(harness) -> None:
+    _, session, outcome = await ask(harness, user("a"))
+    said = [user("a"), outcome.message, user("b")]
+    harness.worker.faults["done"] = WorkerLost("gone")
+    with pytest.raises(WorkerLost):
+        await ask(harness, *said)
+    assert (await ask(harness, *said))[:2] == ("continued", session)
+
+
+async def test_histories_are_found_after_a_restart(harness) -> None:
+    _, session, outcome = await ask(harness, user("a"))
+    await harness.crash()
+    match, again, _ = await ask(harness, user("a"), outcome.message, user("b"))
+    assert (match, again) == ("continued", session)
+
+
+WORDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map(" ".join)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+async def test_the_session_of_any_history_holds_it_and_nothing_else(harness, data) -> None:
+    """Cut, edited and branched histories, in any order."""
+    said: list[Message] = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        kept = data.draw(st.integers(0, len(said) // 2)) * 2
+        asked = [*said[:kept], user(data.draw(WORDS))]
+        _, session, outcome = await ask(harness, *asked)
+        assert await said_in(harness, session) == [*asked, outcome.message]
+        said = [*asked, outcome.message]
