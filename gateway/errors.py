@@ -1,4 +1,7 @@
-"""Error responses: every error as RFC 9457 problem details, with the status of its error code."""
+"""Error responses: every error as RFC 9457 problem details, with the status of its error code.
+
+The routes of OpenAI's API answer the same errors in its own form.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -12,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from gateway.openai.errors import get_status, is_openai_path, to_openai_error
 from kvrecall.domain import errors
 from kvrecall.domain.codes import ErrorCode
 
@@ -80,10 +84,12 @@ def to_problem(error: errors.ServiceError) -> dict[str, Any]:
     return build_problem(error.code, error.message, error.details)
 
 
-def problem_response(
-    members: Mapping[str, Any], headers: Mapping[str, str] | None = None
+def error_response(
+    path: str, members: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """Build a response from the members of a problem."""
+    """Build a response from the members of a problem, in the form of the API that `path` is of."""
+    if is_openai_path(path):
+        return JSONResponse(to_openai_error(members), get_status(members), dict(headers or {}))
     return JSONResponse(
         dict(members),
         status_code=members["status"],
@@ -112,7 +118,7 @@ async def on_service_error(request: Request, error: errors.ServiceError) -> JSON
             else RETRY_AFTER_SECONDS
         )
         headers["Retry-After"] = str(ceil(seconds))
-    return problem_response(members, headers)
+    return error_response(request.url.path, members, headers)
 
 
 async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -121,7 +127,8 @@ async def on_validation_error(request: Request, error: RequestValidationError) -
     first = violations[0]
     detail = f"{first['field']}: {first['message']}" if first["field"] else str(first["message"])
     details = {"field": first["field"], "errors": violations}
-    return problem_response(build_problem(ErrorCode.INVALID_REQUEST, detail, details))
+    members = build_problem(ErrorCode.INVALID_REQUEST, detail, details)
+    return error_response(request.url.path, members)
 
 
 def _to_violation(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,11 +148,11 @@ async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Respond to an error of the framework: an unknown route, a wrong method."""
     codes = {404: ErrorCode.UNKNOWN_ROUTE, 405: ErrorCode.METHOD_NOT_ALLOWED}
     if isinstance(error, RefusedRequest):
-        return problem_response(error.members, error.headers)
+        return error_response(request.url.path, error.members, error.headers)
     code = codes.get(error.status_code, ErrorCode.HTTP_ERROR)
     detail = f"{request.method} {request.url.path}: {error.detail}"
     members = build_problem(code, detail, status=error.status_code)
-    return problem_response(members, error.headers)
+    return error_response(request.url.path, members, error.headers)
 
 
 def log_unexpected_error() -> dict[str, Any]:

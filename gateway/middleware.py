@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import log_unexpected_error, problem_response
+from gateway.errors import error_response, log_unexpected_error
 
 _REQUEST_ID = b"x-request-id"
 # Logged status of a request whose client disconnected before the response; never sent.
@@ -54,7 +54,7 @@ class RequestLog:
             members = log_unexpected_error()
             if status:  # the response has begun: the server closes the connection
                 raise
-            await problem_response(members)(scope, receive, send_with_id)
+            await error_response(scope["path"], members)(scope, receive, send_with_id)
         finally:
             self._log_request(scope, status or CLIENT_CLOSED_REQUEST, time.monotonic() - started)
             structlog.contextvars.reset_contextvars(**bound)

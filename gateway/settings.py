@@ -45,6 +45,11 @@ class GatewaySettings(BaseModel):
         description="True: a proxy in front authenticates clients and sets X-Kvrecall-Tenant. It "
         "only silences the warning of a gateway that listens off loopback.",
     )
+    model_aliases: tuple[str, ...] = Field(
+        default=(),
+        description="Names under which OpenAI's API serves the model, beside its own: what clients "
+        "have in their settings.",
+    )
     heartbeat_seconds: float = Field(
         default=15.0, gt=0, description="Interval of comments in an event stream, in seconds."
     )

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -62,16 +62,64 @@ async def read_outcome(stream: TurnStream) -> TurnOutcome:
     raise WorkerLost("the turn ended without a result; repeat it")
 
 
+class Encoder(Protocol):
+    """The events of one API. Each method returns the bytes of none, one or several events."""
+
+    def begin(self) -> bytes:
+        """Encode what comes before the turn's progress."""
+        ...
+
+    def encode(self, progress: TurnProgress) -> bytes:
+        """Encode a piece of progress."""
+        ...
+
+    def fail(self, problem: Mapping[str, Any]) -> bytes:
+        """Encode an error, after which nothing follows."""
+        ...
+
+
+class SessionEvents:
+    """The session API's events: token, tool_call, and last `done` or `error`."""
+
+    def begin(self) -> bytes:
+        """Encode nothing."""
+        return b""
+
+    def encode(self, progress: TurnProgress) -> bytes:
+        """Encode a piece of progress; nothing for the turn's start."""
+        match progress:
+            case TurnStarted():
+                return b""
+            case TextDelta(text):
+                return _encode("token", {"text": text})
+            case ToolCallEmitted(call):
+                return _encode("tool_call", ToolCallView.from_domain(call))
+            case TurnEnded(outcome):
+                return _encode("done", TurnView.from_domain(outcome))
+
+    def fail(self, problem: Mapping[str, Any]) -> bytes:
+        """Encode an error."""
+        return _encode("error", dict(problem))
+
+
 class EventStream(Response):
-    """Started turn as server-sent events. The last event is always `done` or `error`."""
+    """Started turn as server-sent events of an API."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, stream: TurnStream, heartbeat_seconds: float) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        stream: TurnStream,
+        heartbeat_seconds: float,
+        encoder: Encoder | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers={**unbuffered, **(headers or {})})
         del self.headers["content-length"]
         self._stream = stream
         self._heartbeat_seconds = heartbeat_seconds
+        self._encoder = SessionEvents() if encoder is None else encoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the turn ends; cancel the turn when the client disconnects."""
@@ -99,13 +147,13 @@ class EventStream(Response):
 
     async def _write_events(self, send: Send) -> None:
         try:
+            await _send_chunk(send, self._encoder.begin())
             async for progress in self._stream:
-                if (event := _to_event(progress)) is not None:
-                    await _send_chunk(send, event)
+                await _send_chunk(send, self._encoder.encode(progress))
         except ServiceError as error:
-            await _send_chunk(send, _encode("error", to_problem(error)))
+            await _send_chunk(send, self._encoder.fail(to_problem(error)))
         except Exception:
-            await _send_chunk(send, _encode("error", log_unexpected_error()))
+            await _send_chunk(send, self._encoder.fail(log_unexpected_error()))
 
     async def _send_heartbeats(self, send: Send) -> None:
         """Send comments, so that proxies do not close the connection during a long prefill."""
@@ -115,19 +163,8 @@ class EventStream(Response):
 
 
 async def _send_chunk(send: Send, chunk: bytes) -> None:
-    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-def _to_event(progress: TurnProgress) -> bytes | None:
-    match progress:
-        case TurnStarted():
-            return None
-        case TextDelta(text):
-            return _encode("token", {"text": text})
-        case ToolCallEmitted(call):
-            return _encode("tool_call", ToolCallView.from_domain(call))
-        case TurnEnded(outcome):
-            return _encode("done", TurnView.from_domain(outcome))
+    if chunk:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 def _encode(event: str, data: BaseModel | dict[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Depends
 from starlette.routing import BaseRoute
 
 from gateway.errors import problem_responses
+from gateway.openai.routes import add_openai_routes
 from gateway.rest.routes.events import add_event_routes
 from gateway.rest.routes.sessions import add_session_reads, add_session_routes
 from gateway.rest.routes.turns import add_turn_routes
@@ -26,6 +27,7 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     own = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
     add_turn_routes(own, service, settings)
     add_session_reads(own, service)
+    add_openai_routes(own, service, settings)
     checked = APIRouter(
         prefix=_PREFIX,
         responses=problem_responses(*_STATUSES),

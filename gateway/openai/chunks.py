@@ -1,0 +1,154 @@
+"""Chat completions as clients read them: one object, or a stream of chunks."""
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.openai.errors import to_openai_error
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.reports import TurnOutcome
+from services.conversations import Continuation
+from services.turn_stream import (
+    TextDelta,
+    ToolCallEmitted,
+    TurnEnded,
+    TurnProgress,
+    TurnStarted,
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all objects of one answer have in common. `created` is in Unix seconds."""
+
+    model: str
+    fingerprint: str
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def members(self, kind: str) -> Json:
+        """Return the members of an object of this kind."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "service_tier": "default",
+        }
+
+
+def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> Json:
+    """Build the object of a whole answer."""
+    message = outcome.message
+    calls = () if message is None else message.tool_calls
+    text = "" if message is None else message.content
+    answer: Json = {
+        "role": "assistant",
+        "content": text or (None if calls else ""),
+        "refusal": None,
+    }
+    if calls:
+        answer["tool_calls"] = [_to_call(call) for call in calls]
+    choice = {
+        "index": 0,
+        "message": answer,
+        "logprobs": None,
+        "finish_reason": outcome.finish_reason,
+    }
+    return {
+        **head.members("chat.completion"),
+        "choices": [choice],
+        "usage": build_usage(outcome, found),
+    }
+
+
+def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
+    """Build the token counts: of the whole conversation, and of those what was not computed now.
+
+    Tokens whose rows are evicted count as cached: they are stored and can come back.
+    """
+    prompt = max(outcome.prompt_tokens, outcome.memory.length - outcome.output_tokens)
+    computed = min(prompt, outcome.prompt_tokens + found.prefilled)
+    memory = outcome.memory
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": outcome.output_tokens,
+        "total_tokens": prompt + outcome.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": prompt - computed, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+        "kvrecall": {
+            "active_rows": memory.active_rows,
+            "evicted_rows": memory.evicted_rows,
+            "promoted_rows": memory.promoted_rows,
+            "repair_seconds": round(sum(repair.seconds for repair in outcome.repairs), 6),
+        },
+    }
+
+
+class CompletionChunks:
+    """The events of a streamed answer: `data:` lines, the last of them `[DONE]`.
+
+    After an error the stream ends without `[DONE]`, by which clients know that it is incomplete.
+    """
+
+    def __init__(self, head: Head, found: Continuation, include_usage: bool) -> None:
+        self._head = head
+        self._found = found
+        self._include_usage = include_usage
+        self._calls = 0
+
+    def begin(self) -> bytes:
+        """Encode the chunk that names the role."""
+        return self._delta({"role": "assistant", "content": ""})
+
+    def encode(self, progress: TurnProgress) -> bytes:
+        """Encode a piece of progress."""
+        match progress:
+            case TurnStarted():
+                return b""
+            case TextDelta(text):
+                return self._delta({"content": text})
+            case ToolCallEmitted(call):
+                return self._call(call)
+            case TurnEnded(outcome):
+                return self._end(outcome)
+
+    def fail(self, problem: Mapping[str, Any]) -> bytes:
+        """Encode an error."""
+        return _encode(to_openai_error(problem))
+
+    def _call(self, call: ToolCall) -> bytes:
+        """Encode a call: a head with its id and name, then its arguments."""
+        index = self._calls
+        self._calls += 1
+        head = {"name": call.name, "arguments": ""}
+        first = {"index": index, "id": call.id, "type": "function", "function": head}
+        rest = {"index": index, "function": {"arguments": call.arguments}}
+        return self._delta({"tool_calls": [first]}) + self._delta({"tool_calls": [rest]})
+
+    def _end(self, outcome: TurnOutcome) -> bytes:
+        events = self._delta({}, outcome.finish_reason)
+        if self._include_usage:
+            usage = {"choices": [], "usage": build_usage(outcome, self._found)}
+            events += _encode({**self._head.members("chat.completion.chunk"), **usage})
+        return events + b"data: [DONE]\n\n"
+
+    def _delta(self, delta: Json, finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        chunk = {**self._head.members("chat.completion.chunk"), "choices": [choice]}
+        return _encode(chunk | ({"usage": None} if self._include_usage else {}))
+
+
+def _to_call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _encode(data: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(data)}\n\n".encode()

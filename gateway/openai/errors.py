@@ -1,0 +1,87 @@
+"""Errors in OpenAI's form, for the routes of OpenAI's API."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvrecall.domain.codes import ErrorCode
+
+# The routes of this API; the session API's errors are problem details.
+PATHS = ("/v1/chat/completions", "/v1/models")
+
+# OpenAI's clients repeat 408, 409, 429 and 5xx by themselves: what a retry cannot help is a 400.
+_STATUSES: Mapping[str, int] = {
+    ErrorCode.INVALID_REQUEST: 400,
+    ErrorCode.LIMIT_EXCEEDED: 400,
+    ErrorCode.BUDGET_OUT_OF_RANGE: 400,
+    ErrorCode.UNKNOWN_METHOD: 400,
+    ErrorCode.UNKNOWN_MODEL: 404,
+    ErrorCode.EMPTY_TURN: 400,
+    ErrorCode.DUPLICATE_CALL: 400,
+    ErrorCode.EPISODES_UNSUPPORTED: 400,
+    ErrorCode.BAD_SETTINGS: 400,
+    ErrorCode.BAD_MESSAGES: 400,
+    ErrorCode.TOOL_RESULT_WITHOUT_CALL: 400,
+    ErrorCode.CALLS_OUTSTANDING: 400,
+    ErrorCode.RESULT_CONFLICT: 400,
+    ErrorCode.IDEMPOTENCY_CONFLICT: 400,
+    ErrorCode.WORKER_REFUSED: 400,
+}
+_CODES: Mapping[str, str] = {
+    ErrorCode.INVALID_REQUEST: "invalid_value",
+    ErrorCode.UNKNOWN_MODEL: "model_not_found",
+    ErrorCode.TOOL_RESULT_WITHOUT_CALL: "tool_call_unknown",
+    ErrorCode.CALLS_OUTSTANDING: "tool_result_missing",
+    ErrorCode.RESULT_CONFLICT: "tool_result_conflict",
+    ErrorCode.TURN_TOO_LONG: "request_too_large",
+    ErrorCode.BODY_TOO_LARGE: "request_too_large",
+    ErrorCode.QUOTA_EXCEEDED: "insufficient_quota",
+}
+_UNANSWERED = (
+    "An assistant message with 'tool_calls' must be followed by tool messages that respond to each "
+    "'tool_call_id'. Without a response: {calls}"
+)
+
+
+def is_openai_path(path: str) -> bool:
+    """Return whether a path belongs to OpenAI's API."""
+    return path.startswith(PATHS)
+
+
+def get_status(problem: Mapping[str, Any]) -> int:
+    """Return the HTTP status of a problem in this API."""
+    return int(_STATUSES.get(problem["code"], problem["status"]))
+
+
+def to_openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a problem to OpenAI's error object, with all four members.
+
+    `param` names the field where one is at fault, `code` is OpenAI's where it has one.
+    """
+    code = problem["code"]
+    message = problem["detail"]
+    if code == ErrorCode.CALLS_OUTSTANDING:
+        message = _UNANSWERED.format(calls=", ".join(problem["calls"]))
+    param = problem.get("field") or ("messages" if code in _OF_MESSAGES else None)
+    return {
+        "error": {
+            "message": message,
+            "type": _get_type(code, get_status(problem)),
+            "param": param,
+            "code": problem.get("openai_code") or _CODES.get(code, str(code)),
+        }
+    }
+
+
+def _get_type(code: str, status: int) -> str:
+    if code == ErrorCode.QUOTA_EXCEEDED:
+        return "insufficient_quota"
+    if status == 429:
+        return "rate_limit_error"
+    if status == 409:
+        return "conflict_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+_OF_MESSAGES = frozenset(
+    {ErrorCode.CALLS_OUTSTANDING, ErrorCode.RESULT_CONFLICT, ErrorCode.TURN_TOO_LONG}
+)
