@@ -14,7 +14,6 @@ from typing import Literal, Protocol
 from kvrecall.domain.errors import InvalidRequest, SessionBusy, UnknownSession
 from kvrecall.domain.histories import History, build_history, rename_calls
 from kvrecall.domain.messages import Message
-from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
@@ -22,7 +21,7 @@ from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
 from services.forks import ForkRequest
-from services.turn_stream import TurnEnded, TurnStream
+from services.turn_stream import TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
 # Places of a history that are looked up: its last ones, and of the others the first ones.
@@ -75,12 +74,15 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Continuation:
-    """The accepted turn: its stream, how its session was found, and the tokens computed before it."""
+    """The accepted turn: its stream, and how its session was found.
+
+    `held_tokens` of the conversation were in the session before; None for a repeated request.
+    """
 
     stream: TurnStream
     session: str
     match: Match
-    prefilled: int = 0
+    held_tokens: int | None
 
 
 class Conversations:
@@ -148,10 +150,9 @@ class Conversations:
     async def _build(self, conversation: Conversation, history: History) -> Continuation:
         """Append the history to a new session, one turn up to each answer in it."""
         session = await self._api.create(
-            conversation.settings, _derive(conversation.key, "create", "")
+            replace(conversation.settings, matched=True), _derive(conversation.key, "create", "")
         )
         key = conversation.key
-        prefilled = 0
         *before, (first, _) = _get_turns(history.messages)
         for turn, (start, end) in enumerate(before):
             request = TurnRequest(
@@ -161,16 +162,14 @@ class Conversations:
                 follows=turn,
             )
             stream = self._api.turn(session.id, request, _derive(key, f"turn {turn}", session.id))
-            prefilled += (await _read_outcome(stream)).prompt_tokens
+            await _read_to_end(stream)
         request = replace(
             conversation.turn,
             messages=history.messages[first:],
             history=history.digests[-1],
             follows=len(before),
         )
-        return await self._begin(
-            session, request, _derive(key, "turn", session.id), "built", prefilled
-        )
+        return await self._begin(session, request, _derive(key, "turn", session.id), "built")
 
     async def _begin(
         self,
@@ -178,7 +177,6 @@ class Conversations:
         request: TurnRequest,
         key: IdempotencyKey | None,
         match: Match,
-        prefilled: int = 0,
     ) -> Continuation:
         """Start the turn and wait until it is accepted, so that a refusal is raised here."""
         calls = [call.call for call in session.calls]
@@ -189,7 +187,8 @@ class Conversations:
         except BaseException:
             await stream.aclose()
             raise
-        return Continuation(stream, session.id, match, prefilled)
+        held = None if match == "repeated" else session.memory.length
+        return Continuation(stream, session.id, match, held)
 
     def _scope(self, settings: CreateSession) -> bytes:
         """Return everything but the messages that the tokens of a conversation depend on.
@@ -220,11 +219,9 @@ def _derive(key: IdempotencyKey | None, step: str, session: str) -> IdempotencyK
     return replace(key, scope=f"{key.scope} {step}", session=session)
 
 
-async def _read_outcome(stream: TurnStream) -> TurnOutcome:
+async def _read_to_end(stream: TurnStream) -> None:
     try:
-        async for progress in stream:
-            if isinstance(progress, TurnEnded):
-                return progress.outcome
+        async for _ in stream:
+            pass
     finally:
         await stream.aclose()
-    raise AssertionError("a stream ends with an outcome or an error")

@@ -71,22 +71,24 @@ def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> J
 def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
     """Build the token counts: of the whole conversation, and of those what was not computed now.
 
-    Tokens whose rows are evicted count as cached: they are stored and can come back.
+    The last token of an answer has no row yet. Tokens whose rows are evicted count as cached: they
+    are stored and can come back.
     """
-    prompt = max(outcome.prompt_tokens, outcome.memory.length - outcome.output_tokens)
-    computed = min(prompt, outcome.prompt_tokens + found.prefilled)
     memory = outcome.memory
+    prompt = max(outcome.prompt_tokens, memory.length + 1 - outcome.output_tokens)
+    held = found.held_tokens
+    cached = prompt - outcome.prompt_tokens if held is None else min(held, prompt)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": outcome.output_tokens,
         "total_tokens": prompt + outcome.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": prompt - computed, "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
         "kvrecall": {
             "active_rows": memory.active_rows,
             "evicted_rows": memory.evicted_rows,
             "promoted_rows": memory.promoted_rows,
-            "repair_seconds": round(sum(repair.seconds for repair in outcome.repairs), 6),
+            "repaired_seconds": round(sum(repair.seconds for repair in outcome.repairs), 6),
         },
     }
 

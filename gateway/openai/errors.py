@@ -1,7 +1,10 @@
 """Errors in OpenAI's form, for the routes of OpenAI's API."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
+
+from pydantic import BaseModel
 
 from kvrecall.domain.codes import ErrorCode
 
@@ -42,6 +45,29 @@ _UNANSWERED = (
 )
 
 
+class ErrorObject(BaseModel):
+    """OpenAI's error; clients expect all four members."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Body of every response with an error."""
+
+    error: ErrorObject
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the responses with an error of a route for OpenAPI."""
+    return {
+        status: {"description": HTTPStatus(status).phrase, "model": ErrorBody}
+        for status in statuses
+    }
+
+
 def is_openai_path(path: str) -> bool:
     """Return whether a path belongs to OpenAI's API."""
     return path.startswith(PATHS)
@@ -62,14 +88,13 @@ def to_openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     if code == ErrorCode.CALLS_OUTSTANDING:
         message = _UNANSWERED.format(calls=", ".join(problem["calls"]))
     param = problem.get("field") or ("messages" if code in _OF_MESSAGES else None)
-    return {
-        "error": {
-            "message": message,
-            "type": _get_type(code, get_status(problem)),
-            "param": param,
-            "code": problem.get("openai_code") or _CODES.get(code, str(code)),
-        }
-    }
+    error = ErrorObject(
+        message=message,
+        type=_get_type(code, get_status(problem)),
+        param=param,
+        code=problem.get("openai_code") or _CODES.get(code, str(code)),
+    )
+    return ErrorBody(error=error).model_dump()
 
 
 def _get_type(code: str, status: int) -> str:

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Depends
 from starlette.routing import BaseRoute
 
 from gateway.errors import problem_responses
+from gateway.openai.errors import error_responses
 from gateway.openai.routes import add_openai_routes
 from gateway.rest.routes.events import add_event_routes
 from gateway.rest.routes.sessions import add_session_reads, add_session_routes
@@ -15,6 +16,7 @@ from services.service import SessionService
 
 _PREFIX = "/v1"
 _STATUSES = (400, 408, 413, 422, 500, 503)
+_OPENAI_STATUSES = (400, 404, 408, 409, 413, 429, 500, 503)
 
 
 def create_routes(service: SessionService, settings: GatewaySettings) -> list[BaseRoute]:
@@ -27,7 +29,8 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     own = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
     add_turn_routes(own, service, settings)
     add_session_reads(own, service)
-    add_openai_routes(own, service, settings)
+    openai = APIRouter(prefix=_PREFIX, responses=error_responses(*_OPENAI_STATUSES))
+    add_openai_routes(openai, service, settings)
     checked = APIRouter(
         prefix=_PREFIX,
         responses=problem_responses(*_STATUSES),
@@ -37,4 +40,4 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     add_event_routes(checked, service)
     add_session_routes(checked, service)
     add_worker_routes(checked, service)
-    return [*own.routes, *checked.routes]
+    return [*own.routes, *openai.routes, *checked.routes]

@@ -48,6 +48,7 @@ class CreateSession(WorkerOptions):
     repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
     tenant: str = ""
+    matched: bool = False
 
 
 def resolve_settings(
@@ -79,6 +80,7 @@ def resolve_settings(
         repair_settings=request.repair_settings,
         **asdict(request.worker_options),
         tenant=request.tenant,
+        matched=request.matched,
     )
 
 

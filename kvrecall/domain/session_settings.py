@@ -86,6 +86,8 @@ class SessionSettings(WorkerOptions):
     - `layer_budgets`, `repair_scan`: None takes the method's and the worker's default.
     - `tenant`: the owner; rows are shared and counted within a tenant.
     - `forked_from`: the fork point of a fork.
+    - `matched`: requests find the session by their history. Its clients know nothing of pauses, so
+      its tool calls never time out: a person may approve one a day later.
     """
 
     budget: int
@@ -102,6 +104,7 @@ class SessionSettings(WorkerOptions):
     repair_settings: str = "{}"
     tenant: str = ""
     forked_from: ForkOrigin | None = None
+    matched: bool = False
 
     def repairs_on(self, trigger: RepairTrigger) -> bool:
         """Return whether the session repairs on `trigger`.

@@ -54,10 +54,12 @@ class ToolCallTimeouts:
         except ServiceError:
             return  # the next sweep comes
         before, self._idle = self._idle, {}
-        for session in sessions:
+        for name in sessions:
             with suppress(ServiceError):  # it is gone, or busy here or in another process
-                self._idle[session] = _get_idle(await self._catalog.sessions.get(session), since)
-                await self._time_out(session, before.get(session, set()) & self._idle[session])
+                session = await self._catalog.sessions.get(name)
+                if not session.settings.matched:
+                    self._idle[name] = _get_idle(session, since)
+                    await self._time_out(name, before.get(name, set()) & self._idle[name])
 
     async def _watch(self) -> None:
         while True:

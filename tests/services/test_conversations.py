@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kvrecall.domain.errors import CallsOutstanding, WorkerLost
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -31,7 +30,7 @@ def answer(text: str) -> Message:
     return Message("assistant", text)
 
 
-async def ask(harness: Any, *messages: Message, **changes: Any) -> tuple[str, str, TurnOutcome]:
+async def ask(harness: Any, *messages: Message, **changes: Any) -> tuple[str, str, Any]:
     """Send a whole history; returns how its session was found, the session, and the outcome."""
     conversation = Conversation(messages, SETTINGS, TURN)
     found = await harness.service.conversations.turn(replace(conversation, **changes))

@@ -57,6 +57,16 @@ async def test_a_call_that_nothing_is_heard_of_fails_and_the_model_is_told_so(
     assert [message.content for message in said.messages] == [GIVEN_UP, "sun"]
 
 
+async def test_a_call_of_a_session_that_is_found_by_its_history_never_times_out(
+    harness, call: Callable
+) -> None:
+    matched = await harness.session(matched=True)
+    await harness.pause(matched, call("c0", "Oslo"))
+    other = await paused(harness, call("c1", "Bern"))
+    await given_up(harness, other)
+    assert (await harness.catalog.tool_calls.get(matched, "c0")).status is CallStatus.PENDING
+
+
 async def test_its_result_comes_too_late_and_is_told_why(harness, call: Callable) -> None:
     session = await paused(harness, call("c1", "Bern"))
     await given_up(harness, session)
