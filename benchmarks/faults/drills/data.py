@@ -83,7 +83,11 @@ def damage_catalog(stage: Stage) -> None:
 
 
 def empty_redis(stage: Stage) -> None:
-    """Redis comes back without its data: old sessions are refused, new ones are right."""
+    """Redis comes back without its data: old sessions are refused, new ones are right.
+
+    The catalog there is another one from then on. The workers' files are given to it as
+    docs/operations.md says.
+    """
     setup = cluster(stage.folder, stage.rig)
     assert setup.redis is not None, "a cluster has one"
     with stage.started(setup) as client:
@@ -95,6 +99,8 @@ def empty_redis(stage: Stage) -> None:
         _expect_refused_or_right(stage, setup.urls[0], old.session, len(old.acknowledged))
         for server in setup.servers:
             server.stop()
+        for pages in setup.pages:
+            (pages / "catalog-id").unlink()
         setup.start()
         stage.check(setup, client, stage.talk(client))
 

@@ -59,7 +59,8 @@ class Contest:
 
     def say(self, client: FaultClient, text: str) -> Json:
         """Send a turn with a key until it is acknowledged. Raises NotServedError."""
-        answer = self._say(client, text, f"{self.name}-{text}"[:100])
+        key = f"{self.name}-{text}"[:100].strip()  # no header ends with a space
+        answer = self._say(client, text, key)
         self._keep(answer, text)
         return answer
 
