@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="as for kvrecall serve")
     parser.add_argument("--name", required=True, help="the model's name in the result file")
     parser.add_argument("--data", type=Path, required=True, help="recordings: a file or a folder")
-    parser.add_argument("--texts", type=int, default=4, help="recordings that quality is measured on")
+    parser.add_argument(
+        "--texts", type=int, default=4, help="recordings that quality is measured on"
+    )
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each")
     parser.add_argument("--context", type=int, default=512, help="tokens before the decode steps")
     parser.add_argument("--steps", type=int, default=24, help="decode steps of each form")
