@@ -42,8 +42,9 @@ class QuantizedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, quantization: Quantization) -> None:
         """Quantize a layer's weight. The layer is taken over, with the quantized values."""
         super().__init__()
-        quantize = _to_int8 if quantization == "int8" else _to_int4
-        self._narrow, values = quantize(linear.weight.detach().float())
+        weight = linear.weight.detach().float()
+        self._narrow: _Weight
+        self._narrow, values = _to_int8(weight) if quantization == "int8" else _to_int4(weight)
         linear.weight = nn.Parameter(values.to(linear.weight.dtype), requires_grad=False)
         self._bias = linear.bias
         self.wide: nn.Module = linear
@@ -67,7 +68,7 @@ def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> None
     all other layers together, and 8 gain no time. So do layers of shapes that torch's kernels do not
     take.
     """
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and child is not head and _has_kernel(child):
@@ -117,7 +118,7 @@ def _to_int8(weight: Tensor) -> tuple[_Int8, Tensor]:
 
 def _to_int4(weight: Tensor) -> tuple[_Int4, Tensor]:
     """As `_to_int8`; the codes of a group reach from its least to its greatest value."""
-    groups = weight.unflatten(1, (-1, _GROUP))
+    groups = weight.view(len(weight), -1, _GROUP)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scales = _to_scales((high - low) / 15)
     middles = (low + 8 * scales).bfloat16().float()
