@@ -33,6 +33,7 @@ from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1, 2, 4)
 BLOCKS = (128, 256, 512)
+MAX_BATCH = 8
 WARM = 2
 
 
@@ -78,7 +79,7 @@ def main() -> None:
 
 
 class EnginePasses:
-    """Builds passes of engines over one model, on random tokens."""
+    """Builds passes of engines over one model, on random tokens, of up to MAX_BATCH sessions."""
 
     def __init__(self, model: LoadedModel, tokenizer: ChatTokenizer, folder: Path) -> None:
         self._model = model
@@ -86,7 +87,7 @@ class EnginePasses:
         self._folders = (folder / str(number) for number in count())
         vocabulary = len(tokenizer.inner)
         generator = torch.Generator().manual_seed(0)
-        self.ids = torch.randint(10, vocabulary, (max(BATCHES), 1 << 13), generator=generator)
+        self.ids = torch.randint(10, vocabulary, (MAX_BATCH, 1 << 13), generator=generator)
 
     def decoder(self, batch: int, context: int, method: str, rows: int) -> Subject:
         """Decode steps of `batch` sessions after `context` tokens each."""

@@ -26,7 +26,7 @@ from workers.model.loader import LoadedModel, load_model
 from workers.model.quantized_linear import Quantization
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
-BATCHES = (1, 4)
+BATCHES = (1, 4, 8)
 BLOCK = 256
 # Tokens at once when quality is measured: few enough for the kernels of few bits.
 PIECE = 4

@@ -178,7 +178,10 @@ def _describe_store_error(data: Path, error: Exception) -> str:
             "stop that one or choose another with --data"
         )
     if isinstance(error, ForeignPageError):
-        return f"data directory {data} holds another model's rows; choose another with --data"
+        return (
+            f"data directory {data} holds another model's rows, or another --dtype's or "
+            "--quantize's; choose another with --data"
+        )
     if isinstance(error, (TierError, TierSettingsError)):
         return f"rows cannot be stored: {error}"
     return f"data directory {data} cannot be used: {error}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.quantized import FORMS, agreement, divergence, main
+from benchmarks.quantized import BATCHES, FORMS, agreement, divergence, main
 from kvrecall.reporting.results import read_results
 
 LOGITS = torch.tensor([[0.1, 0.9, -2.0], [3.0, 0.0, 1.0]])
@@ -38,7 +38,7 @@ def test_a_run_reports_speed_and_quality_of_every_form(tmp_path: Path) -> None:
     main([*options.split(), "--data", str(data), "--out", str(out)])
     rows = read_results(out).results
     speeds = [row for row in rows if row.get("metric") == "speed"]
-    assert len(speeds) == 3 * len(FORMS)
+    assert len(speeds) == (len(BATCHES) + 1) * len(FORMS)
     assert {row["ratio_to"] for row in speeds} == {"float32"}
     means = {row["condition"]: row["mean"] for row in rows if "mean" in row}
     assert len(means) == 2 * (len(FORMS) - 1)

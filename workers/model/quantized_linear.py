@@ -20,15 +20,13 @@ _INPUTS = 32
 # Inputs that share a scale and a zero in 4 bits: the fewest that the kernel takes.
 _GROUP = 32
 
-_ATEN = torch.ops.aten
-
 
 class _Weight(Protocol):
     """A weight of few bits, and the kernel that reads it."""
 
     @property
     def max_tokens(self) -> int:
-        """Tokens above which the same product in bfloat16 is as fast (benchmarks/quantized.py)."""
+        """Tokens above which the same product in bfloat16 is as fast (`benchmarks/quantized.py`)."""
         ...
 
     def multiply(self, inputs: Tensor) -> Tensor:
@@ -89,8 +87,7 @@ class _Int8:
     max_tokens: int = 4
 
     def multiply(self, inputs: Tensor) -> Tensor:
-        out: Tensor = _ATEN._weight_int8pack_mm(inputs, self.codes, self.scales)
-        return out
+        return torch._weight_int8pack_mm(inputs, self.codes, self.scales)
 
 
 @dataclass(frozen=True)
@@ -105,8 +102,7 @@ class _Int4:
     max_tokens: int = 8
 
     def multiply(self, inputs: Tensor) -> Tensor:
-        out: Tensor = _ATEN._weight_int4pack_mm_for_cpu(inputs, self.codes, _GROUP, self.scales)
-        return out
+        return torch._weight_int4pack_mm_for_cpu(inputs, self.codes, _GROUP, self.scales)
 
 
 def _to_int8(weight: Tensor) -> tuple[_Int8, Tensor]:
@@ -124,7 +120,7 @@ def _to_int4(weight: Tensor) -> tuple[_Int4, Tensor]:
     middles = (low + 8 * scales).bfloat16().float()
     codes = ((groups - middles) / scales).round_().add_(8).clamp_(0, 15)
     values = (codes - 8) * scales + middles
-    packed = _ATEN._convert_weight_to_int4pack_for_cpu(codes.flatten(1).int(), 1)
+    packed = torch._convert_weight_to_int4pack_for_cpu(codes.flatten(1).int(), 1)
     both = torch.cat([scales, middles], -1).transpose(0, 1).contiguous()
     return _Int4(packed, both.bfloat16()), values.flatten(1)
 
