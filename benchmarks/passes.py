@@ -33,6 +33,7 @@ from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 RESULTS = Path(__file__).parent / "results"
 BATCHES = (1, 2, 4)
 BLOCKS = (128, 256, 512)
+MAX_BATCH = 8
 WARM = 2
 
 
@@ -62,7 +63,8 @@ def main() -> None:
     tokenizer = load_tokenizer(given.model, model.eos_token_ids)
     theirs = copy_plain(load_model(given.model, model.dtype, "cpu", pack=False))
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(model, theirs, tokenizer, Path(folder), given.budget)
+        passes = EnginePasses(model, tokenizer, Path(folder))
+        bench = Bench(passes, theirs, given.budget)
         decode = measure(bench.decoders(given.context), given.steps)
         prefill = measure(bench.prefills(given.prompt), given.prefills)
     rows = [
@@ -76,25 +78,62 @@ def main() -> None:
     results.write(given.out or RESULTS / name)
 
 
-class Bench:
-    """Builds the passes of transformers and of engines over one model."""
+class EnginePasses:
+    """Builds passes of engines over one model, on random tokens, of up to MAX_BATCH sessions."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        theirs: PreTrainedModel,
-        tokenizer: ChatTokenizer,
-        folder: Path,
-        budget: int,
-    ) -> None:
+    def __init__(self, model: LoadedModel, tokenizer: ChatTokenizer, folder: Path) -> None:
         self._model = model
-        self._theirs = theirs
         self._tokenizer = tokenizer
-        self._budget = budget
         self._folders = (folder / str(number) for number in count())
         vocabulary = len(tokenizer.inner)
         generator = torch.Generator().manual_seed(0)
-        self._ids = torch.randint(10, vocabulary, (max(BATCHES), 1 << 13), generator=generator)
+        self.ids = torch.randint(10, vocabulary, (MAX_BATCH, 1 << 13), generator=generator)
+
+    def decoder(self, batch: int, context: int, method: str, rows: int) -> Subject:
+        """Decode steps of `batch` sessions after `context` tokens each."""
+        engine = self._engine(batch, rows, context)
+        residents = [self._open(engine, f"s{index}", method, rows) for index in range(batch)]
+        for index, resident in enumerate(residents):
+            engine.forward([resident], self.ids[index : index + 1, :context])
+            engine.evict(resident)
+        token_ids = self.ids[:batch, :1]
+        return Subject(lambda: engine.forward(residents, token_ids).argmax(-1).tolist(), batch)
+
+    def prefill(self, tokens: int, block: int, method: str, rows: int) -> Subject:
+        """Prefills of one session in blocks."""
+        engine = self._engine(1, rows, block)
+        prompt = self.ids[:1, :tokens]
+
+        def run() -> None:
+            resident = self._open(engine, "s", method, rows)
+            for start in range(0, tokens, block):
+                engine.forward([resident], prompt[:, start : start + block])
+                engine.evict(resident)
+            engine.discard(engine.sessions.pop("s"))
+
+        return Subject(run, tokens)
+
+    def _engine(self, slots: int, rows: int, block: int) -> Engine:
+        settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=block)
+        store = build_store(self._model, next(self._folders), 1 << 20)
+        return Engine(Parts(self._model, self._tokenizer, store, settings))
+
+    @staticmethod
+    def _open(engine: Engine, name: str, method: str, budget: int) -> ResidentSession:
+        spec = pb.SessionSpec(session=name, epoch=1, budget=budget, method=method)
+        session = engine.open(spec, pb.SessionState())
+        session.stored = False
+        return engine.swap_in(session)
+
+
+class Bench:
+    """Builds the passes of transformers and of engines over one model."""
+
+    def __init__(self, passes: EnginePasses, theirs: PreTrainedModel, budget: int) -> None:
+        self._passes = passes
+        self._theirs = theirs
+        self._budget = budget
+        self._ids = passes.ids
 
     def decoders(self, context: int) -> dict[str, Subject]:
         """Decode steps of 1, 2 and 4 sessions after `context` tokens each."""
@@ -108,9 +147,8 @@ class Bench:
                 ("full", "full", context + 512),
                 (f"budget {self._budget}", "snapkv", self._budget),
             ):
-                subjects[f"kvrecall, {name}, {batch} at once"] = self._decoder(
-                    batch, context, method, rows
-                )
+                subject = self._passes.decoder(batch, context, method, rows)
+                subjects[f"kvrecall, {name}, {batch} at once"] = subject
         return subjects
 
     def prefills(self, tokens: int) -> dict[str, Subject]:
@@ -126,8 +164,8 @@ class Bench:
                 ("full", "full", tokens),
                 (f"budget {self._budget}", "snapkv", self._budget),
             ):
-                run = self._prefill(prompt, block, method, rows)
-                subjects[f"kvrecall, {name}, blocks of {block}"] = Subject(run, tokens)
+                subject = self._passes.prefill(tokens, block, method, rows)
+                subjects[f"kvrecall, {name}, blocks of {block}"] = subject
         return subjects
 
     @torch.inference_mode()
@@ -140,39 +178,6 @@ class Bench:
     def _their_decoder(self, batch: int, cache: DynamicCache) -> Subject:
         token_ids = self._ids[:batch, :1]
         return Subject(lambda: self._their_pass(token_ids, cache).tolist(), batch)
-
-    def _decoder(self, batch: int, context: int, method: str, rows: int) -> Subject:
-        engine = self._engine(batch, rows, context)
-        residents = [self._open(engine, f"s{index}", method, rows) for index in range(batch)]
-        for index, resident in enumerate(residents):
-            engine.forward([resident], self._ids[index : index + 1, :context])
-            engine.evict(resident)
-        token_ids = self._ids[:batch, :1]
-        return Subject(lambda: engine.forward(residents, token_ids).argmax(-1).tolist(), batch)
-
-    def _prefill(self, prompt: Tensor, block: int, method: str, rows: int) -> Callable[[], None]:
-        engine = self._engine(1, rows, block)
-
-        def run() -> None:
-            resident = self._open(engine, "s", method, rows)
-            for start in range(0, prompt.shape[1], block):
-                engine.forward([resident], prompt[:, start : start + block])
-                engine.evict(resident)
-            engine.discard(engine.sessions.pop("s"))
-
-        return run
-
-    def _engine(self, slots: int, rows: int, block: int) -> Engine:
-        settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=block)
-        store = build_store(self._model, next(self._folders), 1 << 20)
-        return Engine(Parts(self._model, self._tokenizer, store, settings))
-
-    @staticmethod
-    def _open(engine: Engine, name: str, method: str, budget: int) -> ResidentSession:
-        spec = pb.SessionSpec(session=name, epoch=1, budget=budget, method=method)
-        session = engine.open(spec, pb.SessionState())
-        session.stored = False
-        return engine.swap_in(session)
 
 
 def measure(subjects: dict[str, Subject], passes: int) -> dict[str, list[float]]:

@@ -87,6 +87,7 @@ def load_layout(settings: Settings) -> PageLayout:
     """The page layout of the configured model, which is loaded on the CPU. Raises CannotServe."""
     dtype = getattr(torch, settings.dtype) if settings.dtype else None
     try:
-        return page_layout(load_model(resolve_model(settings.model), dtype=dtype, device="cpu"))
+        path = resolve_model(settings.model)
+        return page_layout(load_model(path, dtype, "cpu", quantize=settings.quantize))
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error

@@ -18,6 +18,7 @@ from workers.rpc.settings import ServerSettings
 DEFAULTS = ServiceLimits()
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["int8", "int4"]
 LogFormat = Literal["console", "json"]
 
 
@@ -41,6 +42,11 @@ class Settings(BaseSettings):
     )
     dtype: Dtype | None = Field(
         default=None, description="Dtype of the weights. Unset: the checkpoint's own."
+    )
+    quantize: Quantization | None = Field(
+        default=None,
+        description="Weights of the linear layers that decoding reads on a CPU; computes in bfloat16. "
+        "Sessions of another quantization, or of none, are another model's.",
     )
     data: Path = Field(
         default=Path("kvrecall-data"), description="Data directory: catalog, pages and profiles."

@@ -13,7 +13,7 @@ import torch
 from kvrecall.app.calibration import find_profile, measure_once
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.models import resolve_model
-from kvrecall.app.settings import Settings
+from kvrecall.app.settings import Quantization, Settings
 from kvstore.errors import (
     DirectoryLockedError,
     ForeignPageError,
@@ -53,6 +53,7 @@ def build_worker(settings: Settings) -> WorkerService:
             settings.worker,
             ram_bytes=settings.ram_bytes,
             dtype=settings.dtype,
+            quantize=settings.quantize,
             tiers=settings.store,
         )
     except ModelRefused as error:
@@ -70,6 +71,7 @@ def build_worker_service(
     *,
     ram_bytes: int,
     dtype: str | None = None,
+    quantize: Quantization | None = None,
     tiers: StoreSettings = TIERS,
 ) -> WorkerService:
     """The worker service of a model: rows under `data`/pages, layer profile under `data`/profiles.
@@ -77,7 +79,7 @@ def build_worker_service(
     `ram_bytes` is the size of the RAM tier. Raises ModelRefused, ProfileRefused, and kvstore errors
     when the directory is in use or holds another model's pages.
     """
-    loaded, tokenizer = _load(str(model), dtype)
+    loaded, tokenizer = _load(str(model), dtype, quantize)
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     store = build_store(loaded, data, ram_bytes, tiers)
@@ -97,19 +99,22 @@ def build_worker_service(
     )
 
 
-def _load(name: str, dtype: str | None) -> tuple[LoadedModel, ChatTokenizer]:
+def _load(
+    name: str, dtype: str | None, quantize: Quantization | None
+) -> tuple[LoadedModel, ChatTokenizer]:
     """Load a model by any name that `resolve_model` knows. Raises ModelRefused."""
     log = structlog.get_logger()
     log.info("loading the model", model=name)
     started = time.perf_counter()
     path = resolve_model(name)
-    model = load_model(path, dtype=getattr(torch, dtype) if dtype else None)
+    model = load_model(path, dtype=getattr(torch, dtype) if dtype else None, quantize=quantize)
     tokenizer = load_tokenizer(path, model.eos_token_ids)
     log.info(
         "model loaded",
         layers=model.shape.n_layers,
         context=model.max_context,
         dtype=str(model.dtype).removeprefix("torch."),
+        quantize=quantize or "none",
         device=str(model.device),
         seconds=round(time.perf_counter() - started, 1),
     )
@@ -173,7 +178,10 @@ def _describe_store_error(data: Path, error: Exception) -> str:
             "stop that one or choose another with --data"
         )
     if isinstance(error, ForeignPageError):
-        return f"data directory {data} holds another model's rows; choose another with --data"
+        return (
+            f"data directory {data} holds another model's rows, or another --dtype's or "
+            "--quantize's; choose another with --data"
+        )
     if isinstance(error, (TierError, TierSettingsError)):
         return f"rows cannot be stored: {error}"
     return f"data directory {data} cannot be used: {error}"

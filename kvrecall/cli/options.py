@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvrecall.app.settings import LogFormat, Settings
+from kvrecall.app.settings import LogFormat, Quantization, Settings
 
 Model = Annotated[
     str | None,
@@ -19,6 +19,13 @@ Data = Annotated[Path | None, typer.Option(help="Data directory. Default: ./kvre
 Dtype = Annotated[
     str | None,
     typer.Option(help="Weights: float32, bfloat16 or float16. Default: the checkpoint's own."),
+]
+Quantize = Annotated[
+    Quantization | None,
+    typer.Option(
+        help="Decode on a CPU with weights of 8 or 4 bits, in bfloat16. Rows are another model's: "
+        "sessions that were stored without it are refused."
+    ),
 ]
 Slots = Annotated[
     int | None,

@@ -12,7 +12,7 @@ from rich.table import Table
 from kvrecall.app.errors import BadCalibrationText, CannotServe
 from kvrecall.app.models import resolve_model
 from kvrecall.app.settings import DEFAULTS, Settings
-from kvrecall.cli.options import Data, Dtype, Model, build_settings
+from kvrecall.cli.options import Data, Dtype, Model, Quantize, build_settings
 
 if TYPE_CHECKING:
     from workers.model.layer_sensitivity import Profile
@@ -31,12 +31,13 @@ def profile_layers_command(
         int, typer.Option(min=1, help="Budget whose split over the layers is shown, in mean rows.")
     ] = DEFAULTS.default_budget,
     dtype: Dtype = None,
+    quantize: Quantize = None,
 ) -> None:
     """Measure the layers' sensitivity to eviction (EpiCache, section 3.2).
 
     The profile is written to the data directory, where the service reads it.
     """
-    settings = build_settings(model=model, data=data, dtype=dtype)
+    settings = build_settings(model=model, data=data, dtype=dtype, quantize=quantize)
     console = Console()
     profile, path, splits = _profile(settings, text, tokens, budget)
     console.print(_heading(profile), highlight=False, soft_wrap=True)
@@ -71,7 +72,8 @@ def _profile(
     )
     try:
         path = resolve_model(settings.model)
-        model = load_model(path, dtype=getattr(torch, settings.dtype) if settings.dtype else None)
+        dtype = getattr(torch, settings.dtype) if settings.dtype else None
+        model = load_model(path, dtype, quantize=settings.quantize)
         tokenizer = load_tokenizer(path, model.eos_token_ids)
         measured = calibration.measure(model, tokenizer, settings.model, calibration_text, tokens)
     except ModelRefused as error:

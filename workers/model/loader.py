@@ -16,6 +16,7 @@ from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model import attention
 from workers.model.packed_linear import can_pack, pack_linears
+from workers.model.quantized_linear import Quantization, quantize_linears
 
 # Settings that the shape of a model's rows is computed from.
 _REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
@@ -82,6 +83,7 @@ def load_model(
     device: str | None = None,
     *,
     pack: bool = True,
+    quantize: Quantization | None = None,
 ) -> LoadedModel:
     """Load a model by path or hub name.
 
@@ -90,12 +92,17 @@ def load_model(
         dtype: Data type; the checkpoint's own if None.
         device: Device; a GPU if there is one, else the CPU, if None.
         pack: Pack the weights once for the CPU's matrix units, where it has them (bfloat16).
+        quantize: Quantize the weights of the linear layers. The model computes in bfloat16 then,
+            and has another fingerprint.
 
     Raises:
         ModelRefused: The model cannot be loaded, or has layers whose past is not one row per token
-            (sliding windows, linear attention, hybrids).
+            (sliding windows, linear attention, hybrids), or cannot be quantized.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if quantize:
+        _refuse_quantization(dtype, device)
+        dtype = torch.bfloat16
     try:
         config = AutoConfig.from_pretrained(name)
         refuse_unsupported(config)
@@ -106,6 +113,8 @@ def load_model(
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{name} could not be loaded: {error}") from error
     nn.Module.to(module, device)
+    if quantize:
+        quantize_linears(module, quantize)
     model = adopt(module)
     if pack and can_pack(module):
         pack_linears(module)
@@ -127,6 +136,14 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
     )
     _check_forward(model)
     return model
+
+
+def _refuse_quantization(dtype: torch.dtype | None, device: str) -> None:
+    if torch.device(device).type != "cpu":
+        raise ModelRefused(f"weights are quantized for CPUs only, and the device is {device}")
+    if dtype not in (None, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        raise ModelRefused(f"a quantized model computes in bfloat16, not in {name}")
 
 
 def _check_forward(model: LoadedModel) -> None:

@@ -20,9 +20,12 @@ from pydantic import ValidationError
 from kvrecall.app.local_server import launch
 from kvrecall.app.run import LISTENING
 from kvrecall.app.settings import Settings
+from kvrecall.app.wiring import page_layout
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
+from reference import MODEL_PATH
+from workers.model.loader import load_model
 
 
 def refused(found: Any, why: str) -> bool:
@@ -72,6 +75,33 @@ def test_a_data_directory_of_another_model_is_refused(
     store.close()
     found = command("serve", "--data", tmp_path, "--port", "0")
     assert refused(found, "another model's rows")
+
+
+def test_rows_of_another_quantization_are_refused(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    layout = page_layout(load_model(MODEL_PATH, dtype=torch.bfloat16, device="cpu"))
+    store = RowStore(layout, [NvmeTier(tmp_path / "pages")])
+    store.append("some-session", torch.zeros(layout.rows_shape(3), dtype=torch.bfloat16))
+    store.flush("some-session")
+    store.close()
+    found = command("serve", "--quantize", "int4", "--data", tmp_path, "--port", "0")
+    assert refused(found, "another model's rows")
+
+
+def test_an_unknown_quantization_is_refused_by_name(
+    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVRECALL_QUANTIZE", "int3")
+    assert refused(command("serve", "--port", "0"), "quantize")
+
+
+def test_quantized_weights_in_float32_are_refused_in_one_line(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    options = ("--quantize", "int8", "--dtype", "float32")
+    found = command("serve", *options, "--data", tmp_path, "--port", "0")
+    assert refused(found, "computes in bfloat16, not in float32")
 
 
 def test_a_port_in_use_is_refused(command: Callable[..., Any], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.model.loader import LoadedModel, load_model
+from workers.model.quantized_linear import Quantization
 
 SLOTS = [0, 1]
 NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException)
@@ -78,6 +79,17 @@ def test_a_pass_needs_no_data(
     assert rows.shape == (2, shape.n_layers, 2, shape.n_kv_heads, tokens, shape.head_dim)
     assert observed.shape == (2, shape.n_layers, shape.n_heads, tokens, shape.head_dim)
     assert logits.shape[:2] == (2, 1)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_a_decode_step_over_few_bits_needs_no_data(
+    quantize: Quantization, model_path: Callable[[str], Any]
+) -> None:
+    model = load_model(model_path("llama"), pack=False, quantize=quantize)
+    cache = ActiveCache(model.shape, 1, [64] * model.shape.n_layers, model.dtype)
+    step = new_step(cache, [cache.claim(cache.rows)], 1, start=0, static=True)
+    logits, _, _ = run_without_data(model, step)
+    assert logits.shape[:2] == (1, 1)
 
 
 @pytest.mark.parametrize("cache", ["even"], indirect=True)

@@ -1,0 +1,130 @@
+"""Linear layers in bfloat16 on CPUs whose weights are also kept in 8 or 4 bits, for single tokens.
+
+Decoding is bound by the bytes of the weights that it reads: torch's own kernels read these ones. They
+are slow at many tokens at once; those run over the same values in bfloat16.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+Quantization = Literal["int8", "int4"]
+
+# Shapes that both kernels take: multiples of these numbers of outputs and inputs.
+_OUTPUTS = 16
+_INPUTS = 32
+
+# Inputs that share a scale and a zero in 4 bits: the fewest that the kernel takes.
+_GROUP = 32
+
+
+class _Weight(Protocol):
+    """A weight of few bits, and the kernel that reads it."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens above which the same product in bfloat16 is as fast (`benchmarks/quantized.py`)."""
+        ...
+
+    def multiply(self, inputs: Tensor) -> Tensor:
+        """Map bfloat16 `[n, in_features]` to `[n, out_features]`."""
+        ...
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer of a quantized weight, and of the same values in bfloat16 for many tokens."""
+
+    def __init__(self, linear: nn.Linear, quantization: Quantization) -> None:
+        """Quantize a layer's weight. The layer is taken over, with the quantized values."""
+        super().__init__()
+        weight = linear.weight.detach().float()
+        self._narrow: _Weight
+        self._narrow, values = _to_int8(weight) if quantization == "int8" else _to_int4(weight)
+        linear.weight = nn.Parameter(values.to(linear.weight.dtype), requires_grad=False)
+        self._bias = linear.bias
+        self.wide: nn.Module = linear
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map `[..., in_features]` to `[..., out_features]`."""
+        flat = inputs.reshape(-1, inputs.shape[-1])
+        if flat.shape[0] > self._narrow.max_tokens:
+            wide: Tensor = self.wide(inputs)
+            return wide
+        out = self._narrow.multiply(flat)
+        if self._bias is not None:
+            out = out + self._bias
+        return out.view(*inputs.shape[:-1], -1)
+
+
+def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> None:
+    """Replace the linear layers of a bfloat16 model on a CPU by quantized ones, layer by layer.
+
+    The output layer, often tied to the embedding, stays as it is: 4 bits cost it more quality than
+    all other layers together, and 8 gain no time. So do layers of shapes that torch's kernels do not
+    take.
+    """
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and child is not head and _has_kernel(child):
+                setattr(parent, name, QuantizedLinear(child, quantization))
+
+
+def _has_kernel(linear: nn.Linear) -> bool:
+    """Check a layer's shape: with other numbers of inputs the 8-bit kernel computes nonsense."""
+    return linear.out_features % _OUTPUTS == 0 and linear.in_features % _INPUTS == 0
+
+
+@dataclass(frozen=True)
+class _Int8:
+    """Codes, int8 `[out_features, in_features]`, times a scale per output, bfloat16."""
+
+    codes: Tensor
+    scales: Tensor
+    max_tokens: int = 4
+
+    def multiply(self, inputs: Tensor) -> Tensor:
+        return torch._weight_int8pack_mm(inputs, self.codes, self.scales)
+
+
+@dataclass(frozen=True)
+class _Int4:
+    """Codes 0 to 15 in the kernel's layout; per group and output its scale and code 8's value.
+
+    The latter are bfloat16 `[in_features / _GROUP, out_features, 2]`.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    max_tokens: int = 8
+
+    def multiply(self, inputs: Tensor) -> Tensor:
+        return torch._weight_int4pack_mm_for_cpu(inputs, self.codes, _GROUP, self.scales)
+
+
+def _to_int8(weight: Tensor) -> tuple[_Int8, Tensor]:
+    """The codes of a weight, float32 `[out_features, in_features]`, and the values they stand for."""
+    scales = _to_scales(weight.abs().amax(1, keepdim=True) / 127)
+    codes = (weight / scales).round_().clamp_(-127, 127)
+    return _Int8(codes.to(torch.int8), scales[:, 0].bfloat16()), codes * scales
+
+
+def _to_int4(weight: Tensor) -> tuple[_Int4, Tensor]:
+    """As `_to_int8`; the codes of a group reach from its least to its greatest value."""
+    groups = weight.view(len(weight), -1, _GROUP)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scales = _to_scales((high - low) / 15)
+    middles = (low + 8 * scales).bfloat16().float()
+    codes = ((groups - middles) / scales).round_().add_(8).clamp_(0, 15)
+    values = (codes - 8) * scales + middles
+    packed = torch._convert_weight_to_int4pack_for_cpu(codes.flatten(1).int(), 1)
+    both = torch.cat([scales, middles], -1).transpose(0, 1).contiguous()
+    return _Int4(packed, both.bfloat16()), values.flatten(1)
+
+
+def _to_scales(steps: Tensor) -> Tensor:
+    """Scales of bfloat16 precision in float32; not 0, which weights would be divided by."""
+    return steps.clamp_min(torch.finfo(torch.bfloat16).tiny).bfloat16().float()
