@@ -164,9 +164,7 @@ class _Writer:
         if number < len(self.facts):
             chosen = max(0, number - 1)
         else:
-            self.waiting = self.waiting or self.rng.sample(
-                range(len(self.facts)), len(self.facts)
-            )
+            self.waiting = self.waiting or self.rng.sample(range(len(self.facts)), len(self.facts))
             chosen = self.waiting.pop()
         return chosen, self.facts[chosen]
 
