@@ -33,7 +33,8 @@ class LlamaServer:
         self._ends = set(tokenizer.eos_token_ids)
         self._save_slot = save_slot
         self._process: subprocess.Popen[str] | None = None
-        self._http = httpx.Client(timeout=None)
+        self._http = httpx.Client()
+        self._restore = False
         self.versions: dict[str, str] = {}
 
     @property
@@ -58,7 +59,9 @@ class LlamaServer:
             raise PeerFailed("the server ended; its error is above")
         ready = json.loads(line)
         self.versions = ready["versions"]
-        self._http = httpx.Client(base_url=ready["address"], timeout=None)
+        # The server closes its connections without a word: each request has one of its own.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(base_url=ready["address"], timeout=None, limits=limits)
         self._restore = self._save_slot and self.length > 0
 
     def call(self, messages: Sequence[Message]) -> None:
@@ -110,12 +113,15 @@ class LlamaServer:
             "stream": True,
             "return_tokens": True,
         }
-        with self._http.stream("POST", "/completion", json=request) as response:
-            response.raise_for_status()
-            for line in response.iter_lines():
-                for token in read_tokens(line):
-                    if max_tokens and token not in self._ends:
-                        take(token)
+        try:
+            with self._http.stream("POST", "/completion", json=request) as response:
+                response.raise_for_status()
+                for line in response.iter_lines():
+                    for token in read_tokens(line):
+                        if max_tokens and token not in self._ends:
+                            take(token)
+        except httpx.HTTPError as error:
+            raise PeerFailed(f"the server did not answer: {error}") from error
 
     def _save(self) -> float:
         """Write the slot's state; returns the seconds that it took."""
@@ -126,8 +132,11 @@ class LlamaServer:
         return time.perf_counter() - started
 
     def _slot(self, action: str) -> None:
-        answer = self._http.post(f"/slots/0?action={action}", json={"filename": _SLOT_FILE})
-        answer.raise_for_status()
+        try:
+            answer = self._http.post(f"/slots/0?action={action}", json={"filename": _SLOT_FILE})
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            raise PeerFailed(f"the slot's state: {action} failed: {error}") from error
 
 
 def read_tokens(line: str) -> list[int]:

@@ -96,7 +96,7 @@ def _transformers(plan: Plan, setting: Setting, mode: str) -> Peer:
 
 def _kvpress(plan: Plan, setting: Setting, rows: int) -> Peer:
     python = kvpress_python(setting.kvpress)
-    program = [python, "-m", "benchmarks.peers.programs.kvpress_chat", setting.folder]
+    program = [str(python), "-m", "benchmarks.peers.programs.kvpress_chat", setting.folder]
     command = [*program, str(plan.threads), str(rows), "SnapKVPress"]
     return TokenProcess(command, ROOT, plan.threads, setting.tokenizer)
 
@@ -106,7 +106,8 @@ def _llama_node(plan: Plan, setting: Setting, *, float16: bool) -> Peer:
     if float16:
         file = find_float16(file, setting.environments)
     at = node_folder(setting.environments / "node")
-    command = ["node", _PROGRAMS / "llama_node.mjs", file, str(plan.threads), str(plan.capacity)]
+    program = ["node", str(_PROGRAMS / "llama_node.mjs"), str(file)]
+    command = [*program, str(plan.threads), str(plan.capacity)]
     return TokenProcess(command, at, plan.threads, setting.tokenizer)
 
 

@@ -21,9 +21,9 @@ class TokenProcess:
     """
 
     def __init__(
-        self, command: Sequence[str | Path], at: Path, threads: int, tokenizer: ChatTokenizer
+        self, command: Sequence[str], at: Path, threads: int, tokenizer: ChatTokenizer
     ) -> None:
-        self._command = [str(part) for part in command]
+        self._command = list(command)
         self._at = at
         self._environment = process_environment(threads)
         self._history = History(tokenizer)
