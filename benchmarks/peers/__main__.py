@@ -22,6 +22,7 @@ from benchmarks.peers.agent.journal import PeerRun, find_run, store_run
 from benchmarks.peers.agent.plan import Plan
 from benchmarks.peers.agent.rows import describe, result_rows
 from benchmarks.peers.agent.session import run_session
+from benchmarks.peers.agent.tables import build_tables
 from benchmarks.peers.errors import PeerFailed
 from benchmarks.peers.subjects.base import ROOT
 from benchmarks.peers.subjects.registry import FULL, KEPT, Build, Setting, list_peers
@@ -70,6 +71,7 @@ def main() -> None:
     rows = result_rows(runs, plan, KEPT, FULL)
     for row in rows:
         print(describe(row), flush=True)
+    print(build_tables(rows), flush=True)
     name = Path(given.model).stem
     results = build_results("peers", plan.seed, given.model, rows)
     versions = {f"{run.peer}: {each}": text for run in runs for each, text in run.versions.items()}

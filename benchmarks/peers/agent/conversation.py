@@ -14,7 +14,7 @@ from evals.languages.base import Fact, Language
 Message = dict[str, Any]
 
 # Characters of a token of English, for the length of tool results.
-_TOKEN_CHARACTERS = 5.2
+_TOKEN_CHARACTERS = 5.0
 # Tokens of the chat template around the five messages of a turn.
 _TEMPLATE_TOKENS = 25
 _CHECK = "Let me read the messages of {name}."

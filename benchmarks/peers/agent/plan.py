@@ -35,7 +35,7 @@ class Plan:
     @property
     def capacity(self) -> int:
         """Rows that hold the whole session, with room for an estimate that is too low."""
-        return self.tokens + self.tokens // 10 + 4 * self.reply_tokens
+        return self.tokens + self.tokens // 16 + 128
 
     def budget(self, share: int) -> int:
         """Rows per head that are one part in `share` of the session."""
