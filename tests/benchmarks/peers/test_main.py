@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers.agent.journal import PeerRun
+from benchmarks.peers.agent.journal import PeerRun, store_run
 from benchmarks.peers.agent.plan import Plan
 from benchmarks.peers.subjects.registry import FULL, KEPT
 from reference import MODEL_PATH
@@ -47,7 +47,7 @@ def test_a_peer_that_has_run_is_not_run_again(
     runs: dict[str, PeerRun], tmp_path_factory: pytest.TempPathFactory, monkeypatch
 ) -> None:
     folder = Path(tmp_path_factory.mktemp("again"))
-    peers.store_run(folder, PLAN, runs[KEPT])
+    store_run(folder, PLAN, runs[KEPT])
     monkeypatch.setattr(peers, "run_peer", lambda *_: pytest.fail("it has run"))
     setting = peers.open_setting(PLAN, folder / "kvpress", folder)
     assert peers.run_peers(PLAN, setting, [KEPT], folder, again=False) == [runs[KEPT]]
