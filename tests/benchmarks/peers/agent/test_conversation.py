@@ -44,6 +44,7 @@ def test_every_answer_was_stated_as_long_ago_as_its_age_says(conversation: Conve
 
 
 def test_facts_come_early_and_are_asked_for_until_the_end(conversation: Conversation) -> None:
+    assert [turn.age for turn in conversation.turns[:6]] == [0, 1, 1, 1, 1, 1]
     late = [turn.age for turn in conversation.turns[12:]]
     assert min(late) > 5
     assert len({turn.answer for turn in conversation.turns[12:]}) == len(ENGLISH.attributes)

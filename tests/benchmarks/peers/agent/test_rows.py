@@ -78,10 +78,10 @@ def test_only_questions_that_the_full_cache_answers_count() -> None:
 
 
 def test_times_are_compared_with_the_same_turn_of_the_baseline() -> None:
-    slow = PeerRun(
-        "slow", tuple(turn(n, 10.0, started=1.0 if n == 4 else None) for n in range(5)), {}
-    )
+    turns = tuple(turn(n, 10.0, started=1.0 if n in (2, 4) else None) for n in range(5))
+    slow = PeerRun("slow", turns, {})
     found = by_kind(rows.result_rows([run("ours"), slow], PLAN, "ours", "ours"), "slow")
+    assert found[rows.RESUMED, 2]["ratio"] == 2.5
     assert found[rows.RESUMED, 4]["ratio"] == 2.0
     assert found[rows.LAST, None]["ratio"] == 5.0
     assert found[rows.LAST, None]["ratio_to"] == "ours"
