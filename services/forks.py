@@ -185,9 +185,10 @@ class ForkRunner:
     ) -> Session:
         """Fork in the worker, which computes the child's state, then in the catalog.
 
-        When the second fails the worker's copy is an unknown session, which the reconciliation
-        deletes.
+        When the second fails the worker's copy is a session whose creation was abandoned: the
+        collector deletes its pages.
         """
+        await self._catalog.page_refs.begin_creation(child.id)
         try:
             result = await self._fork_in_worker(live, child, request)
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)

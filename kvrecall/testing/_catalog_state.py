@@ -13,6 +13,7 @@ from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.records import (
+    CREATION_SECONDS,
     REPAIRS_RETAINED,
     CallPosition,
     EpisodeSet,
@@ -103,6 +104,8 @@ class CatalogState:
         self.prefixes: dict[str, KnownPrefix] = {}
         self.retained: dict[str, int] = {}
         self.orphaned: dict[str, int] = {}
+        # By session, the monotonic time at which its creation began.
+        self.creations: dict[str, float] = {}
         self._records: dict[tuple[str, str], StoredRecord] = {}
 
     def get(self, session_id: str) -> StoredSession:
@@ -166,6 +169,10 @@ class CatalogState:
 
     def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
+        for session, since in list(self.creations.items()):
+            if time.monotonic() - since >= CREATION_SECONDS:
+                del self.creations[session]
+                self.orphaned[session] = 0
         return [OrphanedPages(owner, pages) for owner, pages in sorted(self.orphaned.items())]
 
     def get_record(self, key: IdempotencyKey) -> StoredRecord | None:

@@ -83,6 +83,8 @@ class InMemorySessions:
                 raise UnknownSession(shared.owner)
         self._state.require_new_record(record)
         self._state.add(build_child(parent, commit))
+        self._state.creations.pop(commit.session.id, None)
+        self._state.orphaned.pop(commit.session.id, None)
         self._state.store_record(record, created=commit.session.id)
 
     async def restore(self, dump: SessionDump) -> None:

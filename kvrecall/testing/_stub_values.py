@@ -124,3 +124,12 @@ def turn_repair_report(signal_tokens: int) -> pb.RepairReport:
         hops=1,
         bytes_read=320,
     )
+
+
+def answer_message(generate: bool, answer: str | list[pb.ToolCall]) -> pb.Message | None:
+    """Build the assistant's message; None if nothing was generated."""
+    if not generate:
+        return None
+    if isinstance(answer, str):
+        return pb.Message(role="assistant", content=answer)
+    return pb.Message(role="assistant", tool_calls=answer)

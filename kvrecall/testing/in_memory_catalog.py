@@ -297,6 +297,10 @@ class InMemoryPageRefs:
             if id not in self._state.sessions
         ]
 
+    async def begin_creation(self, session_id: str) -> None:
+        """Note that workers write pages of a session before it is committed."""
+        self._state.creations[session_id] = time.monotonic()
+
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
         return self._state.get_orphaned()

@@ -13,6 +13,7 @@ from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing._stub_values import (
+    answer_message,
     embed_words,
     memory_report,
     shared_pages,
@@ -187,7 +188,7 @@ class StubWorker:
             prompt = [word for message in request.messages for word in words_of_message(message)]
             self._change(state, "turn" if not request.repair else "repaired turn", prompt)
             answer = self.script.pop(0) if request.generate and self.script else "ok"
-            message = self._message(request.generate, answer)
+            message = answer_message(request.generate, answer)
             spoken = message.content.split()[: request.sampling.max_tokens] if message else []
             for word in spoken:
                 await self._gate("token")
@@ -365,13 +366,6 @@ class StubWorker:
     def _fault(self, name: str) -> None:
         if name in self.faults:
             raise self.faults.pop(name)
-
-    def _message(self, generate: bool, answer: str | list[pb.ToolCall]) -> pb.Message | None:
-        if not generate:
-            return None
-        if isinstance(answer, str):
-            return pb.Message(role="assistant", content=answer)
-        return pb.Message(role="assistant", tool_calls=answer)
 
     def _done(
         self,

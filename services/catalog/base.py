@@ -252,6 +252,14 @@ class PageRefs(Protocol):
         """Return those of the sessions that do not exist, with their pages that are referenced."""
         ...
 
+    async def begin_creation(self, session_id: str) -> None:
+        """Note that workers write pages of a session before `Sessions.fork` commits it.
+
+        If it is not committed within CREATION_SECONDS, its pages are orphaned. If it is after all,
+        nothing is lost: they are computed again.
+        """
+        ...
+
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
         ...

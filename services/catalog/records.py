@@ -15,6 +15,8 @@ CallPosition = tuple[int, int]
 
 # The number of repairs a catalog retains per session, the latest ones.
 REPAIRS_RETAINED = 32
+# A session that is not committed this long after its creation began is taken for abandoned.
+CREATION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

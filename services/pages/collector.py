@@ -2,7 +2,8 @@
 
 The catalog records them in the transaction of the deletion itself, and every process retries until
 all workers have acknowledged the delete: a killed gateway, or a worker that is away or cannot
-write, only delays it.
+write, only delays it. Pages that are written before their session is committed are recorded first:
+they are orphaned when the commit does not follow.
 """
 
 import asyncio

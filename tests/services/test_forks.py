@@ -23,6 +23,7 @@ from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.records import IdempotencyKey
+from services.catalog.sqlite import page_refs
 from services.forks import ForkRequest
 
 HELLO = Message("user", "hello there")
@@ -258,6 +259,27 @@ async def test_a_fork_at_an_earlier_turn_that_the_worker_breaks_at_changes_nothi
         await harness.service.fork(session, ForkRequest(1))
     assert await harness.catalog.sessions.get_ids() == [session]
     assert (await harness.service.fork(session, ForkRequest(1))).turns == 1
+
+
+async def test_pages_of_a_fork_whose_gateway_was_killed_before_its_commit_are_deleted(
+    harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await spoken(harness)
+    commit = harness.catalog.sessions.fork
+
+    async def is_killed(*_: Any) -> None:
+        raise CatalogError("killed")
+
+    monkeypatch.setattr(harness.catalog.sessions, "fork", is_killed)
+    with pytest.raises(CatalogError):
+        await harness.service.fork(session, ForkRequest(1))
+    monkeypatch.setattr(harness.catalog.sessions, "fork", commit)
+    (child,) = harness.worker.sessions.keys() - {session}
+    await harness.sweep()
+    assert harness.worker.dropped == [], "it may be in creation"
+    monkeypatch.setattr(page_refs, "CREATION_SECONDS", 0.0)
+    await harness.sweep()
+    assert harness.worker.dropped == [(child, 0)]
 
 
 async def test_a_repeated_fork_is_made_once(harness) -> None:

@@ -11,11 +11,13 @@ from benchmarks.faults.rig.processes import processes_under
 from benchmarks.faults.rig.setups import Setup
 from kvstore.errors import KvStoreError
 from kvstore.tiers.nvme.tier import NvmeTier
+from services.catalog.records import CREATION_SECONDS
 
 # Each gateway deletes orphaned pages every 20 seconds (docs/architecture.md), and a worker that is
-# away now is asked again by the next sweep: two sweeps, and a third for a machine under load.
+# away now is asked again by the next sweep: two sweeps, and a third for a machine under load. An
+# abandoned creation may have begun with the last fault.
 SWEEP_SECONDS = 20.0
-LEAK_SECONDS = 3 * SWEEP_SECONDS
+LEAK_SECONDS = CREATION_SECONDS + 3 * SWEEP_SECONDS
 # Metrics that are 0 in a service without sessions.
 EMPTY_METRICS = (
     "kvrecall_slots_in_use",

@@ -1,5 +1,7 @@
 """Deletion of sessions in the Redis catalog, and the pages that it orphans.
 
+A session whose creation was abandoned is treated as a deleted one.
+
 A deletion spans several slots. It first notes the session as deleted, then deletes it in its slot,
 where a tombstone remains, then cleans up elsewhere. A deletion that breaks off is finished by any
 later deletion or sweep that meets its tombstone.
@@ -10,7 +12,7 @@ from contextlib import suppress
 from secrets import token_hex
 
 from kvrecall.domain.errors import CatalogError, UnknownSession
-from services.catalog.records import IdempotencyRecord, OrphanedPages
+from services.catalog.records import CREATION_SECONDS, IdempotencyRecord, OrphanedPages
 from services.catalog.redis import mapping, scripts
 from services.catalog.redis.client import CatalogRedis, Command
 from services.catalog.redis.idempotency import RedisIdempotency
@@ -56,12 +58,23 @@ class SessionDeletion:
             return await self._finish(session_id)
         return []
 
+    async def begin_creation(self, session_id: str) -> None:
+        """Note that workers write pages of a session before it is committed."""
+        name = self._keys.creations
+        await self._redis.write(name, "EVAL", scripts.BEGIN_CREATION, 1, name, session_id)
+
+    async def end_creation(self, session_id: str) -> None:
+        """Note that a session is committed; a sweep that finds it first does the same."""
+        with suppress(CatalogError):
+            await self._redis.write(self._keys.creations, "ZREM", self._keys.creations, session_id)
+
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet.
 
         A session is noted before it can have some; one without any is removed. A few tombstones are
         checked too, as a deletion that broke off has noted nothing.
         """
+        await self._abandon_creations()
         noted = await self._members(self._keys.orphaned, "SMEMBERS")
         orphaned = await self._check([*noted, *await self._sample_deleted()])
         due = {each.session for each in orphaned}
@@ -73,6 +86,17 @@ class SessionDeletion:
     async def get_deleted(self) -> list[str]:
         """Return the deleted sessions with a tombstone."""
         return await self._members(self._keys.deleted, "SMEMBERS")
+
+    async def _abandon_creations(self) -> None:
+        name = self._keys.creations
+        words: Command = ("EVAL", scripts.READ_ABANDONED, 1, name, int(CREATION_SECONDS))
+        for found in await self._redis.read(name, *words):
+            session_id = found.decode()
+            key, call = self._slots.build_call(scripts.ABANDON, session_id)
+            if await self._redis.write(key, *call):
+                await self._note(self._keys.deleted, session_id)
+                await self._note(self._keys.orphaned, session_id)
+            await self.end_creation(session_id)
 
     async def _delete_in_slot(self, session_id: str, record: IdempotencyRecord | None) -> None:
         keys = [*self._keys.get_session_keys(session_id), self._keys.get_claim(session_id)]

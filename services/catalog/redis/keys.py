@@ -128,6 +128,11 @@ class Keys:
         return f"{self.namespace}:orphaned"
 
     @property
+    def creations(self) -> str:
+        """Key of the sessions whose pages are written before they are committed."""
+        return f"{self.namespace}:creations"
+
+    @property
     def id(self) -> str:
         """Key of the catalog's id."""
         return f"{self.namespace}:id"

@@ -72,6 +72,10 @@ class RedisPageRefs:
             if not state.exists
         ]
 
+    async def begin_creation(self, session_id: str) -> None:
+        """Note that workers write pages of a session before it is committed."""
+        await run_to_completion(self._deletion.begin_creation(session_id))
+
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
         return await run_to_completion(self._deletion.get_orphaned())

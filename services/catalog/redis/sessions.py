@@ -109,6 +109,7 @@ class RedisSessions:
         await self._add(child, changes, record, before)
         await self._set_length(child)
         await self._page_refs.confirm(child.id, child.shared)
+        await self._deletion.end_creation(child.id)
 
     async def _restore(self, dump: SessionDump) -> None:
         await self._add(dump.session, copies.build_restore(dump), None)

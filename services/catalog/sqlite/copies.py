@@ -35,6 +35,7 @@ async def fork(db: aiosqlite.Connection, commit: ForkCommit, now: float) -> None
     if not 0 <= turns <= row["turns"]:
         raise UnknownTurn(parent, turns)
     await page_refs.require_pages(db, commit.session.shared)
+    await page_refs.clear_orphaned(db, child)
     await session_rows.add_session(db, commit.session, commit.worker_state)
     await _copy(db, "turns", commit, "number <= :turns")
     for table in _TABLES_OF_CALLS:

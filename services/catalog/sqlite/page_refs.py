@@ -11,7 +11,7 @@ import aiosqlite
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import SharedPages
-from services.catalog.records import KnownPrefix, OrphanedPages
+from services.catalog.records import CREATION_SECONDS, KnownPrefix, OrphanedPages
 from services.catalog.serialization import COMMIT_POINTS, decode_tokens, encode_tokens
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import (
@@ -70,8 +70,26 @@ class SqlitePageRefs:
         rows = await self._database.read(lambda db: fetch_all(db, query, ids))
         return [OrphanedPages(row["owner"], row["keep_pages"]) for row in rows]
 
+    async def begin_creation(self, session_id: str) -> None:
+        """Note that workers write pages of a session before it is committed."""
+        row = {"session": session_id, "since": self._database.now()}
+
+        async def change(db: aiosqlite.Connection) -> None:
+            await insert(db, "creations", [row])
+
+        await self._database.write(change)
+
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
+        now = self._database.now()
+
+        async def read(db: aiosqlite.Connection) -> tuple[list[str], list[OrphanedPages]]:
+            return await _read_abandoned(db, now), await _read_orphaned(db)
+
+        abandoned, orphaned = await self._database.read(read)
+        if not abandoned:
+            return orphaned
+        await self._database.write(lambda db: _orphan_abandoned(db, now))
         return await self._database.read(_read_orphaned)
 
     async def confirm_deleted(self, orphaned: OrphanedPages) -> None:
@@ -137,8 +155,9 @@ async def delete_session(db: aiosqlite.Connection, session_id: str) -> list[Orph
 
 
 async def clear_orphaned(db: aiosqlite.Connection, owner: str) -> None:
-    """Drop the note of an owner's orphaned pages."""
+    """Drop the notes of an owner's orphaned pages and of its creation."""
     await db.execute("DELETE FROM orphaned_pages WHERE owner = :owner", {"owner": owner})
+    await db.execute("DELETE FROM creations WHERE session = :owner", {"owner": owner})
 
 
 async def _add_reservation(db: aiosqlite.Connection, session_id: str, shared: SharedPages) -> None:
@@ -200,6 +219,20 @@ async def _note_orphaned(db: aiosqlite.Connection, orphaned: Sequence[OrphanedPa
     await db.executemany(
         "REPLACE INTO orphaned_pages (owner, keep_pages) VALUES (:owner, :keep_pages)", rows
     )
+
+
+async def _read_abandoned(db: aiosqlite.Connection, now: float) -> list[str]:
+    """Return the sessions whose creation was not committed; a later time is of another clock."""
+    query = "SELECT session FROM creations WHERE abs(:now - since) >= :seconds"
+    rows = await fetch_all(db, query, {"now": now, "seconds": CREATION_SECONDS})
+    return [row["session"] for row in rows]
+
+
+async def _orphan_abandoned(db: aiosqlite.Connection, now: float) -> None:
+    """Note the pages of sessions whose creation was abandoned as orphaned."""
+    for session in await _read_abandoned(db, now):
+        await clear_orphaned(db, session)
+        await _note_orphaned(db, [OrphanedPages(session, 0)])
 
 
 async def _read_retained(db: aiosqlite.Connection) -> list[SharedPages]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 APPLICATION_ID = 0x6B767263
 
 # The version that this program writes.
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 # By the version they start from: the migration to the next version.
 MIGRATIONS: Mapping[int, str] = MappingProxyType(
@@ -19,6 +19,7 @@ MIGRATIONS: Mapping[int, str] = MappingProxyType(
         6: "0007_bounded_costs.sql",
         7: "0008_catalog_id.sql",
         8: "0009_commit_points.sql",
+        9: "0010_creations.sql",
     }
 )
 

@@ -178,6 +178,12 @@ CREATE TABLE orphaned_pages (
     keep_pages INTEGER NOT NULL
 ) STRICT;
 
+-- Sessions whose pages are written before they are committed; `since` in Unix seconds.
+CREATE TABLE creations (
+    session TEXT PRIMARY KEY,
+    since REAL NOT NULL
+) STRICT;
+
 -- `epoch` is the one under which the owner committed these tokens.
 CREATE TABLE prefixes (
     digest TEXT PRIMARY KEY,

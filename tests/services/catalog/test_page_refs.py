@@ -7,6 +7,7 @@ import pytest
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session, SharedPages
+from kvrecall.testing import _catalog_state
 from services.catalog.base import Catalog
 from services.catalog.records import (
     ForkCommit,
@@ -16,6 +17,8 @@ from services.catalog.records import (
     OrphanedPages,
     TurnCommit,
 )
+from services.catalog.redis import deletion
+from services.catalog.sqlite import page_refs
 
 MakeSession = Callable[..., Session]
 Fork = Callable[..., Awaitable[None]]
@@ -81,6 +84,45 @@ async def test_orphaned_pages_are_returned_until_their_deletion_is_confirmed(
     for each in orphaned:
         await catalog.page_refs.confirm_deleted(each)
     assert await catalog.page_refs.get_orphaned() == []
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every creation that is not committed for abandoned."""
+    for module in (_catalog_state, deletion, page_refs):
+        monkeypatch.setattr(module, "CREATION_SECONDS", 0.0)
+
+
+async def test_a_session_in_creation_keeps_its_pages(
+    catalog: Catalog, parent: str, fork: Fork, request: pytest.FixtureRequest
+) -> None:
+    await catalog.page_refs.begin_creation("child")
+    assert await catalog.page_refs.get_orphaned() == []
+    await fork(parent, "child", (parent, 1))
+    request.getfixturevalue("no_patience")
+    assert await catalog.page_refs.get_orphaned() == []
+
+
+async def test_pages_of_an_abandoned_creation_are_orphaned_until_their_deletion_is_confirmed(
+    catalog: Catalog, no_patience: None
+) -> None:
+    await catalog.page_refs.begin_creation("child")
+    for _ in range(2):
+        assert await catalog.page_refs.get_orphaned() == [OrphanedPages("child", 0)]
+    await catalog.page_refs.confirm_deleted(OrphanedPages("child", 0))
+    for _ in range(2):
+        assert await catalog.page_refs.get_orphaned() == []
+
+
+async def test_a_session_that_is_committed_after_its_creation_was_abandoned_keeps_its_pages(
+    catalog: Catalog, parent: str, fork: Fork, no_patience: None
+) -> None:
+    await catalog.page_refs.begin_creation("child")
+    await catalog.page_refs.get_orphaned()
+    await fork(parent, "child", (parent, 1))
+    assert await catalog.page_refs.get_orphaned() == []
+    assert (await catalog.sessions.get("child")).turns == 2
+    assert OrphanedPages("child", 0) in await catalog.sessions.delete("child", None)
 
 
 async def test_a_session_under_the_id_of_a_deleted_one_starts_anew(
