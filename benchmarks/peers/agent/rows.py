@@ -15,6 +15,7 @@ READY = "restart until ready"
 DECODE = "decode"
 PEAK = "peak memory"
 COPY = "copy of the state behind a turn"
+WAITED = "share of replies spent waiting for a CPU"
 RIGHT = "right answers"
 NOT_RUN = "not run"
 # A reply of fewer tokens says nothing about the speed of decoding.
@@ -63,6 +64,7 @@ def _speed_rows(run: PeerRun, plan: Plan) -> Iterator[Row]:
         if decoded:
             yield _row(run, DECODE, "tokens per second", decoded, _decode_speed, **common)
         yield _row(run, PEAK, "bytes", turns[-1:], lambda turn: turn.peak_bytes, **common)
+        yield _row(run, WAITED, "share", turns, _waited_share, **common)
         if any(turn.after for turn in turns):
             yield _row(run, COPY, "seconds", turns, lambda turn: turn.after, **common)
     last = [turn for turn in run.turns if turn.number == plan.turns - 1]
@@ -101,6 +103,11 @@ def _row(
 
 def _decode_speed(turn: Measured) -> float:
     return (turn.tokens - 1) / turn.decode
+
+
+def _waited_share(turn: Measured) -> float:
+    """Share of the time of a reply; what a quiet machine has is next to nothing."""
+    return turn.waited / max(1e-9, turn.first_token + turn.decode)
 
 
 def _with_ratios(rows: Sequence[Row], baseline: str) -> list[Row]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from benchmarks.peers.agent.contention import longest_wait, read_waits
 from benchmarks.peers.agent.conversation import (
     Conversation,
     Message,
@@ -37,6 +38,8 @@ class Measured:
         after: Seconds behind the reply before the peer could be killed.
         started: Seconds from the start of a killed server to its being ready; None if it had
             not been killed.
+        waited: Seconds that a thread of the server waited for a CPU during the reply, the longest
+            of all threads: other work on the machine.
         peak_bytes: Peak memory of the server's processes so far.
     """
 
@@ -51,6 +54,7 @@ class Measured:
     decode: float
     after: float
     started: float | None
+    waited: float
     peak_bytes: int
 
 
@@ -75,9 +79,11 @@ def run_session(
         messages = [ask_message(turn)]
         if turn.has_call and not delivered:
             messages.insert(0, result_message(turn, call_id))
+        before = read_waits(peer.pid)
         reply = peer.ask(messages, plan.reply_tokens)
+        waited = longest_wait(before, read_waits(peer.pid))
         right = is_answer(reply.text, turn.answer)
-        yield _measured(peer, number, turn, reply, right, started)
+        yield _measured(peer, number, turn, reply, right, started, waited)
 
 
 def _restart(peer: Peer) -> float:
@@ -90,7 +96,13 @@ def _restart(peer: Peer) -> float:
 
 
 def _measured(
-    peer: Peer, number: int, turn: Turn, reply: Reply, right: bool, started: float | None
+    peer: Peer,
+    number: int,
+    turn: Turn,
+    reply: Reply,
+    right: bool,
+    started: float | None,
+    waited: float,
 ) -> Measured:
     return Measured(
         number,
@@ -104,5 +116,6 @@ def _measured(
         reply.decode,
         reply.after,
         started,
+        waited,
         peak_bytes(peer.pid),
     )

@@ -26,6 +26,7 @@ def turn(number: int, first: float, right: bool = True, started: float | None = 
         decode=0.5,
         after=0.0,
         started=started,
+        waited=0.1,
         peak_bytes=1000 + number,
     )
 
@@ -65,6 +66,12 @@ def test_resumed_sessions_have_rows_of_their_own() -> None:
 def test_decoding_counts_the_tokens_behind_the_first() -> None:
     found = by_kind(rows.result_rows([run("ours")], PLAN, "full", "ours"), "ours")
     assert found[rows.DECODE, "after the restart"]["median"] == 8.0
+
+
+def test_other_work_on_the_machine_shows_as_a_share_of_the_replies() -> None:
+    found = by_kind(rows.result_rows([run("ours")], PLAN, "full", "ours"), "ours")
+    row = found[rows.WAITED, "after the restart"]
+    assert row["median"] == pytest.approx((0.1 / 4.5 + 0.1 / 2.5) / 2, abs=1e-5)
 
 
 def test_only_questions_that_the_full_cache_answers_count() -> None:
