@@ -1,1 +1,1 @@
-"""Rows that other libraries keep on the same input: fixtures for comparison with our methods."""
+"""Peers: the same session in other libraries, and the rows that they keep on the same input."""

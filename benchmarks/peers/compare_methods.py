@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.make_fixtures import HERE, environment, press
+from benchmarks.peers.environments import kvpress_python
+from benchmarks.peers.make_fixtures import HERE, press
 from evals import harness
 from evals.configs import FULL, budget_rows, parse_config
 from evals.languages.choice import get_language
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--environment", type=Path, default=HERE / ".venv")
     arguments = parser.parse_args()
-    python = environment(arguments.environment)
+    python = kvpress_python(arguments.environment)
     journal = arguments.json.with_suffix(".journal.jsonl")
     records = list[Record]()
     for unit in list_units(arguments.model, arguments.data, arguments.limit):

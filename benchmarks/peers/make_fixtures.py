@@ -9,14 +9,13 @@ import argparse
 import json
 import subprocess
 import sys
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoTokenizer
 
+from benchmarks.peers.environments import kvpress_python
 from reference import MODEL_PATH
 from reference.conversation import generate
 
@@ -31,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", type=Path, default=HERE / ".venv")
     arguments = parser.parse_args()
-    python = environment(arguments.environment)
+    python = kvpress_python(arguments.environment)
     inputs = [token_ids(seed, tokens) for seed, tokens, _ in INPUTS]
     cases = [
         case
@@ -46,22 +45,6 @@ def main() -> None:
     for case, layers in zip(cases, answer["kept"], strict=True):
         case["layers"] = layers
     write({"versions": answer["versions"], "inputs": inputs, "cases": cases})
-
-
-def environment(path: Path) -> Path:
-    """Python of the environment with kvpress, installed if the folder does not exist.
-
-    torch comes first, in our version.
-    """
-    python = path / "bin" / "python"
-    if not python.exists():
-        venv.create(path, with_pip=True)
-        for packages in (
-            [f"torch=={torch.__version__.split('+')[0]}"],
-            ["kvpress", "transformers<5.3"],
-        ):
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-    return python
 
 
 def token_ids(seed: int, tokens: int) -> list[int]:

@@ -37,11 +37,18 @@ def resolve_model(name: str | Path) -> str:
     """
     if name == REFERENCE:
         return str(MODEL_PATH)
+    file = find_gguf(name)
+    return str(name) if file is None else _convert(file)
+
+
+def find_gguf(name: str | Path) -> Path | None:
+    """Find the GGUF file that a model's name stands for; None for a model of another kind.
+
+    Raises ModelRefused where `smollm2` is not installed.
+    """
     if name == SMOLLM2:
-        return _convert(_find_smollm2())
-    if Path(name).suffix.lower() == ".gguf":
-        return _convert(Path(name))
-    return str(name)
+        return _find_smollm2()
+    return Path(name) if Path(name).suffix.lower() == ".gguf" else None
 
 
 def cache_directory() -> Path:

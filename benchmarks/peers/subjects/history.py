@@ -1,0 +1,38 @@
+"""The token ids of a session, for peers that take them: rendered as in a session of kvrecall."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.peers.agent.conversation import Message
+from workers.model.tokenizer import ChatTokenizer, keep_recent
+
+
+@dataclass
+class History:
+    """The token ids of a session. Not thread-safe.
+
+    Attributes:
+        token_ids: All of the session.
+        last: Where the newest message that is to be replied to begins.
+    """
+
+    tokenizer: ChatTokenizer
+    token_ids: list[int] = field(default_factory=list)
+    last: int = 0
+    _recent: list[Message] = field(default_factory=list)
+
+    def append(self, messages: Sequence[Message], *, generate: bool) -> None:
+        """Append messages; with `generate` up to where the reply begins."""
+        for number, message in enumerate(messages, 1):
+            self.last = len(self.token_ids)
+            asked = generate and number == len(messages)
+            for segment in self.tokenizer.prompt(self._recent, [message], [], asked):
+                self.token_ids += segment.token_ids
+            self._recent = keep_recent([*self._recent, message])
+
+    def append_reply(self, token_ids: Sequence[int]) -> str:
+        """Append a generated reply and its end; returns its text."""
+        text = str(self.tokenizer.inner.decode(list(token_ids)))
+        self.token_ids += [*token_ids, self.tokenizer.eos_token_ids[0]]
+        self._recent = keep_recent([*self._recent, {"role": "assistant", "content": text}])
+        return text
