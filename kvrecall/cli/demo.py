@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 FIRST_SEED = 7000
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
 REFERENCE_NAME = "kvrecall reference model"
-# A full cache holds every token; conversations are a little longer than requested.
-FULL_CACHE_MARGIN = 1.3
+# A full cache holds every token. A conversation is longer than asked for, and more so with a
+# tokenizer that knows few words.
+FULL_CACHE_MARGIN = 3
 LLM = (
     "A real LLM, and a conversation in English from templates. Calls of tools are recorded, and each "
     "is a real pause; the user's question comes after the result. An answer counts if the value "
@@ -103,10 +104,10 @@ def demo_command(
     console = Console()
     started = time.perf_counter()
     configs = partial(compared_configs, method, budget, repair_rows)
-    needs = ServerNeeds(slots=2, max_budget=max(budget, int(tokens * FULL_CACHE_MARGIN)))
+    needs = ServerNeeds(slots=1, max_budget=max(budget, FULL_CACHE_MARGIN * tokens))
     seeds = range(seed, seed + conversations)
     parts = []
-    for plan in _plans(model, configs(pauses_alone=False), configs(pauses_alone=True), console):
+    for plan in plan_parts(model, configs(pauses_alone=False), configs(pauses_alone=True), console):
         written = [plan.generate(each, tokens) for each in seeds]
         parts.append(_run_part(console, plan, needs, written, pause, out))
     page = demo_page(parts)
@@ -121,7 +122,7 @@ def demo_command(
     console.print(str(path.resolve()), style="bold", soft_wrap=True, highlight=False)
 
 
-def _plans(
+def plan_parts(
     model: str,
     configs: tuple[DemoConfig, ...],
     reference_configs: tuple[DemoConfig, ...],
