@@ -88,7 +88,9 @@ def demo_command(
         int, typer.Option(min=1, help="Rows of the budget reserved for repair (promoted rows).")
     ] = DEFAULTS.default_repair_rows,
     method: Method = DEFAULTS.default_method,
-    pause: Annotated[float, typer.Option(min=0, help="Duration of a tool call, in seconds.")] = 0.1,
+    pause: Annotated[
+        float, typer.Option(min=0, help="Duration of a tool call, in seconds.")
+    ] = 0.25,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first conversation.")] = FIRST_SEED,
     limit: Annotated[int, typer.Option(min=1, help="Number of conversations of --file.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("kvrecall-demo"),

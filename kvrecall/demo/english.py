@@ -15,10 +15,11 @@ from evals.languages.base import Fact
 from evals.languages.english import ENGLISH
 from kvrecall.demo.conversation import Conversation, Exchange, RecordedCall
 
-_REPLY_TOKENS = 16
+_REPLY_TOKENS = 18
 _STATEMENT = "The {attribute} of {name} is {value}. Remember it: {value}."
 # Tokens of the conversation per fact, each of which is asked for once.
 _TOKENS_PER_FACT = 160
+_LEAST_FACTS = 3
 # Tokens between a statement and its question: beyond the budget, and within what the model recalls
 # with a full cache. A share of the whole in short conversations.
 _AGES = (400, 1200)
@@ -27,7 +28,7 @@ _AGE_SHARES = (1 / 8, 1 / 3)
 _STATED_UNTIL = 0.85
 _TOOL_SHARE = 1 / 3
 # For estimates of lengths: characters of a token, and tokens of the template around a message.
-_CHARACTERS = 4
+_CHARACTERS = 3.6
 _TEMPLATE_TOKENS = 5
 _LETTERS = "BCDFGHJKLMNPRSTVWXZ"
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
@@ -125,7 +126,7 @@ class _Writer:
 
     def _draw_facts(self) -> list[Fact]:
         """One fact a person. Every attribute is used before one is used again."""
-        count = max(2, min(ENGLISH.max_facts, self.tokens // _TOKENS_PER_FACT))
+        count = max(_LEAST_FACTS, min(ENGLISH.max_facts, self.tokens // _TOKENS_PER_FACT))
         attributes = sorted({*_ATTRIBUTES, *ENGLISH.attributes})
         drawn: list[str] = []
         while len(drawn) < count:
@@ -182,7 +183,7 @@ class _Writer:
         texts = [exchange.user, exchange.reply]
         texts += [call.result, call.question] if call else []
         self.exchanges.append(exchange)
-        self.length += sum(len(text) // _CHARACTERS + _TEMPLATE_TOKENS for text in texts)
+        self.length += sum(round(len(text) / _CHARACTERS) + _TEMPLATE_TOKENS for text in texts)
 
 
 def _gives(value: str, reply: str) -> bool:

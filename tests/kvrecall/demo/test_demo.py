@@ -82,6 +82,7 @@ def test_the_demo_prints_a_table_for_each_model_and_writes_report_and_results(
         replies = [row["condition"] for row in results if "reply" in row]
         for name in configs:
             assert rows[f"{name}: all"]["n"] == replies.count(name) > 0
+            assert rows[f"{name}: after a tool"]["n"] > 0
             assert name in found.output
         budgeted = [rows[f"{name}: all"]["active_rows"] for name in configs[1:]]
         assert max(budgeted) <= 64 + 256
@@ -90,6 +91,7 @@ def test_the_demo_prints_a_table_for_each_model_and_writes_report_and_results(
     assert f"Real input: {real.name}" in page
     assert page.count("data:image/svg+xml;base64,") == 2 * 3
     assert '<mark class="right">' in page
+    assert '<mark class="back">' in page
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 

@@ -76,5 +76,5 @@ def test_a_recorded_call_names_the_person_that_the_user_asks_about(
 
 
 def test_a_short_conversation_has_questions_with_and_without_a_tool() -> None:
-    kinds = {each.needs_tool for each in questions(generate_english(1, 500))}
+    kinds = {each.needs_tool for each in questions(generate_english(1, 200))}
     assert kinds == {True, False}
