@@ -1,16 +1,18 @@
 """The checks wait for the whole service, and count only the processes of their own set-up."""
 
+import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.checks import leaks
+from benchmarks.faults.checks import events, leaks
 from benchmarks.faults.rig.processes import processes_under, until
 from benchmarks.faults.rig.setups import Rig, Setup, cluster
 
@@ -78,6 +80,31 @@ def test_zeros_without_the_counts_of_all_workers_prove_nothing(
     setup.urls = [gateway.url]
     assert leaks.find_leaks_in_service(setup) == []
     assert gateway.requests == len(gateway.pages)
+
+
+def test_a_rebuild_has_a_cause_where_a_worker_was_cut_off_or_did_not_open_a_fork(
+    setup: Setup,
+) -> None:
+    at = datetime.now(UTC)
+    lines = [
+        {"event": "fork not opened", "session": "fork"},
+        *(
+            {"event": "pages rebuilt", "session": session, "pages": pages, "timestamp": when}
+            for session, pages, when in (
+                ("fork", [7], at.isoformat()),
+                ("lost", [3, 4], at.isoformat()),
+                ("moved", [1], (at - timedelta(hours=1)).isoformat()),
+            )
+        ),
+    ]
+    cut_off = at.timestamp() - 3600
+    setup.cut_off.append((cut_off - 1, cut_off + 1))
+    for server in setup.servers:
+        server.log.parent.mkdir(parents=True, exist_ok=True)
+        server.log.write_text("")
+    setup.servers[0].log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert events.rebuilt_without_cause(setup) == {"lost": 2}
+    assert events.rebuilt(setup) == {"fork": 1, "lost": 2, "moved": 1}
 
 
 def test_a_process_of_a_folder_with_a_longer_name_is_not_its_own(tmp_path: Path) -> None:

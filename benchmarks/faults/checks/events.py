@@ -10,6 +10,8 @@ from benchmarks.faults.load.scripts import Json
 from benchmarks.faults.rig.setups import Setup
 
 REBUILT = "pages rebuilt"
+# A fork that its worker could not open: the page of its own was never stored.
+NOT_OPENED = "fork not opened"
 # After a partition, a worker has written the pages that are only in its own files within this.
 BACKLOG_SECONDS = 20.0
 # Events that are logged for every request.
@@ -30,12 +32,15 @@ def rebuilt_without_cause(setup: Setup) -> Counter[str]:
     """Pages that were recomputed though no worker had been cut off from the others shortly before.
 
     Rows of a worker that does not reach Redis are durable in its own files alone: a session that
-    moves away then is computed again.
+    moves away then is computed again. So is the last page of a fork that its worker did not open.
     """
-    return _count_pages(
+    pages = _count_pages(
         line
         for line in _lines(setup)
         if line["event"] == REBUILT and not _was_cut_off(setup, line["timestamp"])
+    )
+    return pages - Counter(
+        {line["session"] for line in _lines(setup) if line["event"] == NOT_OPENED}
     )
 
 
