@@ -30,7 +30,8 @@ def add_examples(
         page.paragraph(
             f"{len(saved)} of {len(asked)} questions were answered right with repair and wrong "
             "without it. Those with the oldest facts, and the longest passages whose rows the last "
-            "repair before the answer promoted: what is marked had been evicted.",
+            "repair before the answer promoted: what is marked had been evicted, in some heads or in "
+            "all. ⏎ is a line end.",
         )
         _add_table(page, saved, MAX_SAVED)
     if lost:

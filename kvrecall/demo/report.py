@@ -11,6 +11,11 @@ from kvrecall.demo.summary import SUMMARY_NOTE, ConfigSummary, measures
 from kvrecall.reporting.html import Page
 from kvrecall.reporting.results import Results
 
+_TURN_NOTE = (
+    "Repair in turns runs before every turn, on its messages, and the turn waits for it: also before "
+    "those that are only appended. A wrong answer may be longer than a right one, and take longer."
+)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -52,7 +57,7 @@ def _add_part(page: Page, part: Part) -> None:
             for name, cell in measures(part.summaries)
         ],
     )
-    page.paragraph(f"{SUMMARY_NOTE}.", "note")
+    page.paragraph(f"{SUMMARY_NOTE}. {_TURN_NOTE}", "note")
     names = [summary.config.name for summary in part.summaries]
     add_examples(page, part.runs_of(names[0]), part.runs_of(names[1]), part.runs_of(names[-1]))
     add_replies(page, [part.runs_of(name) for name in names])
