@@ -199,6 +199,10 @@ def _speed_rows(summary: ConfigSummary, runs: Sequence[DemoRun]) -> list[Row]:
         (metric, unit, [value(turn) for run in runs for turn in run.turns if counts(turn)])
         for metric, unit, value, counts in measures
     ]
+    found += [
+        ("all turns", "seconds", [sum(turn.seconds for turn in run.turns) for run in runs]),
+        ("peak active bytes", "bytes", [float(run.peak_bytes) for run in runs]),
+    ]
     return [
         speed_row(summary.config.name, metric, unit, values)
         for metric, unit, values in found

@@ -13,7 +13,14 @@ from kvrecall.cli import demo
 from kvrecall.client import Memory, Repair
 from kvrecall.demo.configs import DemoConfig, compared_configs
 from kvrecall.demo.run import DemoRun, Question, TurnPoint
-from kvrecall.demo.summary import Spread, check_bound, count_by_age, pause_seconds, summarise
+from kvrecall.demo.summary import (
+    Spread,
+    check_bound,
+    count_by_age,
+    pause_seconds,
+    result_rows,
+    summarise,
+)
 
 BUDGETED = DemoConfig("budget alone", "snapkv", 64)
 
@@ -137,6 +144,20 @@ def test_repairs_of_a_pause_are_separated_by_their_trigger() -> None:
     plain = TurnPoint(400, 50, 2000, 0.5, 0.1, generated=True, repairs=(), after_pause=False)
     assert pause_seconds([paused, plain], "tool_result") == [(300, 0.5)]
     assert paused.promoted == 7
+
+
+def test_the_result_file_has_every_figure_of_the_table_and_every_reply() -> None:
+    rows = result_rows([run_with([60, 61])], seed=0)
+    medians = {row["metric"]: row["median"] for row in rows if "median" in row}
+    assert medians == {
+        "answer": 0.5,
+        "time to first token": 0.1,
+        "active bytes after a turn": 2000,
+        "all turns": 0.5,
+        "peak active bytes": 121 * 20,
+    }
+    (reply,) = [row for row in rows if "reply" in row]
+    assert (reply["question"], reply["expected"], reply["right"]) == ("What?", "That.", True)
 
 
 def test_the_spread_of_a_measure_is_its_median_and_95th_percentile() -> None:
