@@ -120,7 +120,6 @@ def set_up_logs(form: LogFormat) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=lambda *_: _StderrLogger(),
-        cache_logger_on_first_use=True,
     )
 
 

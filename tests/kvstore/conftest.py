@@ -1,7 +1,6 @@
 """Small layouts, reproducible rows, and tiers that can be blocked or made to fail."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -16,12 +15,6 @@ from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-
-
-@pytest.fixture(scope="session")
-def until(until: Callable[..., None]) -> Callable[..., None]:
-    """until(done, what): wait until `done` holds; fail after 20 seconds."""
-    return partial(until, seconds=20.0)
 
 
 @pytest.fixture

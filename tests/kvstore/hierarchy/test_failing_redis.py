@@ -32,15 +32,18 @@ def server(redis_process: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def open_worker(server: Any, layout: PageLayout, tmp_path: Path) -> Iterator[OpenWorker]:
-    """Factory `open_worker(files)`: a store over RAM, Redis and, if given, that directory."""
+    """Factory `open_worker(files)`: a store over RAM, Redis and, if given, that directory.
+
+    With the default timeout a machine under load is not taken for a failed Redis.
+    """
     opened: list[RowStore] = []
 
-    def open_one(files: str | None = None) -> RowStore:
+    def open_one(files: str | None = None, timeout_seconds: float = 10.0) -> RowStore:
         above: list[Tier] = [NvmeTier(tmp_path / files)] if files else []
         tiers = [
             RamTier(30 * layout.page_bytes),
             *above,
-            RedisTier(server.url, layout, timeout_seconds=0.5),
+            RedisTier(server.url, layout, timeout_seconds=timeout_seconds),
         ]
         opened.append(RowStore(layout, tiers))
         return opened[-1]
@@ -102,7 +105,7 @@ def test_a_frozen_redis_delays_one_write_and_no_read(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(61)
-    one = open_worker("one")
+    one = open_worker("one", timeout_seconds=0.5)
     one.open("a", epoch=1, length=0)
     server.signal(signal.SIGSTOP)
     one.append("a", rows)
@@ -326,6 +329,7 @@ def test_a_failed_deletion_is_retried_later(
     server.kill()
     one.delete("a", keep_pages=2)
     assert "a" not in one.sessions()
+    until(one._through.writer.has_refused)
     server.start()
     until(lambda: not one._through.writer.has_refused())
     one.check()

@@ -22,6 +22,18 @@ DAY = 24 * HOUR
 
 
 @pytest.fixture
+def redis_server(redis_process: Callable[[], Any]) -> Any:
+    """A server of the test's own: all commands are counted."""
+    return redis_process()
+
+
+@pytest.fixture
+def redis_url(redis_server: Any) -> str:
+    url: str = redis_server.url
+    return url
+
+
+@pytest.fixture
 def count_calls(redis_server: Any) -> Callable[[Awaitable[Any]], Awaitable[dict[str, int]]]:
     """count_calls(operation): how often it ran each command, within scripts too."""
 
