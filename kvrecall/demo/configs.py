@@ -19,12 +19,21 @@ class DemoConfig:
         return self.method != "full"
 
 
-def demo_configs(method: str, budget: int, repair_rows: int) -> tuple[DemoConfig, ...]:
-    """The configurations to compare. `repair_rows` are part of the budget, equal in all."""
+def compared_configs(
+    method: str, budget: int, repair_rows: int, *, pauses_alone: bool
+) -> tuple[DemoConfig, ...]:
+    """The configurations to compare; with `pauses_alone` one that repairs in no turn, too.
+
+    `repair_rows` are part of the budget, which is equal in all.
+    """
     pauses = ("tool_call", "tool_result")
+    in_pauses = DemoConfig("repair in pauses", method, budget, repair_rows, pauses)
+    in_turns = DemoConfig(
+        "repair in pauses and turns", method, budget, repair_rows, (*pauses, "turn")
+    )
     return (
         DemoConfig("full cache", "full", budget),
         DemoConfig("budget alone", method, budget),
-        DemoConfig("repair in pauses", method, budget, repair_rows, pauses),
-        DemoConfig("repair in pauses and turns", method, budget, repair_rows, (*pauses, "turn")),
+        *((in_pauses,) if pauses_alone else ()),
+        in_turns,
     )

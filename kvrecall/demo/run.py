@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvrecall.client import KvrecallClient, Memory, Repair, Session, Turn
+from kvrecall.client import KvrecallClient, Memory, Passage, Repair, Session, Turn
 from kvrecall.demo.configs import DemoConfig
-from reference.conversation import Conversation, Exchange
+from kvrecall.demo.conversation import Conversation, Exchange, RecordedCall
 
-MAX_REPLY_TOKENS = 48
 PLAIN = "plain"
 AFTER_TOOL = "after a tool"
 Json = Mapping[str, Any]
@@ -18,7 +17,10 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Question:
-    """A question and the model's reply. `age`: tokens since the fact was stated."""
+    """A question and the model's reply. `age`: tokens since the fact was stated in `statement`.
+
+    `passages` are the text that the last repair before the reply brought back.
+    """
 
     kind: str
     age: int
@@ -26,6 +28,8 @@ class Question:
     text: str
     expected: str
     reply: str
+    statement: str
+    passages: tuple[Passage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,9 @@ def run_config(
     """Run the conversation in a new session, which is deleted afterwards.
 
     The model answers the questions, and its replies stay in the session. All other replies are
-    appended as recorded, so that they are equal in every configuration. A tool takes
-    `pause_seconds`; `progress` is called with 1 after every exchange. Raises KvrecallError.
+    appended as recorded, and so are the calls of a model that calls no tools itself: they are equal
+    in every configuration. A tool takes `pause_seconds`; `progress` is called with 1 after every
+    exchange. Raises KvrecallError.
     """
     session = client.create_session(
         method=config.method,
@@ -101,7 +106,8 @@ def run_config(
         seed=conversation.seed,
         tools=conversation.tools,
     )
-    runner = _Runner(client, session, DemoRun(config, conversation.seed), pause_seconds)
+    run = DemoRun(config, conversation.seed)
+    runner = _Runner(client, session, run, pause_seconds, conversation.reply_tokens)
     runner.run_all(conversation, progress)
     runner.run.memory = client.memory(session)
     client.delete_session(session)
@@ -116,13 +122,20 @@ class _Runner:
     session: Session
     run: DemoRun
     pause_seconds: float
+    reply_tokens: int
 
     def run_all(self, conversation: Conversation, progress: Progress) -> None:
         starts: list[int] = []
-        opening = [{"role": "system", "content": conversation.system}]
+        opening = [_message("system", conversation.system)]
         for exchange in conversation.exchanges:
             starts.append(self._length)
-            self._exchange(exchange, opening, starts)
+            messages = [*opening, _message("user", exchange.user)]
+            if exchange.fact is None:
+                recorded = _message("assistant", exchange.reply)
+                self._turn([*messages, recorded], generate=False)
+            else:
+                stated = conversation.exchanges[exchange.fact].user
+                self._ask(exchange, messages, stated, starts[exchange.fact])
             opening = []
             progress(1)
 
@@ -130,42 +143,65 @@ class _Runner:
     def _length(self) -> int:
         return self.run.turns[-1].length if self.run.turns else 0
 
-    def _exchange(self, exchange: Exchange, opening: Sequence[Json], starts: Sequence[int]) -> None:
-        messages = [*opening, {"role": "user", "content": exchange.user}]
-        if exchange.fact_exchange is None:
-            self._turn(
-                [*messages, {"role": "assistant", "content": exchange.reply}], generate=False
-            )
-            return
-        turn = self._turn(messages)
-        called = turn.finish_reason == "tool_calls"
+    def _ask(
+        self, exchange: Exchange, messages: Sequence[Json], statement: str, stated_at: int
+    ) -> None:
+        """Have the model answer a question and record its reply."""
+        if exchange.recorded_call is not None:
+            called = True
+            turn = self._play_call(messages, exchange.recorded_call)
+        else:
+            turn = self._turn(messages)
+            called = turn.finish_reason == "tool_calls"
         if called and exchange.tool_result is not None:
-            turn = self._after_pause(turn, exchange.tool_result)
-        elif called:
+            turn = self._after_pause([call.id for call in turn.tool_calls], exchange.tool_result)
+        if turn.finish_reason == "tool_calls":
             self._fail_calls(turn)
         reply = turn.text
         # A reply that needs a tool's result, but was given without a call, is a guess: not correct.
-        correct = exchange.is_answered_by(reply) and called == (exchange.kind == "tool")
-        kind = AFTER_TOOL if exchange.kind == "tool" else PLAIN
-        age = self._length - starts[exchange.fact_exchange]
+        correct = exchange.is_right(reply) and called == exchange.needs_tool
         self.run.questions.append(
-            Question(kind, age, correct, exchange.user, exchange.reply, reply)
+            Question(
+                AFTER_TOOL if exchange.needs_tool else PLAIN,
+                self._length - stated_at,
+                correct,
+                exchange.question,
+                exchange.reply,
+                reply,
+                statement,
+                self._passages(turn),
+            )
         )
 
-    def _after_pause(self, turn: Turn, result: str) -> Turn:
+    def _play_call(self, messages: Sequence[Json], recorded: RecordedCall) -> Turn:
+        """Append a recorded call, wait for its result and run the turn with the user's question."""
+        number = f"call_{self.run.pauses}"
+        function = {"name": recorded.name, "arguments": recorded.arguments}
+        call = {"id": number, "type": "function", "function": function}
+        calling = {**_message("assistant", ""), "tool_calls": [call]}
+        self._turn([*messages, calling], generate=False)
+        return self._after_pause([number], recorded.result, [_message("user", recorded.question)])
+
+    def _after_pause(
+        self, calls: Sequence[str], result: str, messages: Sequence[Json] = ()
+    ) -> Turn:
         """Wait for `pause_seconds`, send the tool's result and run the next turn."""
         time.sleep(self.pause_seconds)
-        for call in turn.tool_calls:
-            self.client.event(self.session, "tool_call.completed", call.id, result=result)
+        for call in calls:
+            self.client.event(self.session, "tool_call.completed", call, result=result)
         self.run.pauses += 1
-        turn = self._turn([], after_pause=True)
-        if turn.finish_reason == "tool_calls":
-            self._fail_calls(turn)
-        return turn
+        return self._turn(messages, after_pause=True)
 
     def _fail_calls(self, turn: Turn) -> None:
         for call in turn.tool_calls:
             self.client.event(self.session, "tool_call.failed", call.id, result="not available")
+
+    def _passages(self, turn: Turn) -> tuple[Passage, ...]:
+        """Text brought back by the last repair before a turn, which chose all promoted rows."""
+        if not turn.memory.repairs:
+            return ()
+        (last,) = self.client.repairs(self.session, limit=1)
+        return last.passages
 
     def _turn(
         self, messages: Sequence[Json], *, generate: bool = True, after_pause: bool = False
@@ -177,7 +213,7 @@ class _Runner:
             messages,
             generate=generate,
             wait_for_repairs=True,
-            max_tokens=MAX_REPLY_TOKENS,
+            max_tokens=self.reply_tokens,
         )
         self._record(turn, time.perf_counter() - started, generate, after_pause)
         return turn
@@ -196,3 +232,7 @@ class _Runner:
                 after_pause=after_pause,
             )
         )
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}

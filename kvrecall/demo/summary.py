@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -14,6 +14,10 @@ from kvrecall.demo.run import AFTER_TOOL, PLAIN, DemoRun, Question, TurnPoint
 from kvrecall.reporting.results import Estimate, Row, bootstrap, quality_row, speed_row
 from kvrecall.reporting.units import readable_bytes
 
+SUMMARY_NOTE = (
+    "right answers: share of n, 95% bootstrap interval; "
+    "seconds of an answer: median, 95th percentile"
+)
 KINDS = (PLAIN, AFTER_TOOL)
 # Upper bounds of the age groups, in tokens.
 AGE_BOUNDS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -25,7 +29,8 @@ Cell = Callable[["ConfigSummary"], str]
 class ConfigSummary:
     """Results of one configuration; rows, bytes and tokens are maxima over its conversations.
 
-    `exact` is the share of exact answers by kind of question, and of `all`; seconds are medians.
+    `exact` is the share of exact answers by kind of question, and of `all`. `seconds` are those of
+    all turns together.
     """
 
     config: DemoConfig
@@ -33,11 +38,26 @@ class ConfigSummary:
     peak_rows: int
     peak_bytes: int
     tokens: int
-    answer_seconds: float
-    first_token_seconds: float
+    seconds: float
+    answer_seconds: "Spread"
+    first_token_seconds: "Spread"
     promoted: int
     repairs: int
     pauses: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and 95th percentile of a measure; 0 without values."""
+
+    median: float
+    p95: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        """The spread of any number of values."""
+        median, p95 = np.percentile([*values] or [0.0], [50, 95])
+        return cls(float(median), float(p95))
 
 
 def summarise(runs: Sequence[DemoRun], seed: int) -> list[ConfigSummary]:
@@ -64,8 +84,9 @@ def _summary(config: DemoConfig, runs: Sequence[DemoRun], seed: int) -> ConfigSu
         peak_rows=max(run.peak_rows for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
         tokens=max(run.turns[-1].length for run in runs),
-        answer_seconds=_median(turn.seconds for turn in generated),
-        first_token_seconds=_median(turn.first_token for turn in generated),
+        seconds=sum(turn.seconds for turn in turns),
+        answer_seconds=Spread.of(turn.seconds for turn in generated),
+        first_token_seconds=Spread.of(turn.first_token for turn in generated),
         promoted=sum(turn.promoted for turn in turns),
         repairs=sum(len(turn.repairs) for turn in turns),
         pauses=sum(run.pauses for run in runs),
@@ -118,8 +139,24 @@ def check_bound(runs: Iterable[DemoRun]) -> None:
 
 
 def result_rows(runs: Sequence[DemoRun], seed: int) -> list[Row]:
-    """Rows of the result file: quality by configuration, kind and age, speed by configuration."""
-    return [row for summary in summarise(runs, seed) for row in _config_rows(summary, runs, seed)]
+    """Rows of the result file: quality by configuration, kind and age, speed, then every reply."""
+    return [
+        *(row for summary in summarise(runs, seed) for row in _config_rows(summary, runs, seed)),
+        *(_reply_row(run, question) for run in runs for question in run.questions),
+    ]
+
+
+def _reply_row(run: DemoRun, question: Question) -> Row:
+    return {
+        "condition": run.config.name,
+        "seed": run.seed,
+        "question": question.text,
+        "kind": question.kind,
+        "age": question.age,
+        "expected": question.expected,
+        "reply": question.reply,
+        "right": question.correct,
+    }
 
 
 def _config_rows(summary: ConfigSummary, runs: Sequence[DemoRun], seed: int) -> list[Row]:
@@ -162,6 +199,10 @@ def _speed_rows(summary: ConfigSummary, runs: Sequence[DemoRun]) -> list[Row]:
         (metric, unit, [value(turn) for run in runs for turn in run.turns if counts(turn)])
         for metric, unit, value, counts in measures
     ]
+    found += [
+        ("all turns", "seconds", [sum(turn.seconds for turn in run.turns) for run in runs]),
+        ("peak active bytes", "bytes", [float(run.peak_bytes) for run in runs]),
+    ]
     return [
         speed_row(summary.config.name, metric, unit, values)
         for metric, unit, values in found
@@ -173,17 +214,12 @@ def _repair_seconds(turn: TurnPoint) -> float:
     return sum(repair.seconds for repair in turn.repairs)
 
 
-def _median(values: Iterable[float]) -> float:
-    found = list(values)
-    return median(found) if found else 0.0
-
-
 def measures(summaries: Sequence[ConfigSummary]) -> list[tuple[str, Cell]]:
     """Lines of the table: a label, and a function from a summary to the cell's text."""
     lines: list[tuple[str, Cell]] = [
         (f"{label}, n={_question_count(summaries, kind)}", partial(_exact_cell, kind))
         for label, kind in (
-            ("exact answers", "all"),
+            ("right answers", "all"),
             ("  plain", PLAIN),
             ("  after a tool", AFTER_TOOL),
         )
@@ -192,8 +228,9 @@ def measures(summaries: Sequence[ConfigSummary]) -> list[tuple[str, Cell]]:
         *lines,
         ("peak active rows", lambda each: f"{each.peak_rows:,}"),
         ("peak active bytes", lambda each: readable_bytes(each.peak_bytes)),
-        ("seconds per answer", lambda each: f"{each.answer_seconds:.3f}"),
-        ("  to first token", lambda each: f"{each.first_token_seconds:.3f}"),
+        ("seconds, all turns", lambda each: f"{each.seconds:.1f}"),
+        ("seconds per answer", lambda each: _spread_cell(each.answer_seconds)),
+        ("  to first token", lambda each: _spread_cell(each.first_token_seconds)),
         ("tool pauses", lambda each: f"{each.pauses}"),
         ("repairs", lambda each: f"{each.repairs}"),
         ("rows promoted", lambda each: f"{each.promoted:,}"),
@@ -209,7 +246,7 @@ def summary_table(summaries: Sequence[ConfigSummary], title: str) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.caption = "exact answers: share of n, its 95% bootstrap interval; seconds: medians"
+    table.caption = SUMMARY_NOTE
     table.add_column("", no_wrap=True)
     for summary in summaries:
         table.add_column(summary.config.name, justify="right", width=12)
@@ -226,6 +263,11 @@ def _exact_cell(kind: str, summary: ConfigSummary) -> str:
         if estimate is None
         else f"{estimate.mean:.2f}\n{estimate.low:.2f}-{estimate.high:.2f}"
     )
+
+
+def _spread_cell(spread: Spread) -> str:
+    """A median above the 95th percentile."""
+    return f"{spread.median:.3f}\n{spread.p95:.3f}"
 
 
 def _question_count(summaries: Sequence[ConfigSummary], kind: str) -> int:

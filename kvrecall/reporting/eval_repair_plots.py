@@ -15,8 +15,8 @@ FULL = "full cache"
 BASE = "base"
 MATCHED = "matched no-repair"
 REPAIR = "RepairKV"
-OURS = "ours"
-SWAP = "ours, swap"
+SPREAD = "spread"
+SWAP = "spread, swap"
 _CONTROLS = ("Random-K", "Oldest-K", "StaleQ-K", "WrongQ-K")
 _GREY, _RED, _BLUE, _GREEN = COLOURS
 _STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -32,11 +32,11 @@ _STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "Refresh": {"color": "#8e6bbf", "marker": "D", "lw": 1.3},
         REPAIR: {"color": _BLUE, "marker": "o", "lw": 2.0},
         "RepairKV, contrast": {"color": _BLUE, "marker": "x", "ls": "--", "lw": 1.2},
-        OURS: {"color": _RED, "marker": "o", "lw": 2.2},
-        "ours, no contrast": {"color": _RED, "ls": ":", "lw": 1.6},
-        "ours, per head": {"color": _RED, "marker": "x", "ls": "--", "lw": 1.2},
+        SPREAD: {"color": _RED, "marker": "o", "lw": 2.2},
+        "spread, no contrast": {"color": _RED, "ls": ":", "lw": 1.6},
+        "spread, per head": {"color": _RED, "marker": "x", "ls": "--", "lw": 1.2},
         SWAP: {"color": _GREEN, "marker": "P", "lw": 1.8},
-        "ours, swap, carried on": {"color": _GREEN, "marker": "*", "ls": "--", "lw": 1.6},
+        "spread, swap, carried on": {"color": _GREEN, "marker": "*", "ls": "--", "lw": 1.6},
     }
 )
 
@@ -71,7 +71,7 @@ def frontier_figure(rows: Sequence[Row]) -> Figure:
 def _figure2(axes: Axes, scores: Sequence[Row], counts: Sequence[int]) -> None:
     for index, needles in enumerate(counts):
         colour = colormaps["viridis"](index / max(1, len(counts)))
-        for condition, style in ((REPAIR, "-"), (OURS, "--"), (MATCHED, ":")):
+        for condition, style in ((REPAIR, "-"), (SPREAD, "--"), (MATCHED, ":")):
             own = _line(scores, condition, needles)
             axes.plot(
                 [row["k"] for row in own],
@@ -85,7 +85,7 @@ def _figure2(axes: Axes, scores: Sequence[Row], counts: Sequence[int]) -> None:
                 axes.annotate(
                     f" {needles}q", (own[-1]["k"], own[-1]["mean"]), fontsize=8, color=colour
                 )
-    axes.set_title("solid: RepairKV, dashed: ours, dotted: matched", fontsize=9, loc="left")
+    axes.set_title("solid: RepairKV, dashed: spread, dotted: matched", fontsize=9, loc="left")
     _label_axes(axes)
 
 
@@ -113,11 +113,11 @@ def _style(condition: str) -> Mapping[str, Any]:
 
 _INT8 = ", int8"
 # The intervals of all conditions would hide the lines; file and table have them.
-_WITH_INTERVAL = (MATCHED, REPAIR, OURS)
+_WITH_INTERVAL = (MATCHED, REPAIR, SPREAD)
 
 
 def _partitions(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line for each partition from matched no-repair to repair, and ours (Figure 7)."""
+    """A line for each partition from matched no-repair to repair, and `spread` (Figure 7)."""
     names = list(dict.fromkeys(row["partition"] for row in rows))
     found = {(row["partition"], row["of"]): row["mean"] for row in rows}
     for at, name in enumerate(names):
@@ -126,7 +126,7 @@ def _partitions(axes: Axes, rows: Sequence[Row]) -> None:
         ]
         if len(ends) > 1:
             axes.plot(ends, [at, at], color="#c4cad4", lw=4, zorder=1)
-        for condition in (MATCHED, REPAIR, OURS):
+        for condition in (MATCHED, REPAIR, SPREAD):
             if (name, condition) in found:
                 colour = _STYLES[condition]["color"]
                 axes.scatter(
@@ -142,14 +142,14 @@ def _partitions(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xlim(-0.03, 1.03)
     k = rows[0]["k"] if rows else ""
     axes.set_title(
-        f"by partition, K = {k}: grey matched, blue RepairKV, red ours", fontsize=9, loc="left"
+        f"by partition, K = {k}: grey matched, blue RepairKV, red spread", fontsize=9, loc="left"
     )
     axes.set_xlabel("score")
 
 
 def _spans(axes: Axes, rows: Sequence[Row]) -> None:
     """Share of the asked needles' rows that were promoted (Figure 8)."""
-    for condition in (MATCHED, *_CONTROLS, REPAIR, OURS, SWAP):
+    for condition in (MATCHED, *_CONTROLS, REPAIR, SPREAD, SWAP):
         own = _line(rows, condition)
         if own:
             axes.plot(
@@ -224,7 +224,7 @@ def policies_figure(rows: Sequence[Row]) -> Figure:
                 color="#c4cad4",
                 label="controls",
             )
-        for condition in (REPAIR, OURS):
+        for condition in (REPAIR, SPREAD):
             line = _line(own, condition)
             low = [row["ci_low"] for row in line]
             high = [row["ci_high"] for row in line]
@@ -279,7 +279,7 @@ def anytime_figure(rows: Sequence[Row]) -> Figure:
         axes.legend(fontsize=8, loc="lower right")
     panels[0][0].set_ylabel("score")
     _bars(panels[0][-1], [row for row in rows if "stopped_at" not in row])
-    panels[0][-1].set_title("in the time of ours", fontsize=10, loc="left")
+    panels[0][-1].set_title("in the time of spread", fontsize=10, loc="left")
     return figure
 
 

@@ -15,11 +15,11 @@ from typing import Any
 from evals.conditions import (
     CONDITIONS,
     MATCHED,
-    OURS,
     PUBLISHED,
     REFRESH,
     REPAIR,
     SPREAD,
+    SPREAD_REPAIR,
     SUMMARY,
     BaselineState,
     ConditionResult,
@@ -41,7 +41,7 @@ TOKENS = 6000
 # Scanned shares are rounded to eighths.
 STEPS = 8
 SCANS = ("exact", "bounded", "summary")
-_OPERATORS = {REPAIR: PUBLISHED, SPREAD: OURS}
+_OPERATORS = {REPAIR: PUBLISHED, SPREAD: SPREAD_REPAIR}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _repair_with_checks(
 def _time_matched(
     case: Case, baseline: BaselineState, k: int, identity: dict[str, Any]
 ) -> Iterator[Record]:
-    """Matched no-repair and the repairs, then Refresh and page summary in as much time as ours."""
+    """Matched no-repair and the repairs, then Refresh and page summary in as much time as `spread`."""
     allowed = 0.0
     for name in (MATCHED, REPAIR, SPREAD):
         result = CONDITIONS[name](baseline, k)
@@ -155,7 +155,7 @@ def _time_matched(
         yield {**identity, **_measure(case, baseline, timed), "condition": name}
     for name, select in ((REFRESH, refresh_in_time), (SUMMARY, summary_in_time)):
         timed = select(baseline, k, allowed)
-        condition = f"{name}, in ours' time"
+        condition = f"{name}, in spread's time"
         yield {**identity, **_measure(case, baseline, timed), "condition": condition}
 
 

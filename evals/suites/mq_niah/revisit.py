@@ -4,7 +4,7 @@ RepairKV 5.3, Figure 3. Every turn's questions and replies come from the full ca
 replayed, so that conditions differ in the rows of the context alone. Before each turn the context
 is compressed to the base budget again, keyed to the last turn's replies (Algorithm 1, line 5):
 repairs do not accumulate. The last turn's exchange stays as it is; that of older turns is evicted,
-or their replies would answer repeated questions. Only "ours, swap, carried on" continues with the
+or their replies would answer repeated questions. Only "spread, swap, carried on" continues with the
 rows that the last turn's exchange left, and is not compressed again.
 
 The paper does not specify the needles of its turns. Here the first turn asks for the latest four;
@@ -25,10 +25,10 @@ from evals.conditions import (
     FULL,
     MATCHED,
     OLDEST,
-    OURS_SWAP,
     RANDOM,
     REPAIR,
     SPREAD,
+    SPREAD_REPAIR_SWAP,
     STALE,
     SWAP,
     BaselineState,
@@ -52,7 +52,7 @@ NEEDLES = 8
 SCHEDULE = ((5, 6, 7, 8), (1, 2, 3), (4, 5, 6), (1, 2, 3), (4, 5, 6))
 # The paper's 80 are 20 for each of the four needles of a turn; ours are three, half as long.
 K = 32
-CARRIED_ON = "ours, swap, carried on"
+CARRIED_ON = "spread, swap, carried on"
 COMPARED = (FULL, MATCHED, RANDOM, OLDEST, STALE, REPAIR, SPREAD, SWAP)
 
 
@@ -120,7 +120,7 @@ def _carry_on(baseline: BaselineState, tokens: Tensor, k: int) -> ConditionResul
     """A swap in the rows that the last turn's swap left, int64 positions `tokens`."""
     cache = baseline.cache
     state = cache.with_active(tokens)
-    result = cache.session.repair(state, k, OURS_SWAP, [baseline.signal])
+    result = cache.session.repair(state, k, SPREAD_REPAIR_SWAP, [baseline.signal])
     return ConditionResult(result.state, len(baseline.base), result.report)
 
 

@@ -8,7 +8,17 @@ import pytest
 from rich.console import Console
 
 from evals import harness
-from evals.conditions import BASE, CONDITIONS, FULL, MATCHED, OURS, PER_HEAD, REFRESH, SPREAD, SWAP
+from evals.conditions import (
+    BASE,
+    CONDITIONS,
+    FULL,
+    MATCHED,
+    PER_HEAD,
+    REFRESH,
+    SPREAD,
+    SPREAD_REPAIR,
+    SWAP,
+)
 from evals.errors import BadExample, BadSuite
 from evals.journal import Journal, unit_key
 from evals.replay_session import active_tokens
@@ -152,7 +162,7 @@ def test_ours_brings_back_the_needles_that_are_asked_for(case: Case) -> None:
     result = CONDITIONS[SPREAD](baseline, K)
     assert case.overlap(case.cache.active_context(result.state), case.second) > 0.9
     stopped = case.cache.session.repair(
-        baseline.state, K, OURS, [build_question(case.second)], lambda: True
+        baseline.state, K, SPREAD_REPAIR, [build_question(case.second)], lambda: True
     )
     assert stopped.report.truncated
     assert active_tokens(stopped.state).tolist() == active_tokens(baseline.state).tolist()

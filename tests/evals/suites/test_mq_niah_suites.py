@@ -121,7 +121,7 @@ def test_a_repair_that_is_stopped_later_scores_more_until_it_is_complete() -> No
         MATCHED,
         REPAIR,
         SPREAD,
-        "Refresh, in ours' time",
-        "page summary, in ours' time",
+        "Refresh, in spread's time",
+        "page summary, in spread's time",
     ]
     assert all(each["active_rows"] <= each["budget"] + 100 for each in found)
