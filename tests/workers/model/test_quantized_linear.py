@@ -52,7 +52,7 @@ def test_a_weight_is_off_by_half_a_step_at_most() -> None:
     """A step: of an output's 255 in 8 bits, of 32 inputs' 16 in 4 bits."""
     weight = make_linear(96, 48).weight.detach().float()
     groups = weight.view(48, 3, 32)
-    steps = {
+    steps: dict[Quantization, torch.Tensor] = {
         "int8": weight.abs().amax(1, keepdim=True) / 127,
         "int4": ((groups.amax(2) - groups.amin(2)) / 15).repeat_interleave(32, 1),
     }
