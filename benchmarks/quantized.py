@@ -4,7 +4,7 @@
 thread that computes, pass by pass in rotation, as `passes.py` does: ratios count. Quality is the
 distance of the next-token distributions from float32's over text of recordings, in pieces of 4 tokens,
 so that the kernels of few bits compute it. The result file goes to `benchmarks/results/`. Takes two
-to four minutes for a model of 135 million weights; nothing is kept of a run that was cut off.
+to three minutes of CPU time for 135 million weights; nothing is kept of a run that was cut off.
 """
 
 import argparse

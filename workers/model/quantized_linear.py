@@ -62,9 +62,8 @@ class QuantizedLinear(nn.Module):
 def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> None:
     """Replace the linear layers of a bfloat16 model on a CPU by quantized ones, layer by layer.
 
-    The output layer, often tied to the embedding, stays as it is: 4 bits cost it more quality than
-    all other layers together, and 8 gain no time. So do layers of shapes that torch's kernels do not
-    take.
+    The output layer, often tied to the embedding, stays as it is: its errors are errors of the
+    logits. So do layers of shapes that torch's kernels do not take.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     for parent in list(model.modules()):
