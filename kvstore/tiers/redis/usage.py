@@ -35,7 +35,7 @@ _PROBE_SECONDS = 0.5
 _COUNT_SECONDS = 600.0
 # A sum that is in doubt is counted again once the last count is this old, then twice as old.
 _RECOUNT_SECONDS = 30.0
-_MAX_RECOUNT_SECONDS = 120.0
+_MAX_RECOUNT_SECONDS = 60.0
 # Share of the sum by which a count may differ from it: changes that are under way.
 _TOLERANCE = 1e-3
 _UNREGISTER_SECONDS = 3600
