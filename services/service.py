@@ -40,7 +40,7 @@ from services.catalog.base import Catalog
 from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyRecord, SessionPage
 from services.cluster.worker_client import Worker
 from services.context import ServiceContext
-from services.conversations import Conversations
+from services.conversations.matching import Conversations
 from services.creation import SessionCreator
 from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner

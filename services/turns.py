@@ -18,7 +18,6 @@ from kvrecall.domain.errors import (
     WorkerRefused,
 )
 from kvrecall.domain.events import EpisodesFailed, TurnFailed, TurnFinished, TurnRetried
-from kvrecall.domain.histories import extend
 from kvrecall.domain.messages import Message
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import TurnOutcome
@@ -41,6 +40,7 @@ from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
 from services.context import ServiceContext
+from services.conversations.histories import extend
 from services.episode_router import EpisodeRouter, Match
 from services.pages.prefix_sharing import FirstTurn, PrefixSharing
 from services.repair_runner import repair_details, signal_text

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.openai.errors import to_openai_error
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import TurnOutcome
-from services.conversations import Continuation
+from services.conversations.matching import Continuation
 from services.turn_stream import (
     TextDelta,
     ToolCallEmitted,

@@ -14,7 +14,7 @@ from gateway.settings import GatewaySettings
 from gateway.sse import ClientDisconnected, EventStream, read_outcome, run_while_connected
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import UnknownModel
-from services.conversations import Continuation, Conversation
+from services.conversations.matching import Continuation, Conversation
 from services.service import SessionService
 
 _STREAM = {

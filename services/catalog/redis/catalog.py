@@ -22,7 +22,6 @@ from kvrecall.domain.errors import CatalogError
 from services.catalog.redis.client import CatalogRedis, Client
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
-from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import Keys
@@ -36,7 +35,7 @@ from services.catalog.redis.session_reads import SessionReads
 from services.catalog.redis.sessions import RedisSessions
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
-from services.catalog.redis.turns import RedisTurns
+from services.catalog.redis.turns import RedisHistories, RedisTurns
 from services.catalog.versions import CatalogUpgrade
 
 

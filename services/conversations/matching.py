@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol
 
 from kvrecall.domain.errors import InvalidRequest, SessionBusy, UnknownSession
-from kvrecall.domain.histories import History, build_history, rename_calls
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
@@ -20,6 +19,7 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
+from services.conversations.histories import History, build_history, rename_calls
 from services.forks import ForkRequest
 from services.turn_stream import TurnStream
 

@@ -14,7 +14,7 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
-from services.conversations import Conversation
+from services.conversations.matching import Conversation
 from services.turn_stream import TurnEnded
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)

@@ -3,8 +3,8 @@
 import pytest
 
 from kvrecall.domain.errors import CallsOutstanding, DuplicateCall, ToolResultWithoutCall
-from kvrecall.domain.histories import History, build_history, extend, rename_calls
 from kvrecall.domain.messages import Message, ToolCall
+from services.conversations.histories import History, build_history, extend, rename_calls
 
 SCOPE = b"scope"
 CALLS = (ToolCall("c1", "look_up", '{"name": "Ada"}'), ToolCall("c2", "count", "{}"))

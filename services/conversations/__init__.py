@@ -1,0 +1,1 @@
+"""Sessions behind requests that repeat the whole conversation: histories, and how they are found."""
