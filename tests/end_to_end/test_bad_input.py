@@ -274,8 +274,11 @@ def sessions(server, say) -> dict[str, str]:
 
 
 def snapshot(client, sessions: dict[str, str]) -> list[Any]:
-    """Read all sessions and their memory, without `in_slot`, which any request may change."""
-    memory = [replace(client.memory(session), in_slot=False) for session in sessions.values()]
+    """Read all sessions and their memory, without what other sessions and any request change."""
+    memory = [
+        replace(client.memory(session), in_slot=False, tier_bytes={})
+        for session in sessions.values()
+    ]
     return [client.list_sessions(200), *memory]
 
 
