@@ -6,8 +6,8 @@ With `kept` the cache lives as long as the process and only new tokens are prefi
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ class Chat:
         self.keep = keep
         self.cache = DynamicCache(config=self.model.config)
         self.held: list[int] = []
+        # One thread for all turns: a new one would have torch start its threads again.
+        self.thread = ThreadPoolExecutor(max_workers=1)
 
     def answer(self, request: Request) -> Iterator[int]:
         """Tokens as they come; a thread generates, as transformers' own streamers have it."""
@@ -35,7 +37,7 @@ class Chat:
             self._cut(0)
         self._cut(common_prefix(self.held, request.prompt))
         tokens: SimpleQueue[int | None] = SimpleQueue()
-        Thread(target=self._generate, args=(request, _Streamer(tokens)), daemon=True).start()
+        self.thread.submit(self._generate, request, _Streamer(tokens))
         ends = self._end_token_ids()
         while (token := tokens.get()) is not None:
             if token not in ends:
