@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from reference import MODEL_PATH
+from services.catalog.sqlite.schema import SCHEMA_VERSION
 
 Json = dict[str, Any]
 
@@ -185,7 +186,7 @@ def test_an_upgraded_data_directory_is_clean_and_continues(
     old_release: Any, serve: Callable[[Path], httpx.Client], tmp_path: Path
 ) -> None:
     data = old_release.unpack_data(tmp_path)
-    assert "from version 5 to 9" in run_command("upgrade", "--data", data)
+    assert f"from version 5 to {SCHEMA_VERSION}" in run_command("upgrade", "--data", data)
     assert "clean" in run_command("fsck", "--data", data)
     sessions = old_release.expected["data"]["sessions"]
     continue_sessions(serve(data), {"episodes": sessions["episodes"]})

@@ -96,6 +96,8 @@ class RedisServer:
         self._failed_key = ""
         self._topology: _Topology | None = None
         self._timeout_seconds = timeout_seconds
+        self.repeated_calls = 0
+        """Calls that were sent again: the first time may have had its effect without a reply."""
 
     def __str__(self) -> str:
         return str(self._address)
@@ -152,6 +154,7 @@ class RedisServer:
                 is_transient = _is_transient(error)
                 may_retry = attempt + 1 < _ATTEMPTS and time.monotonic() < last_start
                 if may_retry and is_transient and not isinstance(error, _SILENCE):
+                    self.repeated_calls += 1
                     self._back_off(attempt)
                     continue
                 if is_transient:

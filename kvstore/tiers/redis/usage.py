@@ -3,10 +3,10 @@
 The sum of all workers is one key. Each worker adds its own changes to it every few seconds and
 takes over the result, so a reading costs nothing however many sessions there are. Expired sessions change
 the sum unseen, and a worker that is killed takes its unpublished changes with it: one worker counts
-all sessions again from time to time, and soon after a start, a failure or a full tier. A count adds
-the difference to the sum, so that it keeps what others publish meanwhile. What they changed before
-and publish after is then in the sum twice, but such a count differs from the sum: it is repeated,
-after ever longer times, until one agrees.
+all sessions again from time to time, and soon after a start, a failure, a call that was sent again
+or a full tier. A count adds the difference to the sum, so that it keeps what others publish meanwhile.
+What they changed before and publish after is then in the sum twice, but such a count differs from the
+sum: it is repeated by one of those who doubt the sum, after ever longer times, until one agrees.
 """
 
 import re
@@ -38,6 +38,7 @@ _RECOUNT_SECONDS = 30.0
 _MAX_RECOUNT_SECONDS = 60.0
 # Share of the sum by which a count may differ from it: changes that are under way.
 _TOLERANCE = 1e-3
+_AGREED = b"agreed"
 _UNREGISTER_SECONDS = 3600
 _SCAN_SESSIONS = 1000
 
@@ -74,8 +75,14 @@ class SharedUsage:
         # The monotonic time since which the sum may be wrong by more than what is unpublished.
         self._doubted_at: float | None = None
         self._recount_seconds = _RECOUNT_SECONDS
+        self._repeated_calls = 0
         self._closing = Event()
         self._thread = Thread(target=self._run, name="kvstore-redis-usage", daemon=True)
+
+    @property
+    def _lease(self) -> str:
+        """Key that the last count holds for a while; its value tells whether it agreed."""
+        return f"{self._keys.used}:counted"
 
     @property
     def used_bytes(self) -> int:
@@ -146,7 +153,8 @@ class SharedUsage:
             total += sum(int(used or 0) for used in sums)
             ended += [name for name, used in zip(names, sums, strict=True) if used is None]
         self._take_over(self._correct(published, total - before), changed)
-        self._judge(abs(total - before - changed) <= _TOLERANCE * total, started)
+        if self._judge(abs(total - before - changed) <= _TOLERANCE * total, started):
+            self._execute("SET", self._lease, _AGREED, "XX", "KEEPTTL", key=self._lease)
         sessions = self._keys.sessions
         for first in range(0, len(ended), _SCAN_SESSIONS):
             batch = ended[first : first + _SCAN_SESSIONS]
@@ -191,6 +199,9 @@ class SharedUsage:
                 if not self._server.probe():
                     continue
                 self._doubt()  # calls without a reply may have changed pages
+            if self._server.repeated_calls != self._repeated_calls:
+                self._repeated_calls = self._server.repeated_calls
+                self._doubt()  # so may the first of two
             if wanted or time.monotonic() - refreshed_at >= _PUBLISH_SECONDS:
                 with suppress(KvStoreError):
                     self.refresh()
@@ -201,21 +212,23 @@ class SharedUsage:
             self._doubted_at = time.monotonic()
             self._recount_seconds = _RECOUNT_SECONDS
 
-    def _judge(self, agreed: bool, counted_at: float) -> None:
-        """Keep or end the doubt after a count of one's own."""
+    def _judge(self, agreed: bool, counted_at: float) -> bool:
+        """Keep or end the doubt after a count of one's own; return `agreed`."""
         self._doubted_at = None if agreed else counted_at
         self._recount_seconds = min(2 * self._recount_seconds, _MAX_RECOUNT_SECONDS)
+        return agreed
 
     def _is_count_due(self) -> bool:
         """Return whether this worker counts now: one does in each interval, and after a doubt."""
-        lease = f"{self._keys.used}:counted"
-        take = ("SET", lease, 1, "PX", int(1000 * _COUNT_SECONDS))
+        lease = self._lease
+        take = ("SET", lease, "counting", "PX", int(1000 * _COUNT_SECONDS))
         if self._execute(*take, "NX", key=lease) is not None:
             return True
         if self._doubted_at is None:
             return False
+        outcome = self._execute("GET", lease, key=lease)
         age = _COUNT_SECONDS - int(self._execute("PTTL", lease, key=lease)) / 1000
-        if time.monotonic() - age > self._doubted_at:
+        if outcome == _AGREED and time.monotonic() - age > self._doubted_at:
             self._doubted_at = None  # another worker has counted since
             return False
         return age >= self._recount_seconds and self._execute(*take, key=lease) is not None

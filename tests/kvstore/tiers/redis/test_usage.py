@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import redis
 import torch
 
 from kvstore.errors import TierFailedError, TierFullError
@@ -144,6 +145,44 @@ def test_a_count_that_saw_unpublished_changes_of_others_is_repeated(
     monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
     monkeypatch.setattr(one._usage, "_recount_seconds", 0.3)
     until(lambda: one.used_bytes == other.used_bytes == len(page[1]), "the sum is right")
+
+
+def test_a_count_that_differed_ends_no_other_workers_doubt(
+    open_tier: OpenTier,
+    make_page: MakePage,
+    redis_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
+) -> None:
+    """As when the worker that counted is killed before it counts again."""
+    process = redis_process()
+    one, other, third = [open_tier(process.url) for _ in range(3)]
+    page = make_page(0)
+    other.put([page])
+    one._usage.refresh()
+    one._usage.count()  # differs from the sum
+    one.close()
+    other._usage.refresh()  # in the sum twice from now on
+    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
+    monkeypatch.setattr(third._usage, "_recount_seconds", 0.3)
+    until(lambda: third.used_bytes == len(page[1]), "the sum is right")
+
+
+def test_a_call_that_was_sent_again_makes_the_sum_doubtful(
+    open_tier: OpenTier, redis_process: Any, until: Until
+) -> None:
+    tier = open_tier(redis_process().url)
+    tier._usage._doubted_at = None
+    broken = iter([True])
+
+    def ping(client: Any) -> bool:
+        client.ping()
+        if next(broken, False):
+            raise redis.ConnectionError("the reply was lost")
+        return True
+
+    assert tier._server.run("key", ping)
+    until(lambda: tier._usage._doubted_at is not None, "the sum is in doubt")
 
 
 def test_of_many_workers_that_start_at_once_one_counts_the_sessions(
