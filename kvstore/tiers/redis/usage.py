@@ -38,7 +38,7 @@ _RECOUNT_SECONDS = 30.0
 _MAX_RECOUNT_SECONDS = 60.0
 # Share of the sum by which a count may differ from it: changes that are under way.
 _TOLERANCE = 1e-3
-_AGREED = b"agreed"
+_AGREED = "agreed"
 _UNREGISTER_SECONDS = 3600
 _SCAN_SESSIONS = 1000
 
@@ -228,7 +228,7 @@ class SharedUsage:
             return False
         outcome = self._execute("GET", lease, key=lease)
         age = _COUNT_SECONDS - int(self._execute("PTTL", lease, key=lease)) / 1000
-        if outcome == _AGREED and time.monotonic() - age > self._doubted_at:
+        if outcome == _AGREED.encode() and time.monotonic() - age > self._doubted_at:
             self._doubted_at = None  # another worker has counted since
             return False
         return age >= self._recount_seconds and self._execute(*take, key=lease) is not None
