@@ -119,6 +119,13 @@ def _repairs(session: Session, request: TurnRequest) -> bool:
 
 def check_messages(messages: Sequence[Message], settings: ServiceLimits) -> None:
     """Check messages independently of any session. Raises TurnTooLong, InvalidRequest."""
+    check_size(messages, settings)
+    for index, message in enumerate(messages):
+        check_message(message, f"messages[{index}]")
+
+
+def check_size(messages: Sequence[Message], settings: ServiceLimits) -> None:
+    """Check that one turn may bring so many messages of this size. Raises TurnTooLong."""
     if len(messages) > settings.max_turn_messages:
         limit = settings.max_turn_messages
         raise TurnTooLong(
@@ -128,11 +135,10 @@ def check_messages(messages: Sequence[Message], settings: ServiceLimits) -> None
     if size > settings.max_turn_bytes:
         limit = settings.max_turn_bytes
         raise TurnTooLong("messages", f"{size} bytes in one turn; the limit is {limit}", limit)
-    for index, message in enumerate(messages):
-        _check_message(message, f"messages[{index}]")
 
 
-def _check_message(message: Message, field: str) -> None:
+def check_message(message: Message, field: str) -> None:
+    """Check one message by itself; `field` is its place in the request. Raises InvalidRequest."""
     if message.role not in ROLES:
         raise InvalidRequest(
             f"{field}.role", f"role {message.role!r} is none of {', '.join(ROLES)}"

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol
 
 from kvrecall.domain.errors import InvalidRequest, SessionBusy, UnknownSession
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.domain.turn_request import TurnRequest, check_message, check_size
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
@@ -35,6 +36,11 @@ class SessionApi(Protocol):
     @property
     def info(self) -> WorkerInfo:
         """Model, shape and limits of the worker."""
+        ...
+
+    @property
+    def limits(self) -> ServiceLimits:
+        """Limits and defaults that the operator chose."""
         ...
 
     async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
@@ -96,10 +102,13 @@ class Conversations:
         """Start the turn and return when it was accepted.
 
         Raises ToolResultWithoutCall, CallsOutstanding and DuplicateCall for a history that no
-        session can have, and what the creation of a session, a fork and a turn raise.
+        session can have, and what the creation of a session, a fork and a turn raise. What can be
+        refused by the messages alone is refused before any session is forked or created.
         """
         if not conversation.messages:
             raise InvalidRequest("messages", "a conversation has at least one message")
+        for index, message in enumerate(conversation.messages):
+            check_message(message, f"messages[{index}]")
         history = build_history(self._scope(conversation.settings), conversation.messages)
         async for number, entry in self._find(history):
             try:
@@ -127,6 +136,7 @@ class Conversations:
         session: Session,
     ) -> Continuation:
         """Go on with the session behind message `number`, or with a fork of it."""
+        check_size(history.messages[number:], self._api.limits)
         request = replace(
             conversation.turn,
             messages=history.messages[number:],
@@ -149,11 +159,14 @@ class Conversations:
 
     async def _build(self, conversation: Conversation, history: History) -> Continuation:
         """Append the history to a new session, one turn up to each answer in it."""
+        turns = list(_get_turns(history.messages))
+        for start, end in turns:
+            check_size(history.messages[start:end], self._api.limits)
         session = await self._api.create(
             replace(conversation.settings, matched=True), _derive(conversation.key, "create", "")
         )
         key = conversation.key
-        *before, (first, _) = _get_turns(history.messages)
+        *before, (first, _) = turns
         for turn, (start, end) in enumerate(before):
             request = TurnRequest(
                 history.messages[start:end],

@@ -166,6 +166,40 @@ async def test_what_cannot_be_honoured_is_refused_by_name_and_changes_nothing(
     assert await api.catalog.sessions.get_ids() == []
 
 
+SAID = [*HELLO, {"role": "assistant", "content": "hi"}]
+BAD_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "no JSON"}}
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "param"),
+    [
+        (
+            {"role": "assistant", "tool_calls": [BAD_CALL]},
+            400,
+            "messages[2].tool_calls[0].arguments",
+        ),
+        ({"role": "user", "content": "x", "tool_call_id": "c1"}, 400, "messages[2].tool_call_id"),
+        ({"role": "user", "content": "long " * 1000}, 413, "messages"),
+    ],
+    ids=["arguments", "id of a call", "too long"],
+)
+async def test_a_bad_message_is_refused_by_its_place_before_a_session_is_begun_or_forked(
+    api, last: Json, status: int, param: str
+) -> None:
+    results = (
+        [{"role": "tool", "tool_call_id": "c1", "content": "1"}] if "tool_calls" in last else []
+    )
+    for known in (False, True):
+        if known:
+            api.worker.script = ["hi", "more"]
+            assert (await ask(api, HELLO)).status_code == 200
+            assert (await ask(api, [*SAID, *HELLO])).status_code == 200
+        before = await api.catalog.sessions.get_ids()
+        response = await ask(api, [*SAID, last, *results])
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+        assert await api.catalog.sessions.get_ids() == before
+
+
 async def test_calls_without_results_are_refused_in_the_words_that_clients_know(api) -> None:
     call = {"id": "c9", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -229,6 +263,7 @@ async def test_a_client_that_leaves_cancels_its_turn(served) -> None:
         if not served.service.admission.running:
             break
         await asyncio.sleep(0.01)
+    assert not served.service.admission.running
     (session,) = await served.catalog.sessions.get_ids()
     assert (await served.service.get(session))[0].turns == 0
 
