@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from kvrecall.domain.codes import ErrorCode
 
 # The routes of this API; the session API's errors are problem details.
-PATHS = ("/v1/chat/completions", "/v1/models")
+_PATHS = ("/v1/chat/completions/", "/v1/models/")
 
 # OpenAI's clients repeat 408, 409, 429 and 5xx by themselves: what a retry cannot help is a 400.
 _STATUSES: Mapping[str, int] = {
@@ -39,6 +39,10 @@ _CODES: Mapping[str, str] = {
     ErrorCode.BODY_TOO_LARGE: "request_too_large",
     ErrorCode.QUOTA_EXCEEDED: "insufficient_quota",
 }
+# Errors of the messages as a whole, where the problem names no field.
+_OF_MESSAGES = frozenset(
+    {ErrorCode.CALLS_OUTSTANDING, ErrorCode.RESULT_CONFLICT, ErrorCode.TURN_TOO_LONG}
+)
 _UNANSWERED = (
     "An assistant message with 'tool_calls' must be followed by tool messages that respond to each "
     "'tool_call_id'. Without a response: {calls}"
@@ -70,7 +74,7 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def is_openai_path(path: str) -> bool:
     """Return whether a path belongs to OpenAI's API."""
-    return path.startswith(PATHS)
+    return f"{path}/".startswith(_PATHS)
 
 
 def get_status(problem: Mapping[str, Any]) -> int:
@@ -105,8 +109,3 @@ def _get_type(code: str, status: int) -> str:
     if status == 409:
         return "conflict_error"
     return "server_error" if status >= 500 else "invalid_request_error"
-
-
-_OF_MESSAGES = frozenset(
-    {ErrorCode.CALLS_OUTSTANDING, ErrorCode.RESULT_CONFLICT, ErrorCode.TURN_TOO_LONG}
-)

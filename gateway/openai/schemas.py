@@ -164,7 +164,7 @@ class ChatCompletionBody(_Wire):
         sampling = Sampling(
             max_tokens=min(wanted, limits.max_output_tokens),
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=0.0 if self.top_p in (None, 1) else self.top_p or 0.0,
+            top_p=0.0 if self.top_p is None or self.top_p == 1 else self.top_p,
             top_k=self.top_k or 0,
             stop=tuple(each for each in stop if each),
         )
