@@ -1,9 +1,11 @@
 """The token ids of a session, for peers that take them: rendered as in a session of kvrecall."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.peers.agent.conversation import Message
+from benchmarks.peers.subjects.base import Reply
 from workers.model.tokenizer import ChatTokenizer, keep_recent
 
 
@@ -29,6 +31,17 @@ class History:
             for segment in self.tokenizer.prompt(self._recent, [message], [], asked):
                 self.token_ids += segment.token_ids
             self._recent = keep_recent([*self._recent, message])
+
+    def receive_reply(self, tokens: Iterable[int], started: float) -> Reply:
+        """Append a reply whose tokens come one after the other; `started` is when it was asked for."""
+        token_ids = list[int]()
+        moments = list[float]()
+        for token in tokens:
+            token_ids.append(token)
+            moments.append(time.perf_counter() - started)
+        first = moments[0] if moments else time.perf_counter() - started
+        decode = moments[-1] - first if moments else 0.0
+        return Reply(self.append_reply(token_ids), len(token_ids), first, decode)
 
     def append_reply(self, token_ids: Sequence[int]) -> str:
         """Append a generated reply and its end; returns its text."""

@@ -3,7 +3,8 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -67,7 +68,8 @@ class LlamaServer:
     def call(self, messages: Sequence[Message]) -> None:
         """Append messages and prefill them."""
         self._history.append(messages, generate=False)
-        self._complete(0, _discard_token)
+        for _ in self._complete(0):
+            pass  # a token that was not asked for
         self._save()
 
     def pause(self, turn: Turn, call_id: str) -> bool:
@@ -78,21 +80,11 @@ class LlamaServer:
         """Append messages, generate a reply; the time is that from the request on."""
         self._history.append(messages, generate=True)
         started = time.perf_counter()
-        tokens = list[int]()
-        moments = list[float]()
-
-        def take(token: int) -> None:
-            tokens.append(token)
-            moments.append(time.perf_counter() - started)
-
         if self._restore:
             self._slot("restore")
             self._restore = False
-        self._complete(max_tokens, take)
-        first = moments[0] if moments else time.perf_counter() - started
-        text = self._history.append_reply(tokens)
-        decode = moments[-1] - first if moments else 0.0
-        return Reply(text, len(tokens), first, decode, self._save())
+        reply = self._history.receive_reply(self._complete(max_tokens), started)
+        return replace(reply, after=self._save())
 
     def kill(self) -> None:
         """Kill the server."""
@@ -102,8 +94,8 @@ class LlamaServer:
                 process.kill()
             self._process = None
 
-    def _complete(self, max_tokens: int, take: Callable[[int], None]) -> None:
-        """Send the session; `take` gets each token of the reply as it comes."""
+    def _complete(self, max_tokens: int) -> Iterator[int]:
+        """Send the session; yields each token of the reply as it comes."""
         request = {
             "prompt": self._history.token_ids,
             "n_predict": max_tokens,
@@ -118,8 +110,8 @@ class LlamaServer:
                 response.raise_for_status()
                 for line in response.iter_lines():
                     for token in read_tokens(line):
-                        if max_tokens and token not in self._ends:
-                            take(token)
+                        if token not in self._ends:
+                            yield token
         except httpx.HTTPError as error:
             raise PeerFailed(f"the server did not answer: {error}") from error
 
@@ -147,7 +139,3 @@ def read_tokens(line: str) -> list[int]:
     if "error" in event:
         raise PeerFailed(f"the server refused a request: {event['error']}")
     return [] if event.get("stop") else [int(token) for token in event.get("tokens", [])]
-
-
-def _discard_token(token: int) -> None:
-    """Ignore a token of a request that only appends."""

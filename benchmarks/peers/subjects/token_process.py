@@ -62,14 +62,7 @@ class TokenProcess:
         """Append messages, generate a reply; the time is that from the request on."""
         self._history.append(messages, generate=True)
         started = time.perf_counter()
-        tokens = list[int]()
-        moments = list[float]()
-        for token in self._request(max_tokens):
-            tokens.append(token)
-            moments.append(time.perf_counter() - started)
-        first = moments[0] if moments else time.perf_counter() - started
-        text = self._history.append_reply(tokens)
-        return Reply(text, len(tokens), first, moments[-1] - first if moments else 0.0)
+        return self._history.receive_reply(self._request(max_tokens), started)
 
     def kill(self) -> None:
         """Kill the program."""
