@@ -24,6 +24,7 @@ from typing import Any
 
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.local_service import build_service
+from kvrecall.app.models import REFERENCE_NAME
 from kvrecall.app.settings import Settings
 from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
@@ -122,9 +123,9 @@ def main() -> None:
     rows = measure(Plan(**given))
     for row in rows:
         print(describe(row), flush=True)
-    build_results(
-        "forks", given["seed"], f"kvrecall reference model, {POSITIONS} positions", rows
-    ).write(out)
+    build_results("forks", given["seed"], f"{REFERENCE_NAME}, {POSITIONS} positions", rows).write(
+        out
+    )
 
 
 def measure(plan: Plan) -> list[Row]:

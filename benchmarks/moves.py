@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.faults.rig.processes import ServerProcess, free_port
 from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.forks import split_turns
+from kvrecall.app.models import REFERENCE_NAME
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
 from kvrecall.reporting.results import Row, build_results, speed_row
 from reference.conversation import Conversation, generate
@@ -56,7 +57,7 @@ def main() -> None:
             f"{row['condition']:<44} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, "
             f"n = {row['n']}{ratio}"
         )
-    build_results("moves", given.seed, "kvrecall reference model", rows).write(given.out)
+    build_results("moves", given.seed, REFERENCE_NAME, rows).write(given.out)
 
 
 @contextmanager

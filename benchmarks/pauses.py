@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from kvrecall.app.local_server import ServerNeeds, server_at
+from kvrecall.app.models import REFERENCE_NAME
 from kvrecall.client import KvrecallClient, Repair, Turn
 from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
 from reference import MODEL_PATH
@@ -92,7 +93,7 @@ def main() -> None:
     rows = build_rows(sides, plan)
     for row in rows:
         print(describe(row), flush=True)
-    build_results("pauses", plan.seed, "kvrecall reference model", rows).write(out)
+    build_results("pauses", plan.seed, REFERENCE_NAME, rows).write(out)
 
 
 def run_conversation(client: KvrecallClient, plan: Plan) -> tuple[Side, Side]:

