@@ -245,14 +245,14 @@ class SharedUsage:
 
     def _correct(self, published: bytes | None, difference: int) -> int:
         """Add to the sum the difference between a count and what was published before it."""
-        key, expiry = self._keys.used, ("PX", self._ttl_milliseconds)
-        if published is None and self._execute("SET", key, difference, *expiry, "NX") is not None:
+        key, lifetime = self._keys.used, self._ttl_milliseconds
+        if published is not None:
+            total = int(self._execute("INCRBY", key, difference))
+            self._execute("PEXPIRE", key, lifetime)
+            return total
+        if self._execute("SET", key, difference, "PX", lifetime, "NX") is not None:
             return difference
-        if published is None:  # another worker has counted at the same time
-            return int(self._execute("GET", key) or 0)
-        total = int(self._execute("INCRBY", key, difference))
-        self._execute("PEXPIRE", key, self._ttl_milliseconds)
-        return total
+        return int(self._execute("GET", key) or 0)  # another worker has counted at the same time
 
     def _take_over(self, total: int, changed: int) -> None:
         """Continue from the published sum, which has `changed` bytes of this worker's changes."""
