@@ -323,9 +323,8 @@ class StubWorker:
     def _change(self, state: pb.SessionState, why: str, words: list[str]) -> None:
         state.length += len(words)
         self.words |= {token_of_word(word): word for word in words}
-        state.selection = hashlib.sha256(
-            state.selection + f"{why} {' '.join(words)}".encode()
-        ).digest()
+        said = f"{why} {' '.join(words)}".encode()
+        state.selection = hashlib.sha256(state.selection + said).digest()
 
     def _switch(self, state: pb.SessionState, request: pb.TurnRequest) -> pb.SwitchReport | None:
         if not request.HasField("episode"):

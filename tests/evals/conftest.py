@@ -116,21 +116,50 @@ def without_seconds() -> Callable[[Any], Any]:
     return strip
 
 
+_GARDEN = [
+    "I planted tomatoes in the garden.",
+    "Which tomatoes are they?",
+    "Cherry tomatoes, beside the roses.",
+    "The roses need water, too.",
+]
+_MUSIC = [
+    "I play the piano in a concert.",
+    "Which concert is it?",
+    "A concert in the church, with a choir.",
+    "I would love to hear the choir.",
+]
+_QUESTIONS = [
+    {
+        "question": "Which tomatoes did Ada plant?",
+        "answer": "Cherry tomatoes",
+        "evidence": ["D1:3"],
+        "category": 4,
+    },
+    {
+        "question": "Where is the concert?",
+        "answer": "church",
+        "evidence": ["D2:1; D2:3"],
+        "category": 1,
+    },
+    {
+        "question": "Does Bo like music?",
+        "answer": "Yes; he wants to hear it",
+        "evidence": ["D9:9"],
+        "category": 3,
+    },
+    {
+        "question": "When was the concert?",
+        "answer": "2 May",
+        "evidence": ["D2:1"],
+        "category": 2,
+    },
+    {"question": "Who sold the roses?", "evidence": ["D1:4"], "category": 5},
+]
+
+
 @pytest.fixture
 def locomo_file(tmp_path: Path) -> Path:
     """A file in LoCoMo's form: two sessions, each on a topic of its own, and five questions."""
-    garden = [
-        "I planted tomatoes in the garden.",
-        "Which tomatoes are they?",
-        "Cherry tomatoes, beside the roses.",
-        "The roses need water, too.",
-    ]
-    music = [
-        "I play the piano in a concert.",
-        "Which concert is it?",
-        "A concert in the church, with a choir.",
-        "I would love to hear the choir.",
-    ]
     sessions = {
         f"session_{number}": [
             {
@@ -140,35 +169,8 @@ def locomo_file(tmp_path: Path) -> Path:
             }
             for index, text in enumerate(texts)
         ]
-        for number, texts in ((1, garden), (2, music))
+        for number, texts in ((1, _GARDEN), (2, _MUSIC))
     }
-    questions = [
-        {
-            "question": "Which tomatoes did Ada plant?",
-            "answer": "Cherry tomatoes",
-            "evidence": ["D1:3"],
-            "category": 4,
-        },
-        {
-            "question": "Where is the concert?",
-            "answer": "church",
-            "evidence": ["D2:1; D2:3"],
-            "category": 1,
-        },
-        {
-            "question": "Does Bo like music?",
-            "answer": "Yes; he wants to hear it",
-            "evidence": ["D9:9"],
-            "category": 3,
-        },
-        {
-            "question": "When was the concert?",
-            "answer": "2 May",
-            "evidence": ["D2:1"],
-            "category": 2,
-        },
-        {"question": "Who sold the roses?", "evidence": ["D1:4"], "category": 5},
-    ]
     conversation = {
         "speaker_a": "Ada",
         "speaker_b": "Bo",
@@ -178,6 +180,6 @@ def locomo_file(tmp_path: Path) -> Path:
     }
     path = tmp_path / "chat.json"
     path.write_text(
-        json.dumps({"conversation": conversation, "qa": questions, "sample_id": "chat"})
+        json.dumps({"conversation": conversation, "qa": _QUESTIONS, "sample_id": "chat"})
     )
     return path
