@@ -5,7 +5,7 @@ The tenant's name comes from a trusted proxy in front of the service.
 
 from collections.abc import Mapping
 
-from kvrecall.domain.errors import LimitExceeded, QuotaExceeded, UnknownSession
+from kvrecall.domain.errors import LimitExceeded, QuotaExceeded
 from kvrecall.domain.events import EventBus, QuotaReached
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
@@ -21,20 +21,7 @@ class Quotas:
 
     async def check_owner(self, session: str, tenant: str) -> None:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
-        if (await self._catalog.sessions.get(session)).settings.tenant != tenant:
-            raise UnknownSession(session)
-
-    async def check_visible(self, session: str, tenant: str) -> None:
-        """Raise UnknownSession for another tenant's session.
-
-        A session that does not exist passes.
-        """
-        try:
-            found = await self._catalog.sessions.get(session)
-        except UnknownSession:
-            return
-        if found.settings.tenant != tenant:
-            raise UnknownSession(session)
+        await self._catalog.sessions.get(session, tenant)
 
     async def check_new_session(self, tenant: str, tokens: int = 1) -> None:
         """Raise QuotaExceeded unless the tenant may have one more session, of so many tokens."""

@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 from kvrecall.domain.errors import (
     InvalidRequest,
     ShuttingDown,
-    UnknownSession,
     WorkerLost,
     WorkerUnavailable,
 )
@@ -156,9 +155,7 @@ class SessionService:
 
         With a `tenant`, another tenant's session is unknown.
         """
-        found = await self._catalog.sessions.get(session)
-        if tenant is not None and found.settings.tenant != tenant:
-            raise UnknownSession(session)
+        found = await self._catalog.sessions.get(session, tenant)
         return found, self._current_state(found)
 
     def _current_state(self, session: Session) -> SessionState:
@@ -166,11 +163,8 @@ class SessionService:
         return session.committed_state if live is None or live.idle else live.state
 
     async def check_tenant(self, session: str, tenant: str) -> None:
-        """Raise UnknownSession for another tenant's session.
-
-        A session that does not exist passes: a repeated call may have an idempotency record.
-        """
-        await self._quotas.check_visible(session, tenant)
+        """Raise UnknownSession for another tenant's session, as for one that does not exist."""
+        await self._catalog.sessions.get(session, tenant)
 
     async def page(
         self, limit: int, cursor: str | None, tenant: str = ""
@@ -187,15 +181,18 @@ class SessionService:
         await self._catalog.sessions.get(session)
         return await self._catalog.turns.get_after(session, after, limit)
 
-    async def delete(self, session: str, key: IdempotencyKey | None = None) -> None:
+    async def delete(
+        self, session: str, key: IdempotencyKey | None = None, tenant: str | None = None
+    ) -> None:
         """Delete a session and its rows.
 
-        Raises UnknownSession, and SessionBusy while a turn runs.
+        With a `tenant`, another tenant's session is unknown. Raises UnknownSession, and SessionBusy
+        while a turn runs.
         """
         self._check_accepting()
         if key is not None and await self._catalog.idempotency.get(key) is not None:
             return
-        live = self._sessions.activate(await self._catalog.sessions.get(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session, tenant))
         async with self._sessions.claim_turn(live, wait=False):
             await run_to_completion(self._delete(live, key))
 
@@ -208,14 +205,15 @@ class SessionService:
         self._events.publish(SessionDeleted(live.id))
         await self._collector.delete(orphans)
 
-    async def move(self, session: str, worker: str | None) -> Session:
+    async def move(self, session: str, worker: str | None, tenant: str | None = None) -> Session:
         """Move the session to the named worker, or to the best of the others; return the session.
 
-        The committed state is opened there and nothing is computed. Raises UnknownSession,
-        SessionBusy, InvalidRequest for an unknown worker, WorkerUnavailable.
+        The committed state is opened there and nothing is computed. With a `tenant`, another
+        tenant's session is unknown. Raises UnknownSession, SessionBusy, InvalidRequest for an
+        unknown worker, WorkerUnavailable.
         """
         self._check_accepting()
-        live = self._sessions.activate(await self._catalog.sessions.get(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session, tenant))
         try:
             async with self._sessions.claim_turn(live, wait=False):
                 await self._background.yield_to_turn(live, wait=False)
@@ -257,14 +255,18 @@ class SessionService:
         return await self._worker.workers()
 
     async def fork(
-        self, session: str, request: ForkRequest, key: IdempotencyKey | None = None
+        self,
+        session: str,
+        request: ForkRequest,
+        key: IdempotencyKey | None = None,
+        tenant: str | None = None,
     ) -> Session:
         """Create a session that begins at the end of another's turn.
 
-        Raises as `ForkRunner.fork`.
+        With a `tenant`, another tenant's session is unknown. Raises as `ForkRunner.fork`.
         """
         self._check_accepting()
-        return await self._forks.fork(session, request, key, self.info.page_tokens)
+        return await self._forks.fork(session, request, key, self.info.page_tokens, tenant)
 
     def turn(
         self,
@@ -288,15 +290,20 @@ class SessionService:
         return stream
 
     async def event(
-        self, session: str, event: ToolEvent, key: IdempotencyKey | None = None
+        self,
+        session: str,
+        event: ToolEvent,
+        key: IdempotencyKey | None = None,
+        tenant: str | None = None,
     ) -> EventReceipt:
         """Record a tool event and start the repair that it calls for.
 
-        An event of a call whose turn is being committed waits for the commit. Raises
-        UnknownSession, UnknownCall, ResultConflict, LimitExceeded, InvalidRequest, SessionBusy.
+        An event of a call whose turn is being committed waits for the commit. With a `tenant`,
+        another tenant's session is unknown. Raises UnknownSession, UnknownCall, ResultConflict,
+        LimitExceeded, InvalidRequest, SessionBusy.
         """
         self._check_accepting()
-        live = self._sessions.activate(await self._catalog.sessions.get(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session, tenant))
         async with self._sessions.claim(live):
             if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
                 return RECEIPT.validate_json(record)
@@ -325,20 +332,27 @@ class SessionService:
             self._background.start_repairs(live)
         return acknowledged
 
-    async def episodes(self, session: str) -> tuple[Session, EpisodeSet]:
+    async def episodes(
+        self, session: str, tenant: str | None = None
+    ) -> tuple[Session, EpisodeSet]:
         """Return the session and its committed episodes. Raises UnknownSession."""
-        return await self._catalog.sessions.get(session), await self._catalog.episodes.get(session)
+        found = await self._catalog.sessions.get(session, tenant)
+        return found, await self._catalog.episodes.get(session)
 
-    async def repairs(self, session: str, limit: int) -> list[RepairHistoryEntry]:
+    async def repairs(
+        self, session: str, limit: int, tenant: str | None = None
+    ) -> list[RepairHistoryEntry]:
         """List the session's last repairs, newest first, with the text they promoted.
 
         Raises UnknownSession.
         """
+        if tenant is not None:
+            await self.check_tenant(session, tenant)
         return await load_repair_history(self._catalog, self._worker, session, limit)
 
-    async def memory(self, session: str) -> MemoryReport:
+    async def memory(self, session: str, tenant: str | None = None) -> MemoryReport:
         """Report what the session holds. Raises UnknownSession."""
-        return await self._sessions.memory(await self._catalog.sessions.get(session))
+        return await self._sessions.memory(await self._catalog.sessions.get(session, tenant))
 
     async def stats(self) -> dict[str, pb.WorkerStats]:
         """Return the counters of each worker that can be reached.
