@@ -16,6 +16,8 @@ def server_options(settings: GatewaySettings) -> dict[str, Any]:
     """Build the options of `uvicorn.Config` that limit what clients may occupy."""
     return {
         "http": build_protocol(settings),
+        # A peer is the address of its connection: proxies are trusted by that, not by headers.
+        "proxy_headers": False,
         "timeout_keep_alive": settings.keepalive_seconds,
         "h11_max_incomplete_event_size": settings.max_header_bytes,
     }

@@ -4,27 +4,26 @@
 a client's pass where keys are needed.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import Header, Request, Response
 from fastapi.routing import APIRoute
 
+from services.access.principals import MAX_TENANT_LENGTH, TENANT_NAME
 from services.service import SessionService
 
 TENANT_HEADER = "X-Kvrecall-Tenant"
-_NAME = r"[A-Za-z0-9._-]+"
-_MAX_LENGTH = 64
 Tenant = Annotated[
     str,
     Header(
         alias=TENANT_HEADER,
         min_length=1,
-        max_length=_MAX_LENGTH,
-        pattern=f"^{_NAME}$",
-        description="Tenant that owns the sessions; a tenant sees only its own. "
-        "Omitted: the default tenant.",
+        max_length=MAX_TENANT_LENGTH,
+        pattern=f"^{TENANT_NAME}$",
+        description="Tenant that owns the sessions; a tenant sees only its own. Believed from trusted "
+        "proxies, and on loopback where there is no key; else the key's tenant counts. Omitted: the "
+        "default tenant.",
     ),
 ]
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -57,8 +56,3 @@ async def _check(check: Callable[[str, str], Awaitable[None]], request: Request)
     session = request.path_params.get("session")
     if session is not None and "Idempotency-Key" not in request.headers:
         await check(session, request.headers.get(TENANT_HEADER, ""))
-
-
-def is_tenant_name(name: str) -> bool:
-    """Return whether a tenant may have this name."""
-    return len(name) <= _MAX_LENGTH and re.fullmatch(_NAME, name) is not None

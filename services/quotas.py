@@ -1,9 +1,7 @@
-"""Isolation of tenants, and their token quotas.
-
-The tenant's name comes from a trusted proxy in front of the service.
-"""
+"""Isolation of tenants, and their quotas: sessions, tokens, bytes of rows."""
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from kvrecall.domain.errors import LimitExceeded, QuotaExceeded
 from kvrecall.domain.events import EventBus, QuotaReached
@@ -18,6 +16,11 @@ class Quotas:
         self._catalog = catalog
         self._events = events
         self._limits = limits
+        self._token_bytes = 0
+
+    def learn(self, token_bytes: int) -> None:
+        """Learn the bytes that the rows of one token take in the workers, uncompressed."""
+        self._token_bytes = token_bytes
 
     async def check_owner(self, session: str, tenant: str) -> None:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
@@ -42,12 +45,20 @@ class Quotas:
             raise LimitExceeded("metadata", message, limit)
 
     async def check_quota(self, tenant: str, more: int = 1) -> None:
-        """Raise QuotaExceeded unless the tenant may hold `more` tokens."""
-        limit = self._limits.tenant_tokens
-        if limit is None:
+        """Raise QuotaExceeded unless the tenant may hold `more` tokens, with the bytes of their rows.
+
+        Rows that sessions share count for each of them.
+        """
+        tokens, size = self._limits.tenant_tokens, self._limits.tenant_bytes
+        if tokens is None and size is None:
             return
         held = await self._catalog.sessions.get_tenant_tokens(tenant)
-        if held + more > limit:
-            self._events.publish(QuotaReached(tenant))
-            message = f"the tenant's sessions hold {held} tokens; the limit is {limit}: delete some sessions"
-            raise QuotaExceeded(message, limit)
+        if tokens is not None and held + more > tokens:
+            self._refuse(tenant, held, "tokens", tokens)
+        if size is not None and (held + more) * self._token_bytes > size:
+            self._refuse(tenant, held * self._token_bytes, "bytes", size)
+
+    def _refuse(self, tenant: str, held: int, what: str, limit: int) -> NoReturn:
+        self._events.publish(QuotaReached(tenant))
+        message = f"the tenant's sessions hold {held} {what}; the limit is {limit}: delete some"
+        raise QuotaExceeded(message, limit)

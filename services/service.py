@@ -32,6 +32,7 @@ from kvrecall.protocol.convert import (
     worker_info_from_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.access.control import AccessControl
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
@@ -58,16 +59,25 @@ RECEIPT = TypeAdapter(EventReceipt)
 class SessionService:
     """The service behind one object. Call `start` first and `stop` last.
 
-    It owns the worker and the catalog that it is given: `stop` closes both.
+    It owns the worker and the catalog that it is given: `stop` closes both. Without `access` every
+    caller is believed while the catalog has no key.
     """
 
-    def __init__(self, worker: Worker, catalog: Catalog, limits: ServiceLimits) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        catalog: Catalog,
+        limits: ServiceLimits,
+        access: AccessControl | None = None,
+    ) -> None:
         self._context = ServiceContext.create(catalog, worker, limits)
         self._catalog = catalog
         self._worker = worker
         self._sessions = self._context.sessions
         self._quotas = self._context.quotas
         self._events = self._context.events
+        self.access = access or AccessControl(catalog.api_keys)
+        self._events.add(self.access.observe)
         self._background = BackgroundTasks(self._context)
         self._turns = TurnRunner(self._context, self._background, EpisodeRouter(self._context))
         self._creator = SessionCreator(self._context)
@@ -108,7 +118,7 @@ class SessionService:
 
     async def start(self) -> None:
         """Learn the worker's limits, start the background work, then accept requests."""
-        self._info = worker_info_from_wire(await self._worker.describe())
+        await self._learn()
         self._timeouts.start()
         self._collector.start()
         self._reconciler.start()
@@ -116,8 +126,12 @@ class SessionService:
 
     async def worker_joined(self, worker: str) -> None:
         """Learn a new worker's limits, and begin to delete its sessions that no longer exist."""
-        self._info = worker_info_from_wire(await self._worker.describe())
+        await self._learn()
         self._reconciler.join(worker)
+
+    async def _learn(self) -> None:
+        self._info = worker_info_from_wire(await self._worker.describe())
+        self._quotas.learn(self._info.token_bytes)
 
     def announce_stop(self) -> float:
         """Be no longer ready, though requests are accepted until `stop`.
@@ -142,6 +156,7 @@ class SessionService:
         await self._collector.stop()
         await self._reconciler.stop()
         await self._background.stop()
+        await self.access.stop()
         await self._worker.close()
         await self._catalog.close()
 
@@ -332,9 +347,7 @@ class SessionService:
             self._background.start_repairs(live)
         return acknowledged
 
-    async def episodes(
-        self, session: str, tenant: str | None = None
-    ) -> tuple[Session, EpisodeSet]:
+    async def episodes(self, session: str, tenant: str | None = None) -> tuple[Session, EpisodeSet]:
         """Return the session and its committed episodes. Raises UnknownSession."""
         found = await self._catalog.sessions.get(session, tenant)
         return found, await self._catalog.episodes.get(session)

@@ -15,16 +15,17 @@ from gateway.tenants import create_tenant_route
 from services.service import SessionService
 
 _PREFIX = "/v1"
-_STATUSES = (400, 408, 413, 422, 500, 503)
-_OPENAI_STATUSES = (400, 404, 408, 409, 413, 429, 500, 503)
+_STATUSES = (400, 401, 403, 408, 413, 422, 429, 500, 503)
+_OPENAI_STATUSES = (400, 401, 403, 404, 408, 409, 413, 429, 500, 503)
 
 
 def create_routes(service: SessionService, settings: GatewaySettings) -> list[BaseRoute]:
     """Build all routes under /v1, the most frequent ones first.
 
     Each passes its tenant on to the service, which knows no other's sessions. Turns and reads of a
-    session do no more, as a look at the session before the body would be one read more. A flat list: a router that includes others
-    matches a request against all of its routes once more for each level.
+    session do no more, as a look at the session before the body would be one read more. A flat
+    list: a router that includes others matches a request against all of its routes once more for
+    each level.
     """
     own = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
     add_turn_routes(own, service, settings)
