@@ -148,16 +148,22 @@ async def on_validation_error(request: Request, error: RequestValidationError) -
 
 
 def _to_violation(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a pydantic error: the field as a path (`messages[0].role`), message and limits."""
+    """Convert a pydantic error: the field as a path (`messages[0].role`), message and limits.
+
+    The message never quotes the value: pydantic's does for a tag that selects among schemas.
+    """
     field = ""
+    message = item["msg"]
+    if item["type"] == "union_tag_invalid":
+        message = f"{item['ctx']['discriminator']} should be {item['ctx']['expected_tags']}"
     for part in item["loc"][1:]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}"
     limits = {
         name: value
         for name, value in item.get("ctx", {}).items()
-        if isinstance(value, int | float | str)
+        if isinstance(value, int | float | str) and name != "tag"
     }
-    return {"field": field.lstrip("."), "message": item["msg"], "limits": limits}
+    return {"field": field.lstrip("."), "message": message, "limits": limits}
 
 
 async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:

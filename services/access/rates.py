@@ -143,12 +143,12 @@ def build_token_window(limit: int, before: int, current: int, second: float) -> 
     """
     left = _MINUTE - second
     used = current + before * left / _MINUTE
-    if used < limit:
+    most = limit - 1  # with which there is one token left
+    if used <= most:
         return Window(limit, int(limit - used), left + _MINUTE if current else left)
-    over = used - limit
-    if before and over * _MINUTE / before < left:
-        return Window(limit, 0, over * _MINUTE / before)
-    return Window(limit, 0, left + _MINUTE * max(0.0, 1 - limit / current))
+    if before and (used - most) * _MINUTE / before < left:
+        return Window(limit, 0, (used - most) * _MINUTE / before)
+    return Window(limit, 0, left + _MINUTE * max(0.0, 1 - most / max(1, current)))
 
 
 def _build_moving(storage: Storage) -> MovingWindowRateLimiter:
