@@ -218,10 +218,7 @@ async def test_a_refused_body_that_is_too_long_ends_the_connection(
     async with connected(port, endless) as (reader, writer):
         assert b"404" in await reader.readuntil(b"\r\n\r\n")
         with pytest.raises(ConnectionError):
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while True:
-                    writer.write(b"{" * 65536)
-                    await writer.drain()
+            await _send_until_cut(writer, b"{" * 65536)
 
 
 async def test_a_response_that_is_not_read_ends_the_connection(port: int) -> None:
