@@ -9,9 +9,13 @@ from services.catalog.sqlite import mapping, page_refs
 from services.catalog.sqlite.queries import insert
 
 
-async def add_session(db: aiosqlite.Connection, session: Session, worker_state: bytes) -> None:
-    """Add a session without turns, with the pages it references."""
-    await insert(db, "sessions", [mapping.to_session_row(session)])
+async def add_session(
+    db: aiosqlite.Connection, session: Session, worker_state: bytes, now: float
+) -> None:
+    """Add a session without turns, with the pages it references. `now` is in Unix seconds."""
+    lifetime = session.settings.get_lifetime(session.turns)
+    expiry = {"expires_at": None if lifetime is None else now + lifetime}
+    await insert(db, "sessions", [{**mapping.to_session_row(session), **expiry}])
     await insert(db, "worker_states", [{"session": session.id, "state": worker_state}])
     await page_refs.replace_refs(db, session.id, session.shared)
     await add_commit_point(db, session.id, session.epoch, session.memory.length)

@@ -48,7 +48,7 @@ class SqliteSessions:
         """Add a session."""
 
         async def change(db: aiosqlite.Connection) -> None:
-            await add_session(db, session, worker_state)
+            await add_session(db, session, worker_state, self._database.now())
             await self._idempotency.store(db, record, created=session.id)
 
         await self._database.write(change, session.id)
@@ -118,7 +118,7 @@ class SqliteSessions:
 
     async def restore(self, dump: SessionDump) -> None:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
-        await self._database.write(lambda db: copies.restore(db, dump))
+        await self._database.write(lambda db: copies.restore(db, dump, self._database.now()))
 
     async def delete(
         self, session_id: str, record: IdempotencyRecord | None
