@@ -68,7 +68,7 @@ class Retention:
     """One task that deletes expired sessions, and room for tenants that are over their quota."""
 
     def __init__(self, context: ServiceContext, deleter: SessionDeleter) -> None:
-        self._expiry = context.catalog.expiry
+        self._catalog = context.catalog
         self._deleter = deleter
         self._task: asyncio.Task[None] | None = None
 
@@ -86,7 +86,7 @@ class Retention:
         """Delete what has expired. What cannot be deleted now is tried again next time."""
         with suppress(ServiceError):
             while True:
-                expired = await self._expiry.get_expired(_SWEPT_AT_ONCE)
+                expired = await self._catalog.expiry.get_expired(_SWEPT_AT_ONCE)
                 deleted = [await self._deleter.delete_unused(session) for session in expired]
                 if len(expired) < _SWEPT_AT_ONCE or not any(deleted):
                     return
@@ -97,7 +97,7 @@ class Retention:
         Nobody else would: their clients know of no session. `keep` is left alone.
         """
         made = False
-        for session in await self._expiry.get_next(tenant, _ROOM_AT_ONCE):
+        for session in await self._catalog.expiry.get_next(tenant, _ROOM_AT_ONCE):
             if session.settings.matched and session.id != keep:
                 made |= await self._deleter.delete_unused(session)
         return made

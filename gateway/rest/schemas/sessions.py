@@ -88,6 +88,8 @@ class CreateSessionBody(Body):
         default=None,
         ge=60,
         le=10 * 365 * 86_400,
+        # So that a request from before this option was there has the fingerprint it had.
+        exclude_if=lambda value: value is None,
         description="Time without a turn after which the session is deleted; null: never.",
     )
     tools: list[ToolBody] = Field(

@@ -18,6 +18,7 @@ from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.slot import SessionSlots, build_incomplete
 from services.catalog.serialization import decode_tokens
 
+
 class RedisTurns:
     """The turn log of each session."""
 

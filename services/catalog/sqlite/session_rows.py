@@ -4,7 +4,7 @@ import aiosqlite
 
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
-from services.catalog.serialization import MEMORY
+from services.catalog.serialization import MEMORY, seal
 from services.catalog.sqlite import mapping, page_refs
 from services.catalog.sqlite.queries import insert
 
@@ -16,7 +16,7 @@ async def add_session(
     lifetime = session.settings.get_lifetime(session.turns)
     expiry = {"expires_at": None if lifetime is None else now + lifetime}
     await insert(db, "sessions", [{**mapping.to_session_row(session), **expiry}])
-    await insert(db, "worker_states", [{"session": session.id, "state": worker_state}])
+    await insert(db, "worker_states", [{"session": session.id, "state": seal(worker_state)}])
     await page_refs.replace_refs(db, session.id, session.shared)
     await add_commit_point(db, session.id, session.epoch, session.memory.length)
 
@@ -37,7 +37,7 @@ async def replace_worker_state(db: aiosqlite.Connection, session_id: str, state:
     """Replace the serialized pb.SessionState."""
     await db.execute(
         "UPDATE worker_states SET state = :state WHERE session = :session",
-        {"state": state, "session": session_id},
+        {"state": seal(state), "session": session_id},
     )
 
 

@@ -1,12 +1,10 @@
 """Turns in the SQLite catalog."""
 
-from collections.abc import Sequence
-
 import aiosqlite
 
 from kvrecall.domain.session import Turn
 from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
-from services.catalog.serialization import decode_tokens
+from services.catalog.serialization import decode_tokens, unseal
 from services.catalog.sqlite import (
     episodes,
     mapping,
@@ -59,7 +57,7 @@ class SqliteTurns:
         async def read(db: aiosqlite.Connection) -> tuple[int, ...]:
             await require_session(db, session_id)
             rows = await fetch_all(db, query, {"session": session_id})
-            return decode_tokens(b"".join(row["token_ids"] for row in rows))
+            return decode_tokens(b"".join(unseal(row["token_ids"]) for row in rows))
 
         return await self._database.read(read)
 

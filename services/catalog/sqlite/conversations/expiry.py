@@ -23,9 +23,7 @@ class SqliteExpiry:
 
     async def get_next(self, tenant: str, limit: int) -> list[Session]:
         """Return up to `limit` of a tenant's sessions that are to expire, the next one first."""
-        where = (
-            "tenant = :tenant AND expires_at IS NOT NULL ORDER BY expires_at LIMIT :limit"
-        )
+        where = "tenant = :tenant AND expires_at IS NOT NULL ORDER BY expires_at LIMIT :limit"
         return await self._read(where, {"tenant": tenant, "limit": limit})
 
     async def _read(self, where: str, values: Row) -> list[Session]:
