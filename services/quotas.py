@@ -1,22 +1,32 @@
 """Isolation of tenants, and their quotas: sessions, tokens, bytes of rows."""
 
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Mapping
 
 from kvrecall.domain.errors import LimitExceeded, QuotaExceeded
 from kvrecall.domain.events import EventBus, QuotaReached
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
 
+# make_room(tenant, keep) deletes sessions that nobody else would, all but the session `keep`.
+MakeRoom = Callable[[str, str], Awaitable[bool]]
+
 
 class Quotas:
-    """Checks that tenants see only their own sessions and stay within their quotas."""
+    """Checks that tenants see only their own sessions and stay within their quotas.
+
+    Sessions of stateless requests make room for others before a tenant is refused something.
+    """
 
     def __init__(self, catalog: Catalog, events: EventBus, limits: ServiceLimits) -> None:
         self._catalog = catalog
         self._events = events
         self._limits = limits
         self._token_bytes = 0
+        self._make_room: MakeRoom = _keep_all
+
+    def use(self, make_room: MakeRoom) -> None:
+        """Make room by this from now on."""
+        self._make_room = make_room
 
     def learn(self, token_bytes: int) -> None:
         """Learn the bytes that the rows of one token take in the workers, uncompressed."""
@@ -26,15 +36,18 @@ class Quotas:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
         await self._catalog.sessions.get(session, tenant)
 
-    async def check_new_session(self, tenant: str, tokens: int = 1) -> None:
-        """Raise QuotaExceeded unless the tenant may have one more session, of so many tokens."""
+    async def check_new_session(self, tenant: str, tokens: int = 1, keep: str = "") -> None:
+        """Raise QuotaExceeded unless the tenant may have one more session, of so many tokens.
+
+        The session `keep` is not deleted for it.
+        """
         limit = self._limits.tenant_sessions
-        count = await self._catalog.sessions.count(tenant)
-        if count >= limit:
-            self._events.publish(QuotaReached(tenant))
-            message = f"the tenant has {count} sessions; the limit is {limit}: delete some"
-            raise QuotaExceeded(message, limit)
-        await self.check_quota(tenant, tokens)
+        while (count := await self._catalog.sessions.count(tenant)) >= limit:
+            if not await self._make_room(tenant, keep):
+                self._events.publish(QuotaReached(tenant))
+                message = f"the tenant has {count} sessions; the limit is {limit}: delete some"
+                raise QuotaExceeded(message, limit)
+        await self.check_quota(tenant, tokens, keep)
 
     def check_metadata(self, metadata: Mapping[str, str] | None) -> None:
         """Raise LimitExceeded for metadata that is larger than a session may have."""
@@ -44,21 +57,36 @@ class Quotas:
             message = f"the metadata has {size} bytes; the limit is {limit}"
             raise LimitExceeded("metadata", message, limit)
 
-    async def check_quota(self, tenant: str, more: int = 1) -> None:
+    async def check_quota(self, tenant: str, more: int = 1, keep: str = "") -> None:
         """Raise QuotaExceeded unless the tenant may hold `more` tokens, with the bytes of their rows.
 
-        Rows that sessions share count for each of them.
+        Rows that sessions share count for each of them. The session `keep` is not deleted for them.
         """
-        tokens, size = self._limits.tenant_tokens, self._limits.tenant_bytes
-        if tokens is None and size is None:
-            return
-        held = await self._catalog.sessions.get_tenant_tokens(tenant)
-        if tokens is not None and held + more > tokens:
-            self._refuse(tenant, held, "tokens", tokens)
-        if size is not None and (held + more) * self._token_bytes > size:
-            self._refuse(tenant, held * self._token_bytes, "bytes", size)
+        limits = (
+            ("tokens", self._limits.tenant_tokens, 1),
+            ("bytes", self._limits.tenant_bytes, self._token_bytes),
+        )
+        for what, limit, size in limits:
+            if limit is not None:
+                await self._check(tenant, more, keep, what, limit, size)
 
-    def _refuse(self, tenant: str, held: int, what: str, limit: int) -> NoReturn:
+    async def _check(
+        self, tenant: str, more: int, keep: str, what: str, limit: int, size: int
+    ) -> None:
+        """Raise QuotaExceeded unless tokens of this size stay within a limit."""
+        while True:
+            held = await self._catalog.sessions.get_tenant_tokens(tenant)
+            if (held + more) * size <= limit:
+                return
+            if not await self._make_room(tenant, keep):
+                break
         self._events.publish(QuotaReached(tenant))
-        message = f"the tenant's sessions hold {held} {what}; the limit is {limit}: delete some"
+        message = (
+            f"the tenant's sessions hold {held * size} {what}; the limit is {limit}: delete some "
+            "sessions"
+        )
         raise QuotaExceeded(message, limit)
+
+
+async def _keep_all(tenant: str, keep: str) -> bool:
+    return False

@@ -1,4 +1,4 @@
--- From version 11 to 12: API keys.
+-- From version 12 to 13: API keys.
 
 CREATE TABLE api_keys (
     id TEXT PRIMARY KEY,
