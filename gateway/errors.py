@@ -132,8 +132,9 @@ def _build_headers(error: errors.ServiceError, status: int) -> dict[str, str]:
         return {"WWW-Authenticate": "Bearer"}
     if status not in (429, 503):
         return {}
-    named = isinstance(error, errors.Overloaded)
-    seconds = error.retry_after_seconds if named else RETRY_AFTER_SECONDS
+    seconds = (
+        error.retry_after_seconds if isinstance(error, errors.Overloaded) else RETRY_AFTER_SECONDS
+    )
     return {"Retry-After": str(ceil(seconds)), "retry-after-ms": str(ceil(1000 * seconds))}
 
 
