@@ -20,7 +20,9 @@ class MethodInfo:
 class WorkerInfo:
     """Facts that are fixed while a worker lives.
 
-    Budgets in rows, `block_tokens` and `page_tokens` in tokens.
+    Budgets in rows, `block_tokens` and `page_tokens` in tokens. `call_format`: the form of the
+    model's tool calls; empty if it is not known. `constraints`: turns may be constrained, and have
+    penalties, bias and log-probabilities.
     """
 
     model: str
@@ -37,3 +39,5 @@ class WorkerInfo:
     token_bytes: int
     methods: tuple[MethodInfo, ...]
     repair: MethodInfo | None
+    call_format: str = ""
+    constraints: bool = False
