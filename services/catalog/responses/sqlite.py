@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import aiosqlite
 
@@ -36,6 +36,7 @@ _DELETE_EXPIRED = """
 DELETE FROM responses WHERE id IN
 (SELECT id FROM responses WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit)
 """
+_COLUMNS = ", ".join(each.name for each in fields(StoredResponse))
 _OF_ITEM = "WHERE conversation = :conversation AND id = :id"
 
 
@@ -59,12 +60,12 @@ class SqliteResponses:
 
     async def get(self, response_id: str) -> StoredResponse:
         """Return a response that has not expired. Raises UnknownResponse."""
-        query = "SELECT * FROM responses WHERE id = :id AND expires_at > :now"
+        query = f"SELECT {_COLUMNS} FROM responses WHERE id = :id AND expires_at > :now"
         values = {"id": response_id, "now": self._database.now()}
         row = await self._database.read(lambda db: fetch_one(db, query, values))
         if row is None:
             raise UnknownResponse(response_id)
-        return StoredResponse(**{name: row[name] for name in row.keys() if name != "expires_at"})
+        return StoredResponse(*row)
 
     async def delete(self, response_id: str) -> None:
         """Delete a response. Raises UnknownResponse."""
