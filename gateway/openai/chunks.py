@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.openai.errors import to_openai_error
+from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.matching import Continuation
@@ -69,27 +70,20 @@ def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> J
 
 
 def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
-    """Build the token counts: of the whole conversation, and of those what was not computed now.
-
-    The last token of an answer has no row yet. Tokens whose rows are evicted count as cached: they
-    are stored and can come back.
-    """
-    memory = outcome.memory
-    prompt = max(outcome.prompt_tokens, memory.length + 1 - outcome.output_tokens)
-    held = found.held_tokens
-    cached = prompt - outcome.prompt_tokens if held is None else min(held, prompt)
+    """Build the token counts: of the whole conversation, and of those what was not computed now."""
+    tokens = count_tokens(outcome, found)
+    details = {
+        "cached_tokens": tokens.cached,
+        "cache_write_tokens": tokens.written,
+        "audio_tokens": 0,
+    }
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": outcome.output_tokens,
-        "total_tokens": prompt + outcome.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.output,
+        "total_tokens": tokens.total,
+        "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
-        "kvrecall": {
-            "active_rows": memory.active_rows,
-            "evicted_rows": memory.evicted_rows,
-            "promoted_rows": memory.promoted_rows,
-            "repaired_seconds": round(sum(repair.seconds for repair in outcome.repairs), 6),
-        },
+        "kvrecall": build_receipt(outcome),
     }
 
 

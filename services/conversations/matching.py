@@ -11,7 +11,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol
 
-from kvrecall.domain.errors import InvalidRequest, SessionBusy, UnknownSession
+from kvrecall.domain.errors import (
+    InvalidRequest,
+    SessionBusy,
+    UnknownResponse,
+    UnknownSession,
+)
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
@@ -20,9 +25,10 @@ from kvrecall.domain.turn_request import TurnRequest, check_message, check_size
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
-from services.conversations.histories import History, build_history, rename_calls
+from services.catalog.responses.base import StoredResponse
+from services.conversations.histories import History, begin, build_history, extend, rename_calls
 from services.forks import ForkRequest
-from services.turn_stream import TurnStream
+from services.turn_stream import TurnStarted, TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
 # Places of a history that are looked up: its last ones, and of the others the first ones.
@@ -69,13 +75,17 @@ class Conversation:
     """A whole conversation, and the turn that its last messages ask for.
 
     `settings` are those of the session that it begins if none holds it; only a session of the same
-    settings is continued. `turn` has the sampling; its messages are not read.
+    settings is continued. `turn` has the sampling; its messages are not read. `opening` comes
+    before everything else. `follows`: the response whose conversation, without its own opening,
+    comes before `messages`.
     """
 
     messages: tuple[Message, ...]
     settings: CreateSession
     turn: TurnRequest
     key: IdempotencyKey | None = None
+    opening: tuple[Message, ...] = ()
+    follows: StoredResponse | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +93,21 @@ class Continuation:
     """The accepted turn: its stream, and how its session was found.
 
     `held_tokens` of the conversation were in the session before; None for a repeated request.
+    `opening` is the digest of what comes before the conversation's first message, `asked` that of
+    the conversation up to the answer.
     """
 
     stream: TurnStream
     session: str
+    turn: int
     match: Match
     held_tokens: int | None
+    opening: bytes
+    asked: bytes
+
+    def history(self, answer: Message) -> bytes:
+        """Return the digest of the conversation with the answer."""
+        return extend(self.asked, answer)
 
 
 class Conversations:
@@ -109,16 +128,50 @@ class Conversations:
             raise InvalidRequest("messages", "a conversation has at least one message")
         for index, message in enumerate(conversation.messages):
             check_message(message, f"messages[{index}]")
-        history = build_history(self._scope(conversation.settings), conversation.messages)
-        async for number, entry in self._find(history):
+        opening, history = await self._read(conversation)
+        async for number, entry in self._find(history, conversation.follows):
             try:
                 session = await self._catalog.sessions.get(entry.session)
             except UnknownSession:
                 continue  # deleted since
-            return await self._continue(conversation, history, number, entry, session)
-        return await self._build(conversation, history)
+            found = await self._continue(conversation, history, number, entry, session)
+            break
+        else:
+            found = await self._build(conversation, history)
+        return replace(found, opening=opening)
 
-    async def _find(self, history: History) -> AsyncIterator[tuple[int, HistoryEntry]]:
+    async def _read(self, conversation: Conversation) -> tuple[bytes, History]:
+        """Return the digest of the opening, and the history as far as it must be known.
+
+        That of a response is known by its digest if both have the same opening; if not, it is read
+        from the turn log. Raises UnknownResponse when the log is gone.
+        """
+        scope = begin(self._scope(conversation.settings))
+        opening = build_history(scope, conversation.opening).digests[-1]
+        follows = conversation.follows
+        said: list[Message] = []
+        if follows is not None:
+            if follows.opening == opening.hex():
+                reply = (await self._read_said(follows, follows.turn - 1))[-1]
+                start = bytes.fromhex(follows.history)
+                return opening, build_history(start, conversation.messages, reply.tool_calls)
+            said = (await self._read_said(follows, 0))[follows.hidden :]
+        before = (*conversation.opening, *said)
+        messages = (*before, *conversation.messages)
+        return opening, build_history(scope, messages, hidden=len(before))
+
+    async def _read_said(self, response: StoredResponse, after: int) -> list[Message]:
+        """Return the messages of the turns from `after` up to the response. Raises UnknownResponse."""
+        count = response.turn - after
+        turns = await self._catalog.turns.get_after(response.session, after, count)
+        if len(turns) < count:
+            raise UnknownResponse(response.id)
+        replies = [(*turn.messages, turn.outcome.message) for turn in turns]
+        return [message for turn in replies for message in turn if message is not None]
+
+    async def _find(
+        self, history: History, follows: StoredResponse | None
+    ) -> AsyncIterator[tuple[int, HistoryEntry]]:
         """Yield the known parts of the history, the longest first, with their messages' numbers."""
         ends = history.ends
         places = [*ends[:_LAST_PLACES], *ends[_LAST_PLACES:][-_FIRST_PLACES:]]
@@ -126,6 +179,9 @@ class Conversations:
         if numbers:
             for entry in await self._catalog.histories.find(list(numbers)):
                 yield numbers[entry.digest], entry
+        if follows is not None and history.start.hex() == follows.history:
+            yield 0, HistoryEntry(follows.history, follows.session, follows.turn)
+            raise UnknownResponse(follows.id)  # its session was deleted just now
 
     async def _continue(
         self,
@@ -196,12 +252,13 @@ class Conversations:
         request = replace(request, messages=rename_calls(request.messages, calls))
         stream = self._api.turn(session.id, request, key)
         try:
-            await anext(stream)
+            started = await anext(stream)
         except BaseException:
             await stream.aclose()
             raise
+        assert isinstance(started, TurnStarted), "a turn begins with its acceptance"
         held = None if match == "repeated" else session.memory.length
-        return Continuation(stream, session.id, match, held)
+        return Continuation(stream, session.id, started.turn, match, held, b"", request.history)
 
     def _scope(self, settings: CreateSession) -> bytes:
         """Return everything but the messages that the tokens of a conversation depend on.

@@ -1,0 +1,203 @@
+"""From the body of a request for a response to its turn, and to what is stored of it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.openai.responses.events import ResponseEvents
+from gateway.openai.responses.ids import ItemPlace, TurnName
+from gateway.openai.responses.items import (
+    Messages,
+    PlacedItem,
+    parse_item,
+    read_turn,
+    to_item,
+    to_messages,
+)
+from gateway.openai.responses.schemas import ResponseBody
+from kvrecall.domain.errors import (
+    CallsOutstanding,
+    InvalidRequest,
+    ServiceError,
+    UnknownResponse,
+)
+from kvrecall.domain.messages import Message
+from kvrecall.domain.reports import TurnOutcome
+from services.catalog.records import IdempotencyKey
+from services.catalog.responses.base import StoredItem, StoredResponse
+from services.conversations.matching import Continuation, Conversation
+from services.conversations.named import ConversationClaim
+from services.conversations.responses import RecordedStream
+from services.service import SessionService
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A request for a response on its way: its own items, and the claim on its conversation."""
+
+    service: SessionService
+    tenant: str
+    body: ResponseBody
+    items: tuple[PlacedItem, ...]
+    claim: ConversationClaim | None
+
+    @classmethod
+    async def begin(cls, service: SessionService, tenant: str, body: ResponseBody) -> "Answering":
+        """Check the input and claim the conversation. The caller ends with `close`.
+
+        Raises InvalidRequest, UnknownConversation, SessionBusy.
+        """
+        items = await _read_input(service, tenant, body)
+        claim = None
+        if body.conversation_id is not None:
+            claim = await service.named_conversations.claim(body.conversation_id, tenant)
+        return cls(service, tenant, body, tuple(items), claim)
+
+    async def start(self, key: IdempotencyKey | None) -> Continuation:
+        """Start the turn. Raises as `Conversations.turn`, with the places of this request."""
+        body = self.body
+        said = to_messages([*await self._read_conversation(), *self.items])
+        conversation = Conversation(
+            said.messages,
+            body.settings_to_domain(self.tenant),
+            body.turn_to_domain(self.service.limits),
+            key,
+            body.opening,
+            await self._read_previous(),
+        )
+        if not said.messages:
+            raise InvalidRequest("input", "there is nothing to answer")
+        try:
+            return await self.service.conversations.turn(conversation)
+        except UnknownResponse as error:
+            raise _no_previous(error.details["response"]) from error
+        except ServiceError as error:
+            raise _to_place(error, said) from error
+
+    def record(self, found: Continuation, events: ResponseEvents) -> RecordedStream:
+        """Wrap the turn's stream: what came of it is stored before its end is passed on."""
+
+        async def store(outcome: TurnOutcome) -> None:
+            response = events.complete(outcome)
+            if response["store"]:
+                await self._store(found, outcome, response)
+            if self.body.conversation_id is not None:
+                added = self._build_added(found, response)
+                await self.service.named_conversations.add_answer(self.body.conversation_id, added)
+
+        return RecordedStream(found.stream, store, self.close)
+
+    async def close(self) -> None:
+        """Let the next request write the conversation."""
+        if self.claim is not None:
+            await self.claim.release()
+
+    async def _store(self, found: Continuation, outcome: TurnOutcome, response: Json) -> None:
+        reply = outcome.message or Message("assistant")
+        await self.service.responses.store(
+            StoredResponse(
+                response["id"],
+                self.tenant,
+                found.session,
+                outcome.turn,
+                found.opening.hex(),
+                found.history(reply).hex(),
+                len(self.body.opening),
+                json.dumps(response),
+            )
+        )
+
+    def _build_added(self, found: Continuation, response: Json) -> list[StoredItem]:
+        """Build the items that a conversation gets: those of this request, and of its answer."""
+        name = TurnName(found.session, found.turn)
+        asked = [
+            to_item(placed, name.item(placed.kind, "c", number))
+            for number, placed in enumerate(self.items)
+        ]
+        return [StoredItem(item["id"], json.dumps(item)) for item in (*asked, *response["output"])]
+
+    async def _read_conversation(self) -> Sequence[PlacedItem]:
+        conversation = self.body.conversation_id
+        if conversation is None:
+            return ()
+        items = await self.service.named_conversations.get_items(conversation, self.tenant)
+        most = self.service.limits.max_conversation_items
+        if len(items) + len(self.items) >= most:
+            message = f"conversation {conversation!r} has {len(items)} of at most {most} items"
+            raise InvalidRequest("conversation", message)
+        return [parse_item(json.loads(item.body), "conversation") for item in items]
+
+    async def _read_previous(self) -> StoredResponse | None:
+        previous = self.body.previous_response_id
+        if previous is None:
+            return None
+        try:
+            return await self.service.responses.get(previous, self.tenant)
+        except UnknownResponse as error:
+            raise _no_previous(previous) from error
+
+
+async def find_item(service: SessionService, tenant: str, id: str) -> Json | None:
+    """Return the item of a stored response, or of what led to one; None if there is none."""
+    place = ItemPlace.parse(id)
+    if place is None:
+        return None
+    try:
+        if place.side == "o":
+            response = await service.responses.get(place.name.response, tenant)
+            items = json.loads(response.body)["output"]
+        else:
+            await service.get(place.name.session, tenant)
+            turns = await service.turns(place.name.session, place.name.turn - 1, 1)
+            items = [item for turn in turns for item in read_turn(turn)]
+    except ServiceError:
+        return None
+    return next((item for item in items if item["id"] == id), None)
+
+
+async def _read_input(service: SessionService, tenant: str, body: ResponseBody) -> list[PlacedItem]:
+    """Check the items of the input; those that are named by their ids are looked up."""
+    if body.input is None or isinstance(body.input, str):
+        texts = [] if body.input is None else [{"role": "user", "content": body.input}]
+        return [parse_item(item, "input") for item in texts]
+    items = []
+    for index, item in enumerate(body.input):
+        field = f"input[{index}]"
+        if item.get("type") == "item_reference":
+            item = await _resolve(service, tenant, item.get("id"), field)
+        items.append(parse_item(item, field))
+    return items
+
+
+async def _resolve(service: SessionService, tenant: str, id: object, field: str) -> Json:
+    found = await find_item(service, tenant, id) if isinstance(id, str) else None
+    if found is None:
+        raise InvalidRequest(
+            f"{field}.id", f"there is no item {id!r}", openai_code="item_not_found"
+        )
+    return found
+
+
+def _no_previous(id: object) -> InvalidRequest:
+    return InvalidRequest(
+        "previous_response_id",
+        f"Previous response with id {id!r} not found.",
+        openai_code="previous_response_not_found",
+    )
+
+
+def _to_place(error: ServiceError, said: Messages) -> ServiceError:
+    """Name the place in this request that an error of the messages is about."""
+    if isinstance(error, CallsOutstanding):
+        message = f"No tool output found for function call {', '.join(error.calls)}."
+        return InvalidRequest("input", message, openai_code="tool_result_missing")
+    field = error.details.get("field")
+    if field == "messages":
+        error.details["field"] = "input"
+    elif isinstance(field, str) and field.startswith("messages["):
+        index = int(field.removeprefix("messages[").partition("]")[0])
+        error.details["field"] = said.fields[index]
+    return error
