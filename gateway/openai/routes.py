@@ -14,7 +14,7 @@ from gateway.openai.models import add_model_routes, require_model
 from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody
 from gateway.settings import GatewaySettings
-from gateway.sse import ClientDisconnected, EventStream, read_outcome, run_while_connected
+from gateway.sse import ClientDisconnected, EventStream, read_answer, run_while_connected
 from gateway.tenants import Tenant
 from services.conversations.matching import Continuation, Conversation
 from services.service import SessionService
@@ -55,18 +55,21 @@ def add_openai_routes(
             head = Head(body.model, service.info.fingerprint[:16])
             if body.stream:
                 return _stream(found, head, body, settings)
-            return await _answer(request, found, head)
+            return await _answer(request, found, head, body.logprobs is True)
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _answer(request: Request, found: Continuation, head: Head) -> Response:
+async def _answer(
+    request: Request, found: Continuation, head: Head, with_logprobs: bool
+) -> Response:
     try:
-        outcome = await run_while_connected(request, read_outcome(found.stream))
+        outcome, logprobs = await run_while_connected(request, read_answer(found.stream))
     finally:
         await found.stream.aclose()
     headers = get_session_headers(found)
-    return JSONResponse(build_completion(head, outcome, found), headers=headers)
+    completion = build_completion(head, outcome, found, logprobs if with_logprobs else None)
+    return JSONResponse(completion, headers=headers)
 
 
 def _stream(

@@ -21,8 +21,7 @@ class WorkerInfo:
     """Facts that are fixed while a worker lives.
 
     Budgets in rows, `block_tokens` and `page_tokens` in tokens. `call_format`: the form of the
-    model's tool calls; empty if it is not known. `constraints`: turns may be constrained, and have
-    penalties, bias and log-probabilities.
+    model's tool calls; empty if it is not known.
     """
 
     model: str
@@ -40,4 +39,3 @@ class WorkerInfo:
     methods: tuple[MethodInfo, ...]
     repair: MethodInfo | None
     call_format: str = ""
-    constraints: bool = False

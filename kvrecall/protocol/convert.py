@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.commit_points import CommitPoint, limit_points
-from kvrecall.domain.constraints import Constraint, ToolChoice
+from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.messages import Message, Sampling, TokenLogprob, ToolCall
 from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages
@@ -54,7 +54,16 @@ def call_from_wire(call: pb.ToolCall) -> ToolCall:
 
 def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
     """Convert sampling parameters for a worker."""
-    constraint = sampling.constraint
+    constraint = None
+    if sampling.constraint != FREE:
+        constraint = pb.Constraint(
+            schema=sampling.constraint.schema,
+            strict=sampling.constraint.strict,
+            tool_choice=sampling.constraint.tool_choice,
+            tools=sampling.constraint.tools,
+            single_call=sampling.constraint.single_call,
+        )
+    repetition = sampling.repetition_penalty
     return pb.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -64,17 +73,11 @@ def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
         stop=sampling.stop,
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,
-        repetition_penalty=sampling.repetition_penalty,
+        repetition_penalty=0.0 if repetition == Sampling.repetition_penalty else repetition,
         min_p=sampling.min_p,
         logit_bias=[pb.TokenBias(id=id, bias=bias) for id, bias in sampling.logit_bias],
         top_logprobs=sampling.top_logprobs,
-        constraint=pb.Constraint(
-            schema=constraint.schema,
-            strict=constraint.strict,
-            tool_choice=constraint.tool_choice,
-            tools=constraint.tools,
-            single_call=constraint.single_call,
-        ),
+        constraint=constraint,
     )
 
 
@@ -286,7 +289,6 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         methods=tuple(method_info_from_wire(method) for method in info.methods),
         repair=method_info_from_wire(info.repair) if info.HasField("repair") else None,
         call_format=info.call_format,
-        constraints=info.constraints,
     )
 
 

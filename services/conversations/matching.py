@@ -26,6 +26,7 @@ from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
 from services.catalog.responses.base import StoredResponse
+from services.constraints import check_constraint
 from services.conversations.histories import History, begin, build_history, extend, rename_calls
 from services.forks import ForkRequest
 from services.turn_stream import TurnStarted, TurnStream
@@ -128,6 +129,12 @@ class Conversations:
             raise InvalidRequest("messages", "a conversation has at least one message")
         for index, message in enumerate(conversation.messages):
             check_message(message, f"messages[{index}]")
+        if conversation.turn.sampling is not None:
+            await check_constraint(
+                conversation.turn.sampling.constraint,
+                conversation.settings.tools,
+                bool(self._api.info.call_format),
+            )
         opening, history = await self._read(conversation)
         async for number, entry in self._find(history, conversation.follows):
             try:

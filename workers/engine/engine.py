@@ -20,8 +20,8 @@ from workers.engine.session_state import build_state, restore_state, selection_f
 from workers.engine.settings import WorkerSettings
 from workers.engine.store_io import StoreIO, commit_history, map_store_errors, shared_pages
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
-from workers.model.loader import LoadedModel
 from workers.model.grammars import Grammars
+from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
 

@@ -75,7 +75,6 @@ class WorkerService:
             token_bytes=engine.store.layout.token_bytes,
             protocol_version=PROTOCOL_VERSION,
             call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
-            constraints=True,
         )
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:
