@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.answers import Json, count_tokens, describe_memory
 from gateway.openai.errors import to_openai_error
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import TurnOutcome
@@ -18,8 +19,6 @@ from services.turn_stream import (
     TurnProgress,
     TurnStarted,
 )
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,27 +68,15 @@ def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> J
 
 
 def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
-    """Build the token counts: of the whole conversation, and of those what was not computed now.
-
-    The last token of an answer has no row yet. Tokens whose rows are evicted count as cached: they
-    are stored and can come back.
-    """
-    memory = outcome.memory
-    prompt = max(outcome.prompt_tokens, memory.length + 1 - outcome.output_tokens)
-    held = found.held_tokens
-    cached = prompt - outcome.prompt_tokens if held is None else min(held, prompt)
+    """Build the token counts: of the whole conversation, and of those what was not computed now."""
+    counts = count_tokens(outcome, found)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": outcome.output_tokens,
-        "total_tokens": prompt + outcome.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.output,
+        "total_tokens": counts.prompt + counts.output,
+        "prompt_tokens_details": {"cached_tokens": counts.cached, "audio_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
-        "kvrecall": {
-            "active_rows": memory.active_rows,
-            "evicted_rows": memory.evicted_rows,
-            "promoted_rows": memory.promoted_rows,
-            "repaired_seconds": round(sum(repair.seconds for repair in outcome.repairs), 6),
-        },
+        "kvrecall": describe_memory(outcome),
     }
 
 
@@ -99,7 +86,7 @@ class CompletionChunks:
     After an error the stream ends without `[DONE]`, by which clients know that it is incomplete.
     """
 
-    def __init__(self, head: Head, found: Continuation, include_usage: bool) -> None:
+    def __init__(self, head: Head, include_usage: bool, found: Continuation) -> None:
         self._head = head
         self._found = found
         self._include_usage = include_usage

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
 
-from gateway.rest.schemas.base import MAX_SEED, Name
+from gateway.rest.schemas.base import MAX_SEED, Name, Wire
 from gateway.rest.schemas.messages import ToolBody
 from gateway.rest.schemas.sessions import CreateSessionBody
 from kvrecall.domain.errors import InvalidRequest
@@ -44,18 +44,14 @@ _HONOURED: Mapping[str, tuple[object, ...]] = {
 }
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-class FunctionWire(_Wire):
+class FunctionWire(Wire):
     """Name and arguments of a call."""
 
     name: Name
     arguments: str = "{}"
 
 
-class ToolCallWire(_Wire):
+class ToolCallWire(Wire):
     """Tool call of an assistant message."""
 
     id: Name
@@ -63,7 +59,7 @@ class ToolCallWire(_Wire):
     function: FunctionWire
 
 
-class MessageWire(_Wire):
+class MessageWire(Wire):
     """Message of a conversation; its content is text, null, or parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -87,13 +83,13 @@ class MessageWire(_Wire):
         )
 
 
-class StreamOptions(_Wire):
+class StreamOptions(Wire):
     """Options of a stream."""
 
     include_usage: bool = False
 
 
-class ChatCompletionBody(_Wire):
+class ChatCompletionBody(Wire):
     """Body of POST /v1/chat/completions: the whole conversation, and how to answer it."""
 
     model_config = ConfigDict(

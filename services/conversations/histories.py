@@ -24,16 +24,17 @@ _DIGEST_BYTES = 32
 class History:
     """A conversation in order: the results of a message's calls follow it, in the calls' order.
 
-    `scope` is what else the tokens depend on. Build one with `build_history`.
+    `start` is the digest of what comes before its messages: earlier ones, or the scope, which is
+    all else that the tokens depend on. Build one with `build_history`.
     """
 
-    scope: bytes
+    start: bytes
     messages: tuple[Message, ...]
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
-        """The digest of the scope, then of everything up to each message."""
-        digests = [_digest(self.scope)]
+        """The digest of the start, then of everything up to each message."""
+        digests = [self.start]
         for message, place in zip(self.messages, _get_places(self.messages), strict=True):
             digests.append(extend(digests[-1], message, place))
         return tuple(digests)
@@ -49,14 +50,16 @@ class History:
         return replies[::-1]
 
 
-def build_history(scope: bytes, messages: Sequence[Message]) -> History:
+def build_history(
+    start: bytes, messages: Sequence[Message], reply: Message | None = None
+) -> History:
     """Build a history from a client's messages, with the results of calls in the calls' order.
 
-    Raises ToolResultWithoutCall, CallsOutstanding and DuplicateCall: each call is answered once,
-    before the next other message.
+    It begins with the `reply` that they follow, if there is one. Raises ToolResultWithoutCall,
+    CallsOutstanding and DuplicateCall: each call is answered once, before the next other message.
     """
-    ordered: list[Message] = []
-    calls: dict[str, ToolCall] = {}
+    ordered = [] if reply is None else [reply]
+    calls = {call.id: call for call in ordered[0].tool_calls} if ordered else {}
     results: dict[str, Message] = {}
     for index, message in enumerate(messages):
         if message.role == "tool":
@@ -72,7 +75,12 @@ def build_history(scope: bytes, messages: Sequence[Message]) -> History:
             )
         results = {}
     ordered += _take_results(calls, results)
-    return History(scope, tuple(ordered))
+    return History(start, tuple(ordered))
+
+
+def digest_scope(scope: bytes) -> bytes:
+    """Return the digest that a conversation of this scope starts with."""
+    return _digest(scope)
 
 
 def extend(digest: bytes, message: Message, place: int = -1) -> bytes:

@@ -20,9 +20,14 @@ from kvrecall.domain.turn_request import TurnRequest, check_message, check_size
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
-from services.conversations.histories import History, build_history, rename_calls
+from services.conversations.histories import (
+    History,
+    build_history,
+    digest_scope,
+    rename_calls,
+)
 from services.forks import ForkRequest
-from services.turn_stream import TurnStream
+from services.turn_stream import TurnStarted, TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
 # Places of a history that are looked up: its last ones, and of the others the first ones.
@@ -79,16 +84,30 @@ class Conversation:
 
 
 @dataclass(frozen=True)
+class ReplyPlace:
+    """The place of a reply, which does not have to be there yet.
+
+    It is that of turn `turn` in `session`; `before` is the digest of the conversation up to it.
+    """
+
+    session: str
+    turn: int
+    before: bytes
+
+
+@dataclass(frozen=True)
 class Continuation:
     """The accepted turn: its stream, and how its session was found.
 
     `held_tokens` of the conversation were in the session before; None for a repeated request.
+    `reply` is the place of its answer, from which `Conversations.follow` goes on.
     """
 
     stream: TurnStream
     session: str
     match: Match
     held_tokens: int | None
+    reply: ReplyPlace
 
 
 class Conversations:
@@ -105,11 +124,9 @@ class Conversations:
         session can have, and what the creation of a session, a fork and a turn raise. What can be
         refused by the messages alone is refused before any session is forked or created.
         """
-        if not conversation.messages:
-            raise InvalidRequest("messages", "a conversation has at least one message")
-        for index, message in enumerate(conversation.messages):
-            check_message(message, f"messages[{index}]")
-        history = build_history(self._scope(conversation.settings), conversation.messages)
+        _check_messages(conversation)
+        start = digest_scope(self._scope(conversation.settings))
+        history = build_history(start, conversation.messages)
         async for number, entry in self._find(history):
             try:
                 session = await self._catalog.sessions.get(entry.session)
@@ -117,6 +134,35 @@ class Conversations:
                 continue  # deleted since
             return await self._continue(conversation, history, number, entry, session)
         return await self._build(conversation, history)
+
+    async def follow(self, place: ReplyPlace, conversation: Conversation) -> Continuation:
+        """Start the turn of a conversation of which a session holds all up to a reply.
+
+        Its messages are those after the reply; of its settings only the tenant counts. A reply that
+        was followed before is followed in a fork. Raises UnknownSession for a place that no session
+        of the tenant has, and otherwise as `turn`.
+        """
+        _check_messages(conversation)
+        reply = await self._read_reply(place, conversation.settings.tenant)
+        history = build_history(place.before, conversation.messages, reply)
+        for entry in await self._catalog.histories.find([history.digests[1].hex()]):
+            session = await self._get_own(entry.session, conversation.settings.tenant)
+            return await self._continue(conversation, history, 1, entry, session)
+        raise UnknownSession(place.session)
+
+    async def _read_reply(self, place: ReplyPlace, tenant: str) -> Message:
+        session = await self._get_own(place.session, tenant)
+        for turn in await self._catalog.turns.get_after(session.id, place.turn - 1, 1):
+            if turn.number == place.turn and turn.outcome.message is not None:
+                return turn.outcome.message
+        raise UnknownSession(place.session)
+
+    async def _get_own(self, session_id: str, tenant: str) -> Session:
+        """Return the session. Raises UnknownSession, also for another tenant's."""
+        session = await self._catalog.sessions.get(session_id)
+        if session.settings.tenant != tenant:
+            raise UnknownSession(session_id)
+        return session
 
     async def _find(self, history: History) -> AsyncIterator[tuple[int, HistoryEntry]]:
         """Yield the known parts of the history, the longest first, with their messages' numbers."""
@@ -196,12 +242,14 @@ class Conversations:
         request = replace(request, messages=rename_calls(request.messages, calls))
         stream = self._api.turn(session.id, request, key)
         try:
-            await anext(stream)
+            started = await anext(stream)
         except BaseException:
             await stream.aclose()
             raise
+        assert isinstance(started, TurnStarted), "a turn begins with its start"
         held = None if match == "repeated" else session.memory.length
-        return Continuation(stream, session.id, match, held)
+        place = ReplyPlace(session.id, started.turn, request.history)
+        return Continuation(stream, session.id, match, held, place)
 
     def _scope(self, settings: CreateSession) -> bytes:
         """Return everything but the messages that the tokens of a conversation depend on.
@@ -213,6 +261,14 @@ class Conversations:
         fields["tools"] = sorted(settings.tools)
         scope = [self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()
+
+
+def _check_messages(conversation: Conversation) -> None:
+    """Check each message by itself. Raises InvalidRequest."""
+    if not conversation.messages:
+        raise InvalidRequest("messages", "a conversation has at least one message")
+    for index, message in enumerate(conversation.messages):
+        check_message(message, f"messages[{index}]")
 
 
 def _get_turns(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
