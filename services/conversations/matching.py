@@ -23,6 +23,7 @@ from services.catalog.records import HistoryEntry, IdempotencyKey
 from services.conversations.histories import (
     History,
     build_history,
+    canonical_json,
     digest_scope,
     rename_calls,
 )
@@ -258,7 +259,7 @@ class Conversations:
         """
         fields = asdict(replace(settings, metadata=None, model=None, repair_on=frozenset()))
         fields["repair_on"] = sorted(settings.repair_on)
-        fields["tools"] = sorted(settings.tools)
+        fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)
         scope = [self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()
 
