@@ -1,10 +1,9 @@
 """Answers to whole conversations, as every API of stateless clients gives them.
 
-Each API has its own objects and events; the session, the counts and the headers are the same.
+Each API has its own objects and events; the way from a request to them and the headers are the same.
 """
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
@@ -19,39 +18,6 @@ from services.conversations.matching import Continuation
 from services.service import SessionService
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class TokenCounts:
-    """Tokens of the whole conversation, those of them that were not computed now, the answer's."""
-
-    prompt: int
-    cached: int
-    output: int
-
-
-def count_tokens(outcome: TurnOutcome, found: Continuation) -> TokenCounts:
-    """Count the tokens of an answered request.
-
-    The last token of an answer has no row yet. Tokens whose rows are evicted count as cached: they
-    are stored and can come back.
-    """
-    memory = outcome.memory
-    prompt = max(outcome.prompt_tokens, memory.length + 1 - outcome.output_tokens)
-    held = found.held_tokens
-    cached = prompt - outcome.prompt_tokens if held is None else min(held, prompt)
-    return TokenCounts(prompt, cached, outcome.output_tokens)
-
-
-def describe_memory(outcome: TurnOutcome) -> Json:
-    """Describe what the session holds after the answer: the member `kvrecall` of its usage."""
-    memory = outcome.memory
-    return {
-        "active_rows": memory.active_rows,
-        "evicted_rows": memory.evicted_rows,
-        "promoted_rows": memory.promoted_rows,
-        "repaired_seconds": round(sum(repair.seconds for repair in outcome.repairs), 6),
-    }
 
 
 def require_model(name: str, service: SessionService, settings: GatewaySettings) -> None:

@@ -16,12 +16,12 @@ from gateway.rest.schemas.turns import TurnView
 from kvrecall.domain.errors import ServiceError, WorkerLost
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
+    ProgressStream,
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
     TurnProgress,
     TurnStarted,
-    TurnStream,
 )
 
 Result = TypeVar("Result")
@@ -54,7 +54,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def read_outcome(stream: TurnStream) -> TurnOutcome:
+async def read_outcome(stream: ProgressStream) -> TurnOutcome:
     """Read a turn's stream to its end and return the outcome. Raises what the turn raises."""
     async for progress in stream:
         if isinstance(progress, TurnEnded):
@@ -109,7 +109,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        stream: TurnStream,
+        stream: ProgressStream,
         heartbeat_seconds: float,
         encoder: Encoder | None = None,
         headers: Mapping[str, str] | None = None,

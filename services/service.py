@@ -41,6 +41,8 @@ from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyReco
 from services.cluster.worker_client import Worker
 from services.context import ServiceContext
 from services.conversations.matching import Conversations
+from services.conversations.named import NamedConversations
+from services.conversations.responses import ResponseStore
 from services.creation import SessionCreator
 from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner
@@ -74,6 +76,8 @@ class SessionService:
         self._creator = SessionCreator(self._context)
         self._forks = ForkRunner(self._context, self._background)
         self.conversations = Conversations(catalog, self)
+        self.responses = ResponseStore(catalog, limits)
+        self.named_conversations = NamedConversations(catalog, self._quotas, limits)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
         self._reconciler = Reconciler(self._context)

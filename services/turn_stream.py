@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import ToolCall
@@ -40,6 +41,18 @@ class TurnEnded:
 
 TurnProgress = TurnStarted | TextDelta | ToolCallEmitted | TurnEnded
 Publish = Callable[[TurnProgress], None]
+
+
+class ProgressStream(Protocol):
+    """The progress of one turn, for one reader."""
+
+    def __aiter__(self) -> AsyncIterator[TurnProgress]: ...
+
+    async def __anext__(self) -> TurnProgress: ...
+
+    async def aclose(self) -> None:
+        """End the turn early, unless it is committed."""
+        ...
 
 
 class TurnStream:

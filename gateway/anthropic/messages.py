@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.answers import Json, count_tokens, describe_memory
+from gateway.answers import Json
 from gateway.anthropic.errors import to_anthropic_error
+from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.messages import ToolCall, json_object
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.matching import Continuation, ReplyPlace
@@ -31,7 +32,7 @@ _STOP_REASONS: Mapping[str, str] = {
 
 def format_message_id(place: ReplyPlace) -> str:
     """Build the id of the message at a place."""
-    return f"msg_{place.session.removeprefix('s_')}_{place.turn}_{place.before.hex()}"
+    return f"msg_{place.session.removeprefix('s_')}_{place.turn}_{place.asked.hex()}"
 
 
 def parse_message_id(text: str) -> ReplyPlace | None:
@@ -39,8 +40,8 @@ def parse_message_id(text: str) -> ReplyPlace | None:
     found = _ID.fullmatch(text)
     if found is None:
         return None
-    session, turn, before = found.groups()
-    return ReplyPlace(f"s_{session}", int(turn), bytes.fromhex(before))
+    session, turn, asked = found.groups()
+    return ReplyPlace(f"s_{session}", int(turn), bytes.fromhex(asked))
 
 
 def build_message(model: str, marked: bool, outcome: TurnOutcome, found: Continuation) -> Json:
@@ -65,13 +66,12 @@ def build_usage(outcome: TurnOutcome, found: Continuation, marked: bool) -> Json
     Every row is kept, so of a request that marked what to cache all that is new counts as written.
     """
     counts = count_tokens(outcome, found)
-    computed = counts.prompt - counts.cached
     return {
-        "input_tokens": 0 if marked else computed,
-        "cache_creation_input_tokens": computed if marked else 0,
+        "input_tokens": 0 if marked else counts.written,
+        "cache_creation_input_tokens": counts.written if marked else 0,
         "cache_read_input_tokens": counts.cached,
         "output_tokens": counts.output,
-        "kvrecall": describe_memory(outcome),
+        "kvrecall": build_receipt(outcome),
     }
 
 
@@ -148,7 +148,7 @@ class MessageEvents:
 
 
 def _head(model: str, found: Continuation) -> Json:
-    id = format_message_id(found.reply)
+    id = format_message_id(found.place)
     return {"id": id, "type": "message", "role": "assistant", "model": model}
 
 

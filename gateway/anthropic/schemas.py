@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StringConstraints
 
 from gateway.anthropic.blocks import Content, PlacedMessage, to_placed_messages
-from gateway.openai.schemas import MAX_MESSAGES
-from gateway.rest.schemas.base import JsonObject, Name, Wire
+from gateway.openai.schemas import MAX_MESSAGES, Wire
+from gateway.rest.schemas.base import JsonObject, Name
 from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody
 from gateway.rest.schemas.sessions import CreateSessionBody
 from kvrecall.domain.errors import InvalidRequest

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.answers import Json, count_tokens, describe_memory
 from gateway.openai.errors import to_openai_error
+from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.matching import Continuation
@@ -19,6 +19,8 @@ from services.turn_stream import (
     TurnProgress,
     TurnStarted,
 )
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,19 @@ def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> J
 
 def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
     """Build the token counts: of the whole conversation, and of those what was not computed now."""
-    counts = count_tokens(outcome, found)
+    tokens = count_tokens(outcome, found)
+    details = {
+        "cached_tokens": tokens.cached,
+        "cache_write_tokens": tokens.written,
+        "audio_tokens": 0,
+    }
     return {
-        "prompt_tokens": counts.prompt,
-        "completion_tokens": counts.output,
-        "total_tokens": counts.prompt + counts.output,
-        "prompt_tokens_details": {"cached_tokens": counts.cached, "audio_tokens": 0},
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.output,
+        "total_tokens": tokens.total,
+        "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
-        "kvrecall": describe_memory(outcome),
+        "kvrecall": build_receipt(outcome),
     }
 
 
@@ -86,7 +93,7 @@ class CompletionChunks:
     After an error the stream ends without `[DONE]`, by which clients know that it is incomplete.
     """
 
-    def __init__(self, head: Head, include_usage: bool, found: Continuation) -> None:
+    def __init__(self, head: Head, found: Continuation, include_usage: bool) -> None:
         self._head = head
         self._found = found
         self._include_usage = include_usage

@@ -51,7 +51,7 @@ def add_openai_routes(
             request,
             service.conversations.turn(conversation),
             partial(build_completion, head),
-            partial(CompletionChunks, head, include_usage) if body.stream else None,
+            (lambda found: CompletionChunks(head, found, include_usage)) if body.stream else None,
             settings,
         )
 

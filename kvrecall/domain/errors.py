@@ -149,6 +149,33 @@ class UnknownEpisode(ServiceError):
         )
 
 
+class UnknownResponse(ServiceError):
+    """There is no stored response of that id, or not any more."""
+
+    code = ErrorCode.UNKNOWN_RESPONSE
+
+    def __init__(self, response: str) -> None:
+        super().__init__(f"there is no response {response!r}", response=response)
+
+
+class UnknownConversation(ServiceError):
+    """There is no conversation of that id."""
+
+    code = ErrorCode.UNKNOWN_CONVERSATION
+
+    def __init__(self, conversation: str) -> None:
+        super().__init__(f"there is no conversation {conversation!r}", conversation=conversation)
+
+
+class UnknownItem(ServiceError):
+    """The conversation has no item of that id."""
+
+    code = ErrorCode.UNKNOWN_ITEM
+
+    def __init__(self, item: str) -> None:
+        super().__init__(f"there is no item {item!r}", item=item)
+
+
 class EpisodesUnsupported(InvalidRequest):
     """Episodes were asked for with a method whose evictions do not look at them."""
 

@@ -131,6 +131,17 @@ class ServiceLimits(BaseModel):
         ge=1,
         description="Largest number of sessions of one tenant, forks included.",
     )
+    response_days: float = Field(
+        default=30.0, gt=0, description="Time that a stored response can be read again, in days."
+    )
+    tenant_conversations: int = Field(
+        default=100_000,
+        ge=1,
+        description="Largest number of OpenAI's conversations of one tenant.",
+    )
+    max_conversation_items: int = Field(
+        default=4096, ge=1, description="Largest number of items of one of these conversations."
+    )
     max_metadata_bytes: int = Field(
         default=8192,
         ge=0,

@@ -15,6 +15,7 @@ from kvrecall.domain.session import SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.testing._catalog_changes import append_turn, mark_done, pair_built
 from kvrecall.testing._catalog_state import CatalogState
+from kvrecall.testing._in_memory_responses import InMemoryConversations, InMemoryResponses
 from kvrecall.testing._in_memory_sessions import InMemorySessions
 from services.catalog.claims import Claims
 from services.catalog.records import (
@@ -48,6 +49,8 @@ class InMemoryCatalog:
         self.leases = InMemoryLeases(state, claims)
         self.turns = InMemoryTurns(state)
         self.histories = InMemoryHistories(state)
+        self.responses = InMemoryResponses(state)
+        self.conversations = InMemoryConversations()
         self.tool_calls = InMemoryToolCalls(state)
         self.repairs = InMemoryRepairs(state)
         self.episodes = InMemoryEpisodes(state)

@@ -24,8 +24,7 @@ _DIGEST_BYTES = 32
 class History:
     """A conversation in order: the results of a message's calls follow it, in the calls' order.
 
-    `start` is the digest of what comes before its messages: earlier ones, or the scope, which is
-    all else that the tokens depend on. Build one with `build_history`.
+    `start` is the digest of all that comes before its messages. Build one with `build_history`.
     """
 
     start: bytes
@@ -50,18 +49,24 @@ class History:
         return replies[::-1]
 
 
+def begin(scope: bytes) -> bytes:
+    """Return the digest of a conversation without a message: of what else its tokens depend on."""
+    return _digest(scope)
+
+
 def build_history(
-    start: bytes, messages: Sequence[Message], reply: Message | None = None
+    start: bytes, messages: Sequence[Message], asked: Sequence[ToolCall] = (), hidden: int = 0
 ) -> History:
     """Build a history from a client's messages, with the results of calls in the calls' order.
 
-    It begins with the `reply` that they follow, if there is one. Raises ToolResultWithoutCall,
+    `asked` are the calls that the message before them ended on; the first `hidden` messages are
+    not of this request, so that errors name the place in it. Raises ToolResultWithoutCall,
     CallsOutstanding and DuplicateCall: each call is answered once, before the next other message.
     """
-    ordered = [] if reply is None else [reply]
-    calls = {call.id: call for call in ordered[0].tool_calls} if ordered else {}
+    ordered: list[Message] = []
+    calls = {call.id: call for call in asked}
     results: dict[str, Message] = {}
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages, -hidden):
         if message.role == "tool":
             _require_call(index, message, calls, results)
             results[message.tool_call_id] = message
@@ -76,11 +81,6 @@ def build_history(
         results = {}
     ordered += _take_results(calls, results)
     return History(start, tuple(ordered))
-
-
-def digest_scope(scope: bytes) -> bytes:
-    """Return the digest that a conversation of this scope starts with."""
-    return _digest(scope)
 
 
 def extend(digest: bytes, message: Message, place: int = -1) -> bytes:

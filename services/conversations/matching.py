@@ -11,7 +11,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol
 
-from kvrecall.domain.errors import InvalidRequest, SessionBusy, UnknownSession
+from kvrecall.domain.errors import (
+    InvalidRequest,
+    SessionBusy,
+    UnknownResponse,
+    UnknownSession,
+)
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
@@ -20,11 +25,13 @@ from kvrecall.domain.turn_request import TurnRequest, check_message, check_size
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
+from services.catalog.responses.base import StoredResponse
 from services.conversations.histories import (
     History,
+    begin,
     build_history,
     canonical_json,
-    digest_scope,
+    extend,
     rename_calls,
 )
 from services.forks import ForkRequest
@@ -75,25 +82,29 @@ class Conversation:
     """A whole conversation, and the turn that its last messages ask for.
 
     `settings` are those of the session that it begins if none holds it; only a session of the same
-    settings is continued. `turn` has the sampling; its messages are not read.
+    settings is continued. `turn` has the sampling; its messages are not read. `opening` comes
+    before everything else. `follows`: the response whose conversation, without its own opening,
+    comes before `messages`.
     """
 
     messages: tuple[Message, ...]
     settings: CreateSession
     turn: TurnRequest
     key: IdempotencyKey | None = None
+    opening: tuple[Message, ...] = ()
+    follows: StoredResponse | None = None
 
 
 @dataclass(frozen=True)
 class ReplyPlace:
-    """The place of a reply, which does not have to be there yet.
+    """The place of a reply: that of turn `turn` in `session`.
 
-    It is that of turn `turn` in `session`; `before` is the digest of the conversation up to it.
+    `asked` is the digest of the conversation up to it.
     """
 
     session: str
     turn: int
-    before: bytes
+    asked: bytes
 
 
 @dataclass(frozen=True)
@@ -101,14 +112,26 @@ class Continuation:
     """The accepted turn: its stream, and how its session was found.
 
     `held_tokens` of the conversation were in the session before; None for a repeated request.
-    `reply` is the place of its answer, from which `Conversations.follow` goes on.
+    `opening` is the digest of what comes before the conversation's first message, `asked` that of
+    the conversation up to the answer.
     """
 
     stream: TurnStream
     session: str
+    turn: int
     match: Match
     held_tokens: int | None
-    reply: ReplyPlace
+    opening: bytes
+    asked: bytes
+
+    @property
+    def place(self) -> ReplyPlace:
+        """The place of the answer, from which `Conversations.follow` goes on."""
+        return ReplyPlace(self.session, self.turn, self.asked)
+
+    def history(self, answer: Message) -> bytes:
+        """Return the digest of the conversation with the answer."""
+        return extend(self.asked, answer)
 
 
 class Conversations:
@@ -126,15 +149,17 @@ class Conversations:
         refused by the messages alone is refused before any session is forked or created.
         """
         _check_messages(conversation)
-        start = digest_scope(self._scope(conversation.settings))
-        history = build_history(start, conversation.messages)
-        async for number, entry in self._find(history):
+        opening, history = await self._read(conversation)
+        async for number, entry in self._find(history, conversation.follows):
             try:
                 session = await self._catalog.sessions.get(entry.session)
             except UnknownSession:
                 continue  # deleted since
-            return await self._continue(conversation, history, number, entry, session)
-        return await self._build(conversation, history)
+            found = await self._continue(conversation, history, number, entry, session)
+            break
+        else:
+            found = await self._build(conversation, history)
+        return replace(found, opening=opening)
 
     async def follow(self, place: ReplyPlace, conversation: Conversation) -> Continuation:
         """Start the turn of a conversation of which a session holds all up to a reply.
@@ -145,10 +170,11 @@ class Conversations:
         """
         _check_messages(conversation)
         reply = await self._read_reply(place, conversation.settings.tenant)
-        history = build_history(place.before, conversation.messages, reply)
-        for entry in await self._catalog.histories.find([history.digests[1].hex()]):
+        start = extend(place.asked, reply)
+        history = build_history(start, conversation.messages, reply.tool_calls)
+        for entry in await self._catalog.histories.find([start.hex()]):
             session = await self._get_own(entry.session, conversation.settings.tenant)
-            return await self._continue(conversation, history, 1, entry, session)
+            return await self._continue(conversation, history, 0, entry, session)
         raise UnknownSession(place.session)
 
     async def _read_reply(self, place: ReplyPlace, tenant: str) -> Message:
@@ -165,7 +191,38 @@ class Conversations:
             raise UnknownSession(session_id)
         return session
 
-    async def _find(self, history: History) -> AsyncIterator[tuple[int, HistoryEntry]]:
+    async def _read(self, conversation: Conversation) -> tuple[bytes, History]:
+        """Return the digest of the opening, and the history as far as it must be known.
+
+        That of a response is known by its digest if both have the same opening; if not, it is read
+        from the turn log. Raises UnknownResponse when the log is gone.
+        """
+        scope = begin(self._scope(conversation.settings))
+        opening = build_history(scope, conversation.opening).digests[-1]
+        follows = conversation.follows
+        said: list[Message] = []
+        if follows is not None:
+            if follows.opening == opening.hex():
+                reply = (await self._read_said(follows, follows.turn - 1))[-1]
+                start = bytes.fromhex(follows.history)
+                return opening, build_history(start, conversation.messages, reply.tool_calls)
+            said = (await self._read_said(follows, 0))[follows.hidden :]
+        before = (*conversation.opening, *said)
+        messages = (*before, *conversation.messages)
+        return opening, build_history(scope, messages, hidden=len(before))
+
+    async def _read_said(self, response: StoredResponse, after: int) -> list[Message]:
+        """Return the messages of the turns from `after` up to the response. Raises UnknownResponse."""
+        count = response.turn - after
+        turns = await self._catalog.turns.get_after(response.session, after, count)
+        if len(turns) < count:
+            raise UnknownResponse(response.id)
+        replies = [(*turn.messages, turn.outcome.message) for turn in turns]
+        return [message for turn in replies for message in turn if message is not None]
+
+    async def _find(
+        self, history: History, follows: StoredResponse | None
+    ) -> AsyncIterator[tuple[int, HistoryEntry]]:
         """Yield the known parts of the history, the longest first, with their messages' numbers."""
         ends = history.ends
         places = [*ends[:_LAST_PLACES], *ends[_LAST_PLACES:][-_FIRST_PLACES:]]
@@ -173,6 +230,9 @@ class Conversations:
         if numbers:
             for entry in await self._catalog.histories.find(list(numbers)):
                 yield numbers[entry.digest], entry
+        if follows is not None and history.start.hex() == follows.history:
+            yield 0, HistoryEntry(follows.history, follows.session, follows.turn)
+            raise UnknownResponse(follows.id)  # its session was deleted just now
 
     async def _continue(
         self,
@@ -247,10 +307,9 @@ class Conversations:
         except BaseException:
             await stream.aclose()
             raise
-        assert isinstance(started, TurnStarted), "a turn begins with its start"
+        assert isinstance(started, TurnStarted), "a turn begins with its acceptance"
         held = None if match == "repeated" else session.memory.length
-        place = ReplyPlace(session.id, started.turn, request.history)
-        return Continuation(stream, session.id, match, held, place)
+        return Continuation(stream, session.id, started.turn, match, held, b"", request.history)
 
     def _scope(self, settings: CreateSession) -> bytes:
         """Return everything but the messages that the tokens of a conversation depend on.

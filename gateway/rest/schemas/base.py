@@ -19,12 +19,6 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Wire(BaseModel):
-    """Part of a body in another API's format: unknown members are ignored, as clients add some."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
 class View(BaseModel):
     """Response body. `model_validate` builds one from a domain value with the same fields."""
 

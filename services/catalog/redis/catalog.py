@@ -36,6 +36,7 @@ from services.catalog.redis.sessions import RedisSessions
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
 from services.catalog.redis.turns import RedisHistories, RedisTurns
+from services.catalog.responses.redis import RedisConversations, RedisResponses
 from services.catalog.versions import CatalogUpgrade
 
 
@@ -59,6 +60,8 @@ class RedisCatalog:
         )
         self.leases = RedisLeases(redis, keys, slots)
         self.histories = RedisHistories(redis, keys)
+        self.responses = RedisResponses(redis, keys)
+        self.conversations = RedisConversations(redis, keys)
         self.turns = RedisTurns(slots, indexes, self.page_refs, prefixes, self.histories)
         self.tool_calls = RedisToolCalls(slots, indexes)
         self.repairs = RedisRepairs(slots, indexes)

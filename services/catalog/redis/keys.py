@@ -111,6 +111,18 @@ class Keys:
         """Return the key of the turn at whose end a conversation has this digest."""
         return f"{self.namespace}:history:{quote(digest, safe='')}"
 
+    def get_response(self, response_id: str) -> str:
+        """Return the key of a stored response."""
+        return f"{self.namespace}:response:{quote(response_id, safe='')}"
+
+    def get_conversation(self, conversation_id: str) -> str:
+        """Return the first key of a conversation; its others begin with it and share its slot."""
+        return f"{self.namespace}:conversation:{{{quote(conversation_id, safe='')}}}"
+
+    def get_conversations(self, tenant: str) -> str:
+        """Return the key of a tenant's conversations by creation time."""
+        return f"{self.namespace}:conversations:{quote(tenant, safe='')}"
+
     @property
     def tenants(self) -> str:
         """Key of the tenants that may have sessions, by the last time they created one."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from services.catalog.claims import Claims
+from services.catalog.responses.sqlite import SqliteConversations, SqliteResponses
 from services.catalog.sqlite.database import Database, open_database
 from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
@@ -33,6 +34,8 @@ class SqliteCatalog:
         self.leases = SqliteLeases(database, claims)
         self.turns = SqliteTurns(database, self.idempotency)
         self.histories = SqliteHistories(database)
+        self.responses = SqliteResponses(database)
+        self.conversations = SqliteConversations(database)
         self.tool_calls = SqliteToolCalls(database, self.idempotency)
         self.repairs = SqliteRepairs(database)
         self.episodes = SqliteEpisodes(database)

@@ -127,9 +127,7 @@ async def test_errors_are_raised_as_the_client_knows_them(
     assert refused.value.api_message.startswith("temperature: ")
 
 
-async def test_tokens_are_counted(
-    served: Any, client: AsyncAnthropic, ask: dict[str, Any]
-) -> None:
+async def test_tokens_are_counted(served: Any, client: AsyncAnthropic, ask: dict[str, Any]) -> None:
     assert isinstance(served.worker, StubWorker)
     hello: Any = [{"role": "user", "content": "hello there"}]
     counted = await client.messages.count_tokens(model=ask["model"], messages=hello)

@@ -1,6 +1,5 @@
 """Anthropic's messages over sessions: answers, streams, refusals, and what is found again."""
 
-import json
 from typing import Any
 
 import httpx
@@ -212,5 +211,3 @@ async def test_no_tenant_finds_the_session_of_another(api) -> None:
     body = {"model": api.service.info.model, "max_tokens": 9, "messages": said}
     response = await api.http.post(PATH, json=body, headers={"X-Kvrecall-Tenant": "ann"})
     assert response.headers["kvrecall-match"] == "built"
-
-
