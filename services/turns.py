@@ -391,4 +391,5 @@ class _TurnContext:
             else episode_from_wire(match.episode, match.similarity, done),
             repairs_skipped=len(due_repairs(self.session)),
             durable=done.durable,
+            stop_sequence=done.stop_sequence,
         )

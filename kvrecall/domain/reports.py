@@ -94,7 +94,7 @@ class TurnOutcome:
     `repairs` are those since the previous turn; `own_repair` is the last of them when the turn ran
     it itself. `repairs_skipped` counts those that were due but not started. `durable`: the
     session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
-    lost. `seconds` are by phase.
+    lost. `seconds` are by phase. `stop_sequence` is the one that the answer ended at, if any.
     """
 
     session: str
@@ -111,3 +111,4 @@ class TurnOutcome:
     episode: EpisodeReport | None = None
     repairs_skipped: int = 0
     durable: bool = True
+    stop_sequence: str = ""

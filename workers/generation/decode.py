@@ -17,12 +17,14 @@ from workers.model.tokenizer import ChatTokenizer
 class Answer:
     """A generated answer as the session keeps it, up to a stop string; the reason of its end.
 
-    All but the last token have rows. `finish_reason` is "stop" or "length".
+    All but the last token have rows. `finish_reason` is "stop" or "length"; `stop_sequence` is the
+    stop string that it ended at, empty if there was none.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
+    stop_sequence: str = ""
 
 
 def decode(
@@ -66,4 +68,4 @@ def decode(
         token = yield Decode(token, sampler)
     if rest := stream.finish():
         emit(token, rest)
-    return Answer(tuple(token_ids), stream.text, reason)
+    return Answer(tuple(token_ids), stream.text, reason, stream.stop_sequence)

@@ -16,6 +16,7 @@ class TextStream:
     Attributes:
         text: The whole text so far, up to the first stop string.
         stopped: True once a stop string was found.
+        stop_sequence: The stop string that was found; empty until then.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, stop: Sequence[str] = ()) -> None:
@@ -28,15 +29,17 @@ class TextStream:
         self._lengths = [0]
         self.text = ""
         self.stopped = False
+        self.stop_sequence = ""
 
     def push(self, token_id: int) -> str:
         """Add a token; returns the text that can be sent now. Sets `stopped` at a stop string."""
         self.text += self._stream.step(self._tokenizer, token_id) or ""
         self._lengths.append(len(self.text))
-        found = [at for at in (self.text.find(stop) for stop in self._stop) if at >= 0]
+        found = [(at, stop) for stop in self._stop if (at := self.text.find(stop)) >= 0]
         if found:
+            end, self.stop_sequence = min(found)
             self.stopped = True
-            self.text = self.text[: min(found)]
+            self.text = self.text[:end]
         return self._send(self._safe_end())
 
     def split_at_stop(self) -> tuple[int, str]:
