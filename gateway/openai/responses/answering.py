@@ -24,6 +24,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.turn_request import check_message
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredItem, StoredResponse
 from services.conversations.matching import Continuation, Conversation
@@ -62,6 +63,20 @@ class Answering:
             raise
         self._events = ResponseEvents(self._body, found)
         return replace(found, stream=RecordedStream(found.stream, self._record(found), self._close))
+
+    async def count(self) -> int:
+        """Count the tokens of the whole conversation with the input. Raises as `start`."""
+        self._items = await _read_input(self._service, self._tenant, self._body)
+        previous = await self._read_previous()
+        said = to_messages([*await self._read_conversation(), *self._items])
+        before = [] if previous is None else await self._service.conversations.read(previous)
+        messages = [*self._body.opening, *before, *said.messages]
+        if not messages:
+            raise InvalidRequest("input", "there is nothing to count")
+        for index, message in enumerate(said.messages):
+            check_message(message, said.fields[index])
+        tools = self._body.settings_to_domain(self._tenant).tools
+        return await self._service.count_tokens(messages, tools)
 
     def encode(self, found: Continuation) -> ResponseEvents:
         """Return the encoder of the turn's events."""

@@ -44,7 +44,7 @@ class ResponseEvents:
         self._text = ""
         self._space = ""  # it is said when more text follows
         self._number = 0
-        self._last = b""
+        self._closing = b""  # events that were made with the response and not sent
         self._response: Json | None = None
 
     def begin(self) -> bytes:
@@ -63,8 +63,8 @@ class ResponseEvents:
             case ToolCallEmitted(call):
                 return self._end_text("completed") + self._call(call)
             case TurnEnded(outcome):
-                self.complete(outcome)
-                return self._last
+                response = self.complete(outcome)
+                return self._close(f"response.{response['status']}", response)
 
     def complete(self, outcome: TurnOutcome) -> Json:
         """Return the response as it ended, whether or not its events were encoded."""
@@ -77,15 +77,17 @@ class ResponseEvents:
             self._response = objects.complete(
                 self._head, self._output, outcome, self._found, int(time.time())
             )
-            kind = f"response.{self._response['status']}"
-            self._last = events + self._event(kind, response=self._response)
+            self._closing = events
         return self._response
 
     def fail(self, problem: Mapping[str, Any]) -> bytes:
         """Encode an error, which ends the response."""
         error = to_openai_error(problem)["error"]
         failed = objects.fail(self._head, self._output, error, get_status(problem))
-        return self._event("response.failed", response=failed)
+        return self._close("response.failed", failed)
+
+    def _close(self, kind: str, response: Json) -> bytes:
+        return self._closing + self._event(kind, response=response)
 
     def _repeat(self, outcome: TurnOutcome) -> bytes:
         """Encode the answer as a whole if nothing of it was encoded."""

@@ -51,6 +51,14 @@ def _add_create(router: APIRouter, service: SessionService, settings: GatewaySet
             settings,
         )
 
+    @router.post("/responses/input_tokens", tags=["openai"])
+    async def count_input_tokens(body: ResponseBody, tenant: Tenant = "") -> dict[str, Any]:
+        """Count the tokens of a conversation with its tools, up to where the answer begins."""
+        require_model(body.model, service, settings)
+        body.require_honoured()
+        tokens = await Answering(service, tenant, body).count()
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
 
 def _add_stored(router: APIRouter, service: SessionService) -> None:
     @router.get("/responses/{response}", tags=["openai"])
