@@ -1,6 +1,6 @@
 """Error responses: every error as RFC 9457 problem details, with the status of its error code.
 
-The routes of OpenAI's API answer the same errors in its own form.
+The routes of OpenAI's and Anthropic's APIs answer the same errors in their own forms.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from gateway.anthropic.errors import is_anthropic_path, to_anthropic_error
 from gateway.openai.errors import get_status, is_openai_path, to_openai_error
 from kvrecall.domain import errors
 from kvrecall.domain.codes import ErrorCode
@@ -90,6 +91,8 @@ def error_response(
     """Build a response from the members of a problem, in the form of the API that `path` is of."""
     if is_openai_path(path):
         return JSONResponse(to_openai_error(members), get_status(members), dict(headers or {}))
+    if is_anthropic_path(path):
+        return JSONResponse(to_anthropic_error(members), get_status(members), dict(headers or {}))
     return JSONResponse(
         dict(members),
         status_code=members["status"],

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -56,17 +57,17 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def read_answer(stream: ProgressStream) -> tuple[TurnOutcome, list[TokenLogprob]]:
-    """Read a turn's stream to its end. Raises what the turn raises.
+async def read_outcome(stream: ProgressStream) -> TurnOutcome:
+    """Read a turn's stream to its end and return the outcome. Raises what the turn raises.
 
-    Returns the outcome, and the log-probabilities of the text if the turn asked for them.
+    It has the log-probabilities that the turn asked for, which are not stored with it.
     """
     logprobs: list[TokenLogprob] = []
     async for progress in stream:
         if isinstance(progress, TextDelta):
             logprobs += progress.logprobs
         if isinstance(progress, TurnEnded):
-            return progress.outcome, logprobs
+            return replace(progress.outcome, logprobs=tuple(logprobs))
     raise WorkerLost("the turn ended without a result; repeat it")
 
 

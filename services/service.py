@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
@@ -14,6 +15,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import Observer, SessionDeleted, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Message
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, Turn
@@ -29,9 +31,7 @@ from kvrecall.domain.tool_events import (
 )
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
-from kvrecall.protocol.convert import (
-    worker_info_from_wire,
-)
+from kvrecall.protocol.convert import message_to_wire, worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.admission import Admission
 from services.background import BackgroundTasks
@@ -339,6 +339,15 @@ class SessionService:
         Raises UnknownSession.
         """
         return await load_repair_history(self._catalog, self._worker, session, limit)
+
+    async def count_tokens(self, messages: Sequence[Message], tools: Sequence[str]) -> int:
+        """Count the tokens of a prompt, as a new session would be told it.
+
+        Raises WorkerRefused if the model's template refuses the messages.
+        """
+        wire = [message_to_wire(message) for message in messages]
+        request = pb.CountTokensRequest(messages=wire, tools=tools)
+        return (await self._worker.count_tokens(request)).tokens
 
     async def memory(self, session: str) -> MemoryReport:
         """Report what the session holds. Raises UnknownSession."""

@@ -403,5 +403,6 @@ class _TurnContext:
             else episode_from_wire(match.episode, match.similarity, done),
             repairs_skipped=len(due_repairs(self.session)),
             durable=done.durable,
+            stop_sequence=done.stop_sequence,
             reasoning_tokens=done.reasoning_tokens,
         )

@@ -45,13 +45,8 @@ class Head:
         }
 
 
-def build_completion(
-    head: Head,
-    outcome: TurnOutcome,
-    found: Continuation,
-    logprobs: Sequence[TokenLogprob] | None = None,
-) -> Json:
-    """Build the object of a whole answer; `logprobs` if they were asked for."""
+def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> Json:
+    """Build the object of a whole answer."""
     message = outcome.message
     calls = () if message is None else message.tool_calls
     text = "" if message is None else message.content
@@ -67,7 +62,7 @@ def build_completion(
     choice = {
         "index": 0,
         "message": answer,
-        "logprobs": None if logprobs is None else _to_logprobs(logprobs),
+        "logprobs": _to_logprobs(outcome.logprobs),
         "finish_reason": outcome.finish_reason,
     }
     return {
@@ -122,8 +117,7 @@ class CompletionChunks:
             case ReasoningDelta(text):
                 return self._delta(_to_reasoning(text))
             case TextDelta(text, logprobs):
-                found = _to_logprobs(logprobs) if logprobs else None
-                return self._delta({"content": text}, logprobs=found)
+                return self._delta({"content": text}, logprobs=_to_logprobs(logprobs))
             case ToolCallEmitted(call):
                 return self._call(call)
             case TurnEnded(outcome):
@@ -167,7 +161,9 @@ def _to_reasoning(text: str) -> Json:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _to_logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
+def _to_logprobs(logprobs: Sequence[TokenLogprob]) -> Json | None:
+    if not logprobs:
+        return None
     content = [
         _to_logprob(each) | {"top_logprobs": [_to_logprob(other) for other in each.top]}
         for each in logprobs

@@ -1,22 +1,20 @@
-"""Routes of OpenAI's API; those of chat completions are here."""
+"""Routes of OpenAI's API; those of chat completions and models are here."""
 
+import time
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Request
 
+from gateway.answers import require_model, respond
 from gateway.idempotency import Key, get_idempotency_key
-from gateway.middleware import CLIENT_CLOSED_REQUEST
 from gateway.openai.chunks import CompletionChunks, Head, build_completion
 from gateway.openai.conversations.routes import add_conversation_routes
-from gateway.openai.headers import get_session_headers
-from gateway.openai.models import add_model_routes, require_model
 from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody
 from gateway.settings import GatewaySettings
-from gateway.sse import ClientDisconnected, EventStream, read_answer, run_while_connected
 from gateway.tenants import Tenant
-from services.conversations.matching import Continuation, Conversation
+from services.conversations.matching import Conversation
 from services.service import SessionService
 
 _STREAM = {
@@ -29,7 +27,7 @@ def add_openai_routes(
     router: APIRouter, service: SessionService, settings: GatewaySettings
 ) -> None:
     """Add the routes of OpenAI's API."""
-    add_model_routes(router, service, settings)
+    _add_models(router, service, settings)
     add_response_routes(router, service, settings)
     add_conversation_routes(router, service)
 
@@ -50,31 +48,32 @@ def add_openai_routes(
             body.turn_to_domain(service.limits),
             get_idempotency_key(request, key, body),
         )
-        try:
-            found = await run_while_connected(request, service.conversations.turn(conversation))
-            head = Head(body.model, service.info.fingerprint[:16])
-            if body.stream:
-                return _stream(found, head, body, settings)
-            return await _answer(request, found, head, body.logprobs is True)
-        except ClientDisconnected:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        head = Head(body.model, service.info.fingerprint[:16])
+        options = body.stream_options
+        include_usage = options is not None and options.include_usage
+        return await respond(
+            request,
+            service.conversations.turn(conversation),
+            partial(build_completion, head),
+            (lambda found: CompletionChunks(head, found, include_usage)) if body.stream else None,
+            settings,
+        )
 
 
-async def _answer(
-    request: Request, found: Continuation, head: Head, with_logprobs: bool
-) -> Response:
-    try:
-        outcome, logprobs = await run_while_connected(request, read_answer(found.stream))
-    finally:
-        await found.stream.aclose()
-    headers = get_session_headers(found)
-    completion = build_completion(head, outcome, found, logprobs if with_logprobs else None)
-    return JSONResponse(completion, headers=headers)
+def _add_models(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
+    started = int(time.time())
 
+    def describe(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": started, "owned_by": "kvrecall"}
 
-def _stream(
-    found: Continuation, head: Head, body: ChatCompletionBody, settings: GatewaySettings
-) -> EventStream:
-    options = body.stream_options
-    chunks = CompletionChunks(head, found, options is not None and options.include_usage)
-    return EventStream(found.stream, settings.heartbeat_seconds, chunks, get_session_headers(found))
+    @router.get("/models", tags=["openai"])
+    async def list_models() -> dict[str, Any]:
+        """List the model that is served, and its aliases."""
+        names = [service.info.model, *settings.model_aliases]
+        return {"object": "list", "data": [describe(name) for name in names]}
+
+    @router.get("/models/{model:path}", tags=["openai"])
+    async def get_model(model: str) -> dict[str, Any]:
+        """Get the model of this name."""
+        require_model(model, service, settings)
+        return describe(model)

@@ -117,7 +117,7 @@ def _canonical(message: Message, place: int) -> bytes:
     parts = [
         message.role,
         message.content.strip() if is_reply else message.content,
-        [[call.name, _canonical_json(call.arguments)] for call in message.tool_calls],
+        [[call.name, canonical_json(call.arguments)] for call in message.tool_calls],
         place,
         message.name if message.role == "user" else "",
     ]
@@ -126,7 +126,8 @@ def _canonical(message: Message, place: int) -> bytes:
     )
 
 
-def _canonical_json(text: str) -> str:
+def canonical_json(text: str) -> str:
+    """Return a JSON text without what differs between writers; any other text as it is."""
     try:
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):

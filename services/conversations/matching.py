@@ -27,9 +27,16 @@ from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
 from services.catalog.responses.base import StoredResponse
 from services.constraints import check_constraint
-from services.conversations.histories import History, begin, build_history, extend, rename_calls
+from services.conversations.histories import (
+    History,
+    begin,
+    build_history,
+    canonical_json,
+    extend,
+    rename_calls,
+)
 from services.forks import ForkRequest
-from services.turn_stream import TurnStarted, TurnStream
+from services.turn_stream import ProgressStream, TurnStarted, TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
 # Places of a history that are looked up: its last ones, and of the others the first ones.
@@ -90,6 +97,18 @@ class Conversation:
 
 
 @dataclass(frozen=True)
+class ReplyPlace:
+    """The place of a reply: that of turn `turn` in `session`.
+
+    `asked` is the digest of the conversation up to it.
+    """
+
+    session: str
+    turn: int
+    asked: bytes
+
+
+@dataclass(frozen=True)
 class Continuation:
     """The accepted turn: its stream, and how its session was found.
 
@@ -98,13 +117,18 @@ class Continuation:
     the conversation up to the answer.
     """
 
-    stream: TurnStream
+    stream: ProgressStream
     session: str
     turn: int
     match: Match
     held_tokens: int | None
     opening: bytes
     asked: bytes
+
+    @property
+    def place(self) -> ReplyPlace:
+        """The place of the answer, from which `Conversations.follow` goes on."""
+        return ReplyPlace(self.session, self.turn, self.asked)
 
     def history(self, answer: Message) -> bytes:
         """Return the digest of the conversation with the answer."""
@@ -125,10 +149,7 @@ class Conversations:
         session can have, and what the creation of a session, a fork and a turn raise. What can be
         refused by the messages alone is refused before any session is forked or created.
         """
-        if not conversation.messages:
-            raise InvalidRequest("messages", "a conversation has at least one message")
-        for index, message in enumerate(conversation.messages):
-            check_message(message, f"messages[{index}]")
+        _check_messages(conversation)
         if conversation.turn.sampling is not None:
             await check_constraint(
                 conversation.turn.sampling.constraint,
@@ -147,6 +168,36 @@ class Conversations:
             found = await self._build(conversation, history)
         return replace(found, opening=opening)
 
+    async def follow(self, place: ReplyPlace, conversation: Conversation) -> Continuation:
+        """Start the turn of a conversation of which a session holds all up to a reply.
+
+        Its messages are those after the reply; of its settings only the tenant counts. A reply that
+        was followed before is followed in a fork. Raises UnknownSession for a place that no session
+        of the tenant has, and otherwise as `turn`.
+        """
+        _check_messages(conversation)
+        reply = await self._read_reply(place, conversation.settings.tenant)
+        start = extend(place.asked, reply)
+        history = build_history(start, conversation.messages, reply.tool_calls)
+        for entry in await self._catalog.histories.find([start.hex()]):
+            session = await self._get_own(entry.session, conversation.settings.tenant)
+            return await self._continue(conversation, history, 0, entry, session)
+        raise UnknownSession(place.session)
+
+    async def _read_reply(self, place: ReplyPlace, tenant: str) -> Message:
+        session = await self._get_own(place.session, tenant)
+        for turn in await self._catalog.turns.get_after(session.id, place.turn - 1, 1):
+            if turn.number == place.turn and turn.outcome.message is not None:
+                return turn.outcome.message
+        raise UnknownSession(place.session)
+
+    async def _get_own(self, session_id: str, tenant: str) -> Session:
+        """Return the session. Raises UnknownSession, also for another tenant's."""
+        session = await self._catalog.sessions.get(session_id)
+        if session.settings.tenant != tenant:
+            raise UnknownSession(session_id)
+        return session
+
     async def _read(self, conversation: Conversation) -> tuple[bytes, History]:
         """Return the digest of the opening, and the history as far as it must be known.
 
@@ -162,10 +213,14 @@ class Conversations:
                 reply = (await self._read_said(follows, follows.turn - 1))[-1]
                 start = bytes.fromhex(follows.history)
                 return opening, build_history(start, conversation.messages, reply.tool_calls)
-            said = (await self._read_said(follows, 0))[follows.hidden :]
+            said = await self.read(follows)
         before = (*conversation.opening, *said)
         messages = (*before, *conversation.messages)
         return opening, build_history(scope, messages, hidden=len(before))
+
+    async def read(self, response: StoredResponse) -> list[Message]:
+        """Return the conversation up to a response, without its opening. Raises UnknownResponse."""
+        return (await self._read_said(response, 0))[response.hidden :]
 
     async def _read_said(self, response: StoredResponse, after: int) -> list[Message]:
         """Return the messages of the turns from `after` up to the response. Raises UnknownResponse."""
@@ -274,9 +329,17 @@ class Conversations:
         """
         fields = asdict(replace(settings, metadata=None, model=None, repair_on=frozenset()))
         fields["repair_on"] = sorted(settings.repair_on)
-        fields["tools"] = sorted(settings.tools)
+        fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)
         scope = [self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()
+
+
+def _check_messages(conversation: Conversation) -> None:
+    """Check each message by itself. Raises InvalidRequest."""
+    if not conversation.messages:
+        raise InvalidRequest("messages", "a conversation has at least one message")
+    for index, message in enumerate(conversation.messages):
+        check_message(message, f"messages[{index}]")
 
 
 def _get_turns(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:

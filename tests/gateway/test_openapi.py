@@ -24,6 +24,8 @@ OPERATIONS = [
     ("GET", "/v1/worker"),
     ("GET", "/v1/workers"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/sessions"),
     ("POST", "/v1/sessions/{session}/events"),
     ("POST", "/v1/sessions/{session}/fork"),

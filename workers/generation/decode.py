@@ -17,7 +17,8 @@ class Answer:
     """A generated answer as the session keeps it, up to a stop string; the reason of its end.
 
     All but the last token have rows. `text` has the marks of its parts, which are `parsed`.
-    `finish_reason` is "stop" or "length".
+    `finish_reason` is "stop" or "length"; `stop_sequence` is the stop string that it ended at,
+    empty if there was none.
     """
 
     token_ids: tuple[int, ...]
@@ -25,6 +26,7 @@ class Answer:
     finish_reason: str
     parsed: ParsedAnswer
     reasoning_tokens: int = 0
+    stop_sequence: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,4 +92,6 @@ def decode(
         token = yield Decode(token, sampler)
     if (held := stream.finish()) != Piece():
         emit(Emitted(token, held))
-    return Answer(tuple(token_ids), stream.raw, reason, stream.parse(), reasoning_tokens)
+    parsed = stream.parse()
+    stopped_at = stream.stop_sequence
+    return Answer(tuple(token_ids), stream.raw, reason, parsed, reasoning_tokens, stopped_at)

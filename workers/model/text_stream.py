@@ -37,6 +37,7 @@ class TextStream:
     Attributes:
         raw: All that was generated so far, marks included, up to the first stop string.
         stopped: True once a stop string was found.
+        stop_sequence: The stop string that was found; empty until then.
         reasoning: True while the answer reasons; None before that is known.
         body: Where the text behind the reasoning begins in `raw`.
     """
@@ -69,6 +70,7 @@ class TextStream:
         self._reasoned: tuple[int, int] = (0, 0)
         self.raw = ""
         self.stopped = False
+        self.stop_sequence = ""
         self.body = 0
         self.reasoning: bool | None = reasons if self._marks else False
 
@@ -95,10 +97,11 @@ class TextStream:
         reasoning = self._advance_reasoning()
         if self.reasoning is not False:
             return Piece(reasoning=reasoning)
-        found = [at for at in (self.raw.find(stop, self.body) for stop in self._stop) if at >= 0]
+        found = [(at, stop) for stop in self._stop if (at := self.raw.find(stop, self.body)) >= 0]
         if found:
+            end, self.stop_sequence = min(found)
             self.stopped = True
-            self.raw = self.raw[: min(found)]
+            self.raw = self.raw[:end]
         return Piece(self._send(self._safe_end()), reasoning)
 
     def split_at_stop(self) -> tuple[int, str]:

@@ -242,6 +242,7 @@ def _build_answer(done: pb.TurnDone, answer: Answer, position: int, emit: Emit) 
         for i, call in enumerate(parsed.calls)
     ]
     done.finish_reason = "tool_calls" if calls else answer.finish_reason
+    done.stop_sequence = answer.stop_sequence
     done.message.CopyFrom(
         pb.Message(
             role="assistant", content=parsed.text, tool_calls=calls, reasoning=parsed.reasoning

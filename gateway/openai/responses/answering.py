@@ -1,8 +1,8 @@
 """From the body of a request for a response to its turn, and to what is stored of it."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gateway.openai.responses.events import ResponseEvents
@@ -24,6 +24,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.turn_request import check_message
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredItem, StoredResponse
 from services.conversations.matching import Continuation, Conversation
@@ -34,78 +35,109 @@ from services.service import SessionService
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class Answering:
-    """A request for a response on its way: its own items, and the claim on its conversation."""
+    """A request for a response on its way."""
 
-    service: SessionService
-    tenant: str
-    body: ResponseBody
-    items: tuple[PlacedItem, ...]
-    claim: ConversationClaim | None
-
-    @classmethod
-    async def begin(cls, service: SessionService, tenant: str, body: ResponseBody) -> "Answering":
-        """Check the input and claim the conversation. The caller ends with `close`.
-
-        Raises InvalidRequest, UnknownConversation, SessionBusy.
-        """
-        items = await _read_input(service, tenant, body)
-        claim = None
-        if body.conversation_id is not None:
-            claim = await service.named_conversations.claim(body.conversation_id, tenant)
-        return cls(service, tenant, body, tuple(items), claim)
+    def __init__(self, service: SessionService, tenant: str, body: ResponseBody) -> None:
+        self._service = service
+        self._tenant = tenant
+        self._body = body
+        self._items: list[PlacedItem] = []
+        self._claim: ConversationClaim | None = None
+        self._events: ResponseEvents | None = None
 
     async def start(self, key: IdempotencyKey | None) -> Continuation:
-        """Start the turn. Raises as `Conversations.turn`, with the places of this request."""
-        body = self.body
-        said = to_messages([*await self._read_conversation(), *self.items])
-        conversation = Conversation(
-            said.messages,
-            body.settings_to_domain(self.tenant),
-            body.turn_to_domain(self.service.limits),
-            key,
-            body.opening,
-            await self._read_previous(),
-        )
+        """Start the turn; what comes of it is stored before its stream passes on its end.
+
+        Raises as `Conversations.turn`, with the places of this request; UnknownConversation, and
+        SessionBusy while the conversation gets another answer.
+        """
+        self._items = await _read_input(self._service, self._tenant, self._body)
+        conversation = self._body.conversation_id
+        if conversation is not None:
+            self._claim = await self._service.named_conversations.claim(conversation, self._tenant)
+        try:
+            found = await self._start(key)
+        except BaseException:
+            await self._close()
+            raise
+        self._events = ResponseEvents(self._body, found)
+        return replace(found, stream=RecordedStream(found.stream, self._record(found), self._close))
+
+    async def count(self) -> int:
+        """Count the tokens of the whole conversation with the input. Raises as `start`."""
+        self._items = await _read_input(self._service, self._tenant, self._body)
+        previous = await self._read_previous()
+        said = to_messages([*await self._read_conversation(), *self._items])
+        before = [] if previous is None else await self._service.conversations.read(previous)
+        messages = [*self._body.opening, *before, *said.messages]
+        if not messages:
+            raise InvalidRequest("input", "there is nothing to count")
+        for index, message in enumerate(said.messages):
+            check_message(message, said.fields[index])
+        tools = self._body.settings_to_domain(self._tenant).tools
+        return await self._service.count_tokens(messages, tools)
+
+    def encode(self, found: Continuation) -> ResponseEvents:
+        """Return the encoder of the turn's events."""
+        assert self._events is not None, "the turn was started"
+        return self._events
+
+    def build(self, outcome: TurnOutcome, found: Continuation) -> Json:
+        """Build the response."""
+        return self.encode(found).complete(outcome)
+
+    async def _start(self, key: IdempotencyKey | None) -> Continuation:
+        said = to_messages([*await self._read_conversation(), *self._items])
+        previous = await self._read_previous()
         if not said.messages:
             raise InvalidRequest("input", "there is nothing to answer")
+        conversation = Conversation(
+            said.messages,
+            self._body.settings_to_domain(self._tenant),
+            self._body.turn_to_domain(self._service.limits),
+            key,
+            self._body.opening,
+            previous,
+        )
         try:
-            return await self.service.conversations.turn(conversation)
+            return await self._service.conversations.turn(conversation)
         except UnknownResponse as error:
-            raise _no_previous(error.details["response"]) from error
+            raise _no_previous(self._body.previous_response_id) from error
         except ServiceError as error:
             raise _to_place(error, said) from error
 
-    def record(self, found: Continuation, events: ResponseEvents) -> RecordedStream:
-        """Wrap the turn's stream: what came of it is stored before its end is passed on."""
+    def _record(self, found: Continuation) -> Callable[[TurnOutcome], Awaitable[None]]:
+        """Return the function that stores what came of the turn."""
 
         async def store(outcome: TurnOutcome) -> None:
-            response = events.complete(outcome)
+            response = self.build(outcome, found)
             if response["store"]:
                 await self._store(found, outcome, response)
-            if self.body.conversation_id is not None:
+            if self._body.conversation_id is not None:
                 added = self._build_added(found, response)
-                await self.service.named_conversations.add_answer(self.body.conversation_id, added)
+                await self._service.named_conversations.add_answer(
+                    self._body.conversation_id, added
+                )
 
-        return RecordedStream(found.stream, store, self.close)
+        return store
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """Let the next request write the conversation."""
-        if self.claim is not None:
-            await self.claim.release()
+        if self._claim is not None:
+            await self._claim.release()
 
     async def _store(self, found: Continuation, outcome: TurnOutcome, response: Json) -> None:
         reply = outcome.message or Message("assistant")
-        await self.service.responses.store(
+        await self._service.responses.store(
             StoredResponse(
                 response["id"],
-                self.tenant,
+                self._tenant,
                 found.session,
                 outcome.turn,
                 found.opening.hex(),
                 found.history(reply).hex(),
-                len(self.body.opening),
+                len(self._body.opening),
                 json.dumps(response),
             )
         )
@@ -115,27 +147,27 @@ class Answering:
         name = TurnName(found.session, found.turn)
         asked = [
             to_item(placed, name.item(placed.kind, "c", number))
-            for number, placed in enumerate(self.items)
+            for number, placed in enumerate(self._items)
         ]
         return [StoredItem(item["id"], json.dumps(item)) for item in (*asked, *response["output"])]
 
     async def _read_conversation(self) -> Sequence[PlacedItem]:
-        conversation = self.body.conversation_id
+        conversation = self._body.conversation_id
         if conversation is None:
             return ()
-        items = await self.service.named_conversations.get_items(conversation, self.tenant)
-        most = self.service.limits.max_conversation_items
-        if len(items) + len(self.items) >= most:
+        items = await self._service.named_conversations.get_items(conversation, self._tenant)
+        most = self._service.limits.max_conversation_items
+        if len(items) + len(self._items) >= most:
             message = f"conversation {conversation!r} has {len(items)} of at most {most} items"
             raise InvalidRequest("conversation", message)
         return [parse_item(json.loads(item.body), "conversation") for item in items]
 
     async def _read_previous(self) -> StoredResponse | None:
-        previous = self.body.previous_response_id
+        previous = self._body.previous_response_id
         if previous is None:
             return None
         try:
-            return await self.service.responses.get(previous, self.tenant)
+            return await self._service.responses.get(previous, self._tenant)
         except UnknownResponse as error:
             raise _no_previous(previous) from error
 

@@ -15,7 +15,6 @@ from gateway.openai.responses import objects
 from gateway.openai.responses.ids import TurnName
 from gateway.openai.responses.items import build_answer, build_call, build_text
 from gateway.openai.responses.schemas import ResponseBody
-from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.matching import Continuation
@@ -46,15 +45,8 @@ class ResponseEvents:
         self._text = ""
         self._space = ""  # it is said when more text follows
         self._number = 0
-        self._last = b""
+        self._closing = b""  # events that were made with the response and not sent
         self._response: Json | None = None
-
-    @property
-    def response(self) -> Json:
-        """The response as it ended. Raises WorkerLost when it has no end."""
-        if self._response is None:
-            raise WorkerLost("the turn ended without a result; repeat it")
-        return self._response
 
     def begin(self) -> bytes:
         """Encode the events before the first item."""
@@ -72,28 +64,41 @@ class ResponseEvents:
             case ToolCallEmitted(call):
                 return self._end_text("completed") + self._call(call)
             case TurnEnded(outcome):
-                self.complete(outcome)
-                return self._last
+                response = self.complete(outcome)
+                return self._close(f"response.{response['status']}", response)
 
     def complete(self, outcome: TurnOutcome) -> Json:
-        """Return the response as it ended; it may be asked for before its end is encoded."""
+        """Return the response as it ended, whether or not its events were encoded."""
         if self._response is None:
+            events = self._repeat(outcome)
             status = "incomplete" if outcome.finish_reason == "length" else "completed"
-            events = self._end_text(status)
+            events += self._end_text(status)
             if not self._output:
                 events += self._begin_text() + self._end_text(status)
             self._response = objects.complete(
                 self._head, self._output, outcome, self._found, int(time.time())
             )
-            kind = f"response.{self._response['status']}"
-            self._last = events + self._event(kind, response=self._response)
+            self._closing = events
         return self._response
 
     def fail(self, problem: Mapping[str, Any]) -> bytes:
         """Encode an error, which ends the response."""
         error = to_openai_error(problem)["error"]
         failed = objects.fail(self._head, self._output, error, get_status(problem))
-        return self._event("response.failed", response=failed)
+        return self._close("response.failed", failed)
+
+    def _close(self, kind: str, response: Json) -> bytes:
+        return self._closing + self._event(kind, response=response)
+
+    def _repeat(self, outcome: TurnOutcome) -> bytes:
+        """Encode the answer as a whole if nothing of it was encoded."""
+        message = outcome.message
+        if message is None or self._output or self._open is not None:
+            return b""
+        said = self._say(message.content)
+        for call in message.tool_calls:
+            said += self._end_text("completed") + self._call(call)
+        return said
 
     def _say(self, piece: str) -> bytes:
         """Encode text; white space waits until something follows it."""

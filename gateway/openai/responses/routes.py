@@ -3,23 +3,17 @@
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Query, Request
 
+from gateway.answers import require_model, respond
 from gateway.idempotency import Key, get_idempotency_key
-from gateway.middleware import CLIENT_CLOSED_REQUEST
-from gateway.openai.headers import get_session_headers
-from gateway.openai.models import require_model
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
-from gateway.openai.responses.events import ResponseEvents
 from gateway.openai.responses.input_items import read_input_items
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.settings import GatewaySettings
-from gateway.sse import ClientDisconnected, EventStream, run_while_connected
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest
-from services.catalog.records import IdempotencyKey
 from services.service import SessionService
 
 _STREAM = {
@@ -48,13 +42,22 @@ def _add_create(router: APIRouter, service: SessionService, settings: GatewaySet
         """
         require_model(body.model, service, settings)
         body.require_honoured()
-        try:
-            own = get_idempotency_key(request, key, body)
-            return await run_while_connected(
-                request, _create(request, service, settings, tenant, body, own)
-            )
-        except ClientDisconnected:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        answering = Answering(service, tenant, body)
+        return await respond(
+            request,
+            answering.start(get_idempotency_key(request, key, body)),
+            answering.build,
+            answering.encode if body.stream else None,
+            settings,
+        )
+
+    @router.post("/responses/input_tokens", tags=["openai"])
+    async def count_input_tokens(body: ResponseBody, tenant: Tenant = "") -> dict[str, Any]:
+        """Count the tokens of a conversation with its tools, up to where the answer begins."""
+        require_model(body.model, service, settings)
+        body.require_honoured()
+        tokens = await Answering(service, tenant, body).count()
+        return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
 def _add_stored(router: APIRouter, service: SessionService) -> None:
@@ -96,30 +99,3 @@ def _add_stored(router: APIRouter, service: SessionService) -> None:
         """Cancel a background response: there are none, so an existing one is refused."""
         await service.responses.get(response, tenant)
         raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")
-
-
-async def _create(
-    request: Request,
-    service: SessionService,
-    settings: GatewaySettings,
-    tenant: str,
-    body: ResponseBody,
-    key: IdempotencyKey | None,
-) -> Response:
-    answering = await Answering.begin(service, tenant, body)
-    try:
-        found = await answering.start(key)
-    except BaseException:
-        await answering.close()
-        raise
-    events = ResponseEvents(body, found)
-    stream = answering.record(found, events)
-    headers = get_session_headers(found)
-    if body.stream:
-        return EventStream(stream, settings.heartbeat_seconds, events, headers)
-    try:
-        async for progress in stream:
-            events.encode(progress)
-    finally:
-        await stream.aclose()
-    return JSONResponse(events.response, headers=headers)

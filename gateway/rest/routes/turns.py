@@ -9,7 +9,7 @@ from gateway.idempotency import Key, get_idempotency_key
 from gateway.middleware import CLIENT_CLOSED_REQUEST
 from gateway.rest.schemas.turns import TurnBody, TurnView
 from gateway.settings import GatewaySettings
-from gateway.sse import ClientDisconnected, EventStream, read_answer, run_while_connected
+from gateway.sse import ClientDisconnected, EventStream, read_outcome, run_while_connected
 from gateway.tenants import Tenant
 from services.service import SessionService
 from services.turn_stream import TurnStream
@@ -42,8 +42,8 @@ def add_turn_routes(router: APIRouter, service: SessionService, settings: Gatewa
         try:
             if body.stream:
                 return await _start_stream(request, stream, settings)
-            outcome, logprobs = await run_while_connected(request, read_answer(stream))
-            return TurnView.from_domain(outcome, logprobs)
+            outcome = await run_while_connected(request, read_outcome(stream))
+            return TurnView.from_domain(outcome)
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:

@@ -5,6 +5,7 @@ which leave one level out.
 """
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints
@@ -71,13 +72,8 @@ class AnswerOptions(BaseModel):
         named = isinstance(self.tool_choice, dict) and self.tool_choice.get("type") == "function"
         schema, strict = _read_form(form, field)
         bias = sorted((int(token), value) for token, value in (self.logit_bias or {}).items())
-        return Sampling(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop=sampling.stop,
-            top_logprobs=sampling.top_logprobs,
+        return replace(
+            sampling,
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,

@@ -1,5 +1,6 @@
 """Messages, tool calls and tool definitions, in the format of the OpenAI API."""
 
+import json
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -61,6 +62,10 @@ class ToolBody(Body):
 
     type: Literal["function"] = "function"
     function: ToolFunctionBody
+
+    def to_domain(self) -> str:
+        """Convert to the JSON text that a session has."""
+        return json.dumps(self.model_dump(exclude_unset=True) | {"type": "function"})
 
 
 class FunctionView(View):

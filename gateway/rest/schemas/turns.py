@@ -216,8 +216,8 @@ class TurnView(View):
     logprobs: list[LogprobView] | None = None
 
     @classmethod
-    def from_domain(cls, outcome: TurnOutcome, logprobs: Sequence[TokenLogprob] = ()) -> "TurnView":
-        """Convert from the domain value, with the log-probabilities that were asked for."""
+    def from_domain(cls, outcome: TurnOutcome) -> "TurnView":
+        """Convert from the domain value."""
         message = outcome.message
         fidelity = outcome.fidelity
         episode = outcome.episode
@@ -236,5 +236,6 @@ class TurnView(View):
             fidelity=None if fidelity is None else FidelityView.model_validate(fidelity),
             episode=None if episode is None else TurnEpisodeView.model_validate(episode),
             durable=outcome.durable,
-            logprobs=[LogprobView.model_validate(each) for each in view_logprobs(logprobs)] or None,
+            logprobs=[LogprobView.model_validate(each) for each in view_logprobs(outcome.logprobs)]
+            or None,
         )

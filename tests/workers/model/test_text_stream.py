@@ -45,6 +45,7 @@ def test_a_stop_string_is_found_over_token_borders_and_never_sent(
 ) -> None:
     sent, stream = _stream(tokenizer, text, (stop,))
     assert stream.stopped == (stop in text)
+    assert stream.stop_sequence == (stop if stop in text else "")
     assert "".join(sent) == text.split(stop)[0]
 
 

@@ -156,9 +156,29 @@ async def test_a_request_that_is_sent_again_under_its_key_gets_the_same_response
     first, second = [await ask("hello", headers) for _ in range(2)]
     assert first.json()["output"] == second.json()["output"]
     assert first.json()["id"] == second.json()["id"]
-    more = [await ask("m", {"Idempotency-Key": "2"}, previous_response_id=first.json()["id"])] * 2
+    headers = {"Idempotency-Key": "retry-2"}
+    more = [await ask("m", headers, previous_response_id=first.json()["id"]) for _ in range(2)]
+    assert [each.headers["kvrecall-match"] for each in more] == ["continued", "repeated"]
     assert more[0].json()["id"] == more[1].json()["id"]
     assert len(await api.catalog.sessions.get_ids()) == 1
+
+
+async def test_the_tokens_of_an_input_are_those_of_the_whole_conversation(api, ask) -> None:
+    api.worker.script = ["one two"]
+    first = await ask("hello there", instructions="be kind")
+    counts = []
+    for members in (
+        {"input": "more", "previous_response_id": first.json()["id"]},
+        {"input": [user("hello there"), *first.json()["output"], user("more")]},
+    ):
+        body = {"model": api.service.info.model, "instructions": "be kind", **members}
+        counted = (await api.http.post("/v1/responses/input_tokens", json=body)).json()
+        assert counted.pop("object") == "response.input_tokens"
+        counts.append(counted["input_tokens"])
+    assert counts[0] == counts[1] > 8
+    body = {"model": api.service.info.model}
+    refused = await api.http.post("/v1/responses/input_tokens", json=body)
+    assert refused.json()["error"]["param"] == "input"
 
 
 BAD_CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "no JSON"}
