@@ -92,9 +92,10 @@ class Answering:
         previous = await self._read_previous()
         if not said.messages:
             raise InvalidRequest("input", "there is nothing to answer")
+        settings = self._body.settings_to_domain(self._tenant)
         conversation = Conversation(
             said.messages,
-            self._body.settings_to_domain(self._tenant),
+            replace(settings, stored=self._body.store is not False),
             self._body.turn_to_domain(self._service.limits),
             key,
             self._body.opening,
