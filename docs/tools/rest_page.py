@@ -24,12 +24,12 @@ def describe_api(root: Path) -> dict[str, Any]:
     from gateway.app import create_app
     from gateway.settings import GatewaySettings
     from kvrecall.domain.limits import ServiceLimits
-    from services.catalog.base import Catalog
+    from kvrecall.testing.in_memory_catalog import InMemoryCatalog
     from services.cluster.worker_client import Worker
     from services.service import SessionService
 
-    # Describing calls neither: the service is never started.
-    service = SessionService(cast("Worker", None), cast("Catalog", None), ServiceLimits())
+    # Describing calls no worker: the service is never started.
+    service = SessionService(cast("Worker", None), InMemoryCatalog(), ServiceLimits())
     described = create_app(service, GatewaySettings()).openapi()
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     described["info"]["version"] = project["version"]

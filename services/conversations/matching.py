@@ -26,7 +26,6 @@ from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
 from services.catalog.responses.base import StoredResponse
-from services.constraints import check_constraint
 from services.conversations.histories import (
     History,
     begin,
@@ -36,6 +35,7 @@ from services.conversations.histories import (
     rename_calls,
 )
 from services.forks import ForkRequest
+from services.planning.constraints import check_constraint
 from services.turn_stream import ProgressStream, TurnStarted, TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
