@@ -3,7 +3,13 @@
 from kvrecall.client._async import AsyncKvrecallClient, AsyncSessionHandle
 from kvrecall.client._streams import AsyncTurnStream, TurnStream
 from kvrecall.client._sync import KvrecallClient, SessionHandle
-from kvrecall.client.events import TextDelta, ToolCallEvent, TurnCompleted, TurnEvent
+from kvrecall.client.events import (
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEvent,
+    TurnCompleted,
+    TurnEvent,
+)
 from kvrecall.client.exceptions import (
     Conflict,
     ConnectionFailed,
@@ -18,6 +24,7 @@ from kvrecall.client.exceptions import (
     StreamBroken,
 )
 from kvrecall.client.models import (
+    Alternative,
     Episode,
     Episodes,
     EpisodeSettings,
@@ -32,6 +39,7 @@ from kvrecall.client.models import (
     PastRepair,
     Repair,
     RepairTotals,
+    TokenLogprob,
     ToolCall,
     Turn,
     TurnEpisode,
@@ -51,6 +59,7 @@ from kvrecall.client.sessions import (
 )
 
 __all__ = [
+    "Alternative",
     "AsyncKvrecallClient",
     "AsyncSessionHandle",
     "AsyncTurnStream",
@@ -79,6 +88,7 @@ __all__ = [
     "PastRepair",
     "PendingCall",
     "QuotaExceeded",
+    "ReasoningDelta",
     "Repair",
     "RepairTotals",
     "ServerError",
@@ -89,6 +99,7 @@ __all__ = [
     "SessionPage",
     "StreamBroken",
     "TextDelta",
+    "TokenLogprob",
     "ToolCall",
     "ToolCallEvent",
     "Turn",
