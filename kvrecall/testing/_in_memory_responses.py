@@ -27,20 +27,21 @@ class InMemoryResponses:
         self._state.get(response.session)
         self._responses[response.id] = (response, time.monotonic() + seconds)
 
-    async def get(self, response_id: str) -> StoredResponse:
-        """Return a response. Raises UnknownResponse."""
+    async def get(self, response_id: str, tenant: str) -> StoredResponse:
+        """Return a tenant's response. Raises UnknownResponse."""
         response, until = self._responses.get(response_id, (None, 0.0))
         if (
             response is None
+            or response.tenant != tenant
             or until <= time.monotonic()
             or response.session not in self._state.sessions
         ):
             raise UnknownResponse(response_id)
         return response
 
-    async def delete(self, response_id: str) -> None:
-        """Delete a response. Raises UnknownResponse."""
-        await self.get(response_id)
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Delete a tenant's response. Raises UnknownResponse."""
+        await self.get(response_id, tenant)
         del self._responses[response_id]
 
 
@@ -57,8 +58,14 @@ class InMemoryConversations:
         self._conversations[conversation.id] = conversation
         self._items[conversation.id] = {item.id: item for item in items}
 
-    async def get(self, conversation_id: str) -> StoredConversation:
-        """Return a conversation. Raises UnknownConversation."""
+    async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
+        """Return a tenant's conversation. Raises UnknownConversation."""
+        found = self._get(conversation_id)
+        if found.tenant != tenant:
+            raise UnknownConversation(conversation_id)
+        return found
+
+    def _get(self, conversation_id: str) -> StoredConversation:
         if conversation_id not in self._conversations:
             raise UnknownConversation(conversation_id)
         return self._conversations[conversation_id]
@@ -69,18 +76,18 @@ class InMemoryConversations:
 
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
         """Replace the metadata. Raises UnknownConversation."""
-        found = await self.get(conversation_id)
+        found = self._get(conversation_id)
         self._conversations[conversation_id] = replace(found, metadata=dict(metadata))
 
     async def delete(self, conversation_id: str) -> None:
         """Delete a conversation with its items. Raises UnknownConversation."""
-        await self.get(conversation_id)
+        self._get(conversation_id)
         del self._conversations[conversation_id]
         del self._items[conversation_id]
 
     async def add_items(self, conversation_id: str, items: Sequence[StoredItem], most: int) -> None:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
-        await self.get(conversation_id)
+        self._get(conversation_id)
         known = self._items[conversation_id]
         added = known | {item.id: item for item in items if item.id not in known}
         if len(added) > most:
@@ -91,7 +98,7 @@ class InMemoryConversations:
         self, conversation_id: str, after: str | None, limit: int, newest_first: bool
     ) -> list[StoredItem]:
         """Return up to `limit` items. Raises UnknownConversation, UnknownItem for `after`."""
-        await self.get(conversation_id)
+        self._get(conversation_id)
         items = list(self._items[conversation_id].values())
         ordered = items[::-1] if newest_first else items
         if after is None:

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
-from kvrecall.domain.errors import QuotaExceeded, ServiceError, SessionBusy, UnknownConversation
+from kvrecall.domain.errors import QuotaExceeded, ServiceError, SessionBusy
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
 from services.catalog.responses.base import StoredConversation, StoredConversations, StoredItem
@@ -100,10 +100,7 @@ class NamedConversations:
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
         """Return a conversation."""
-        found = await self._store.get(conversation_id)
-        if found.tenant != tenant:
-            raise UnknownConversation(conversation_id)
-        return found
+        return await self._store.get(conversation_id, tenant)
 
     async def update(
         self, conversation_id: str, tenant: str, metadata: Mapping[str, str]

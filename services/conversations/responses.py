@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from kvrecall.domain.errors import UnknownResponse
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Turn
@@ -30,15 +29,11 @@ class ResponseStore:
 
     async def get(self, response_id: str, tenant: str) -> StoredResponse:
         """Return a response."""
-        response = await self._catalog.responses.get(response_id)
-        if response.tenant != tenant:
-            raise UnknownResponse(response_id)
-        return response
+        return await self._catalog.responses.get(response_id, tenant)
 
     async def delete(self, response_id: str, tenant: str) -> None:
         """Delete a response; others that go on from it stay."""
-        await self.get(response_id, tenant)
-        await self._catalog.responses.delete(response_id)
+        await self._catalog.responses.delete(response_id, tenant)
 
     async def get_turns(self, response: StoredResponse, after: int, limit: int) -> list[Turn]:
         """Return turns that led to the response, its own last, in order."""

@@ -118,9 +118,9 @@ class Keys:
         """Return the key of the turn at whose end a conversation has this digest."""
         return f"{self.namespace}:history:{quote(digest, safe='')}"
 
-    def get_response(self, response_id: str) -> str:
-        """Return the key of a stored response."""
-        return f"{self.namespace}:response:{quote(response_id, safe='')}"
+    def get_response(self, response_id: str, tenant: str) -> str:
+        """Return the key of a tenant's stored response."""
+        return f"{self.namespace}:response:{quote(tenant, safe='')}:{quote(response_id, safe='')}"
 
     def get_conversation(self, conversation_id: str) -> str:
         """Return the first key of a conversation; its others begin with it and share its slot."""

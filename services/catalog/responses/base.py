@@ -64,12 +64,16 @@ class Responses(Protocol):
         """
         ...
 
-    async def get(self, response_id: str) -> StoredResponse:
-        """Return a response. Raises UnknownResponse, also when it expired or its session is gone."""
+    async def get(self, response_id: str, tenant: str) -> StoredResponse:
+        """Return a tenant's response.
+
+        Raises UnknownResponse, also when it expired or its session is gone. One of another tenant
+        is read no more than one that does not exist, so that nobody can tell them apart.
+        """
         ...
 
-    async def delete(self, response_id: str) -> None:
-        """Delete a response; its turn stays. Raises UnknownResponse."""
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Delete a tenant's response; its turn stays. Raises UnknownResponse."""
         ...
 
 
@@ -80,8 +84,11 @@ class StoredConversations(Protocol):
         """Add a conversation with its first items."""
         ...
 
-    async def get(self, conversation_id: str) -> StoredConversation:
-        """Return a conversation. Raises UnknownConversation."""
+    async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
+        """Return a tenant's conversation. Raises UnknownConversation.
+
+        One of another tenant is read no more than one that does not exist.
+        """
         ...
 
     async def count(self, tenant: str) -> int:

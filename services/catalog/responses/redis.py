@@ -39,14 +39,14 @@ class RedisResponses:
         """Store a response for so long. Raises UnknownSession."""
         if not await self._has_session(response.session):
             raise UnknownSession(response.session)
-        name = self._keys.get_response(response.id)
+        name = self._keys.get_response(response.id, response.tenant)
         lifetime = max(1, round(1000 * seconds))
         write = self._redis.write(name, "SET", name, json.dumps(asdict(response)), "PX", lifetime)
         await run_to_completion(write)
 
-    async def get(self, response_id: str) -> StoredResponse:
-        """Return a response. Raises UnknownResponse, also when its session is gone."""
-        name = self._keys.get_response(response_id)
+    async def get(self, response_id: str, tenant: str) -> StoredResponse:
+        """Return a tenant's response. Raises UnknownResponse, also when its session is gone."""
+        name = self._keys.get_response(response_id, tenant)
         found: bytes | None = await self._redis.read(name, "GET", name)
         if found is not None:
             response = StoredResponse(**json.loads(found))
@@ -54,10 +54,10 @@ class RedisResponses:
                 return response
         raise UnknownResponse(response_id)
 
-    async def delete(self, response_id: str) -> None:
-        """Delete a response. Raises UnknownResponse."""
-        await self.get(response_id)
-        name = self._keys.get_response(response_id)
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Delete a tenant's response. Raises UnknownResponse."""
+        await self.get(response_id, tenant)
+        name = self._keys.get_response(response_id, tenant)
         await run_to_completion(self._redis.write(name, "DEL", name))
 
     async def _has_session(self, session: str) -> bool:
@@ -76,15 +76,15 @@ class RedisConversations:
         """Add a conversation with its first items."""
         index = self._keys.get_conversations(conversation.tenant)
         await self._redis.write(index, "ZADD", index, repr(time.time()), conversation.id)
-        await self._add(conversation.id, items, len(items), _encode(conversation))
+        await self._add(conversation.id, items, len(items), conversation)
 
-    async def get(self, conversation_id: str) -> StoredConversation:
-        """Return a conversation. Raises UnknownConversation."""
+    async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
+        """Return a tenant's conversation. Raises UnknownConversation."""
         name = self._keys.get_conversation(conversation_id)
-        fields: bytes | None = await self._redis.read(name, "HGET", name, "fields")
-        if fields is None:
+        owner: bytes | None = await self._redis.read(name, "HGET", name, "tenant")
+        if owner is None or owner.decode() != tenant:
             raise UnknownConversation(conversation_id)
-        return StoredConversation(**json.loads(fields))
+        return await self._get(conversation_id)
 
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's conversations, with those in creation."""
@@ -95,14 +95,14 @@ class RedisConversations:
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
         """Replace the metadata. Raises UnknownConversation."""
         name = self._keys.get_conversation(conversation_id)
-        fields = _encode(replace(await self.get(conversation_id), metadata=metadata))
+        fields = _encode(replace(await self._get(conversation_id), metadata=metadata))
         call = ("EVAL", scripts.UPDATE_CONVERSATION, 1, name, fields)
         if not await run_to_completion(self._redis.write(name, *call)):
             raise UnknownConversation(conversation_id)
 
     async def delete(self, conversation_id: str) -> None:
         """Delete a conversation with its items. Raises UnknownConversation."""
-        found = await self.get(conversation_id)
+        found = await self._get(conversation_id)
         names = self._names(conversation_id)
         await run_to_completion(self._redis.write(names[0], "DEL", *names))
         index = self._keys.get_conversations(found.tenant)
@@ -110,7 +110,7 @@ class RedisConversations:
 
     async def add_items(self, conversation_id: str, items: Sequence[StoredItem], most: int) -> None:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
-        await self._add(conversation_id, items, most, "")
+        await self._add(conversation_id, items, most, None)
 
     async def get_items(
         self, conversation_id: str, after: str | None, limit: int, newest_first: bool
@@ -157,11 +157,23 @@ class RedisConversations:
         claim = self._keys.get_conversation(conversation_id) + ":claim"
         await self._redis.read(claim, "EVAL", scripts.DELETE_IF_EQUAL, 1, claim, holder)
 
+    async def _get(self, conversation_id: str) -> StoredConversation:
+        name = self._keys.get_conversation(conversation_id)
+        fields: bytes | None = await self._redis.read(name, "HGET", name, "fields")
+        if fields is None:
+            raise UnknownConversation(conversation_id)
+        return StoredConversation(**json.loads(fields))
+
     async def _add(
-        self, conversation_id: str, items: Sequence[StoredItem], most: int, fields: str
+        self,
+        conversation_id: str,
+        items: Sequence[StoredItem],
+        most: int,
+        created: StoredConversation | None,
     ) -> None:
         names = self._names(conversation_id)
-        words: list[Argument] = [fields, most]
+        first = ("", "") if created is None else (_encode(created), created.tenant)
+        words: list[Argument] = [*first, most]
         for item in items:
             words += [item.id, item.body]
         call = ("EVAL", scripts.ADD_ITEMS, len(names), *names, *words)

@@ -37,6 +37,7 @@ DELETE FROM responses WHERE id IN
 (SELECT id FROM responses WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit)
 """
 _COLUMNS = ", ".join(each.name for each in fields(StoredResponse))
+_OF_TENANT = "WHERE id = :id AND tenant = :tenant AND expires_at > :now"
 _OF_ITEM = "WHERE conversation = :conversation AND id = :id"
 
 
@@ -58,19 +59,19 @@ class SqliteResponses:
 
         await self._database.write(change, "")
 
-    async def get(self, response_id: str) -> StoredResponse:
-        """Return a response that has not expired. Raises UnknownResponse."""
-        query = f"SELECT {_COLUMNS} FROM responses WHERE id = :id AND expires_at > :now"
-        values = {"id": response_id, "now": self._database.now()}
+    async def get(self, response_id: str, tenant: str) -> StoredResponse:
+        """Return a tenant's response that has not expired. Raises UnknownResponse."""
+        query = f"SELECT {_COLUMNS} FROM responses {_OF_TENANT}"
+        values = {"id": response_id, "tenant": tenant, "now": self._database.now()}
         row = await self._database.read(lambda db: fetch_one(db, query, values))
         if row is None:
             raise UnknownResponse(response_id)
         return StoredResponse(*row)
 
-    async def delete(self, response_id: str) -> None:
-        """Delete a response. Raises UnknownResponse."""
-        query = "DELETE FROM responses WHERE id = :id AND expires_at > :now"
-        values = {"id": response_id, "now": self._database.now()}
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Delete a tenant's response. Raises UnknownResponse."""
+        query = f"DELETE FROM responses {_OF_TENANT}"
+        values = {"id": response_id, "tenant": tenant, "now": self._database.now()}
         if not await _change(self._database, query, values):
             raise UnknownResponse(response_id)
 
@@ -92,9 +93,13 @@ class SqliteConversations:
 
         await self._database.write(change, "")
 
-    async def get(self, conversation_id: str) -> StoredConversation:
-        """Return a conversation. Raises UnknownConversation."""
-        row = await self._database.read(lambda db: _fetch_conversation(db, conversation_id))
+    async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
+        """Return a tenant's conversation. Raises UnknownConversation."""
+        query = "SELECT * FROM conversations WHERE id = :id AND tenant = :tenant"
+        values = {"id": conversation_id, "tenant": tenant}
+        row = await self._database.read(lambda db: fetch_one(db, query, values))
+        if row is None:
+            raise UnknownConversation(conversation_id)
         metadata = json.loads(row["metadata"])
         return StoredConversation(row["id"], row["tenant"], row["created_at"], metadata)
 
@@ -121,7 +126,7 @@ class SqliteConversations:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
 
         async def change(db: aiosqlite.Connection) -> None:
-            await _fetch_conversation(db, conversation_id)
+            await _require_conversation(db, conversation_id)
             await _add_items(db, conversation_id, items)
             query = "SELECT count(*) FROM conversation_items WHERE conversation = :id"
             if await fetch_value(db, query, {"id": conversation_id}) > most:
@@ -141,7 +146,7 @@ class SqliteConversations:
         )
 
         async def read(db: aiosqlite.Connection) -> list[StoredItem]:
-            await _fetch_conversation(db, conversation_id)
+            await _require_conversation(db, conversation_id)
             position = None
             if after is not None:
                 position = (await _fetch_item(db, conversation_id, after))["position"]
@@ -188,12 +193,10 @@ async def _add_items(
     await db.executemany(query, rows)
 
 
-async def _fetch_conversation(db: aiosqlite.Connection, conversation: str) -> aiosqlite.Row:
-    query = "SELECT * FROM conversations WHERE id = :id"
-    row = await fetch_one(db, query, {"id": conversation})
-    if row is None:
+async def _require_conversation(db: aiosqlite.Connection, conversation: str) -> None:
+    query = "SELECT 1 FROM conversations WHERE id = :id"
+    if await fetch_one(db, query, {"id": conversation}) is None:
         raise UnknownConversation(conversation)
-    return row
 
 
 async def _fetch_item(db: aiosqlite.Connection, conversation: str, item: str) -> aiosqlite.Row:

@@ -73,7 +73,7 @@ def test_a_chain_of_responses_has_the_answers_of_the_session_api(
         previous = {"previous_response_id": response.id}
     read = openai.responses.retrieve(response.id)
     assert (read.output_text, read.usage) == (response.output_text, usage)
-    items = list(openai.responses.input_items.list(response.id, limit=2, order="asc"))
+    items: Any = list(openai.responses.input_items.list(response.id, limit=2, order="asc"))
     assert [item.role for item in items] == ["user", "assistant"] * (TURNS - 1) + ["user"]
     counted = openai.responses.input_tokens.count(
         model=get_model(openai), input=[item.model_dump() for item in items]
@@ -95,7 +95,7 @@ def test_the_clients_own_state_machine_takes_the_stream(openai: OpenAI, say: Any
         for number, event in enumerate(stream):
             kinds.append(event.type)
             assert event.sequence_number == number
-        response = stream.get_final_response()
+        response: Any = stream.get_final_response()
     assert response.output_text == whole.output_text
     assert response.usage.output_tokens == whole.usage.output_tokens
     assert kinds[:2] == ["response.created", "response.in_progress"]
@@ -128,9 +128,9 @@ def test_a_conversation_gets_what_was_asked_and_answered(openai: OpenAI, say: An
     openai.conversations.items.create(conversation, items=[say.user("By the way.")])
     second = ask(openai, "And now?", conversation=conversation)
     assert second.headers["kvrecall-match"] == "continued"
-    items = list(openai.conversations.items.list(conversation, limit=2, order="asc"))
+    items: Any = list(openai.conversations.items.list(conversation, limit=2, order="asc"))
     roles = ["user", "assistant", "user", "user", "assistant"]
-    assert [item.role for item in items] == roles  # type: ignore[union-attr]
+    assert [item.role for item in items] == roles
     assert items[1].id == first.parse().output[0].id
     item: Any = openai.conversations.items.retrieve(items[2].id, conversation_id=conversation)
     assert item.content[0].text == "By the way."

@@ -84,11 +84,12 @@ async def test_other_openings_and_settings_are_told_the_conversation_without_the
     harness,
 ) -> None:
     _, first, _ = await ask(harness, user("a"), opening=KIND)
-    for changes in (
+    others: list[dict[str, Any]] = [
         {"opening": ()},
         {"opening": (Message("system", "be brief"),)},
         {"opening": KIND, "settings": replace(SETTINGS, budget=65)},
-    ):
+    ]
+    for changes in others:
         match, response, _ = await ask(harness, user("b"), follows=first, **changes)
         assert match == "built"
         turns = await harness.service.turns(response.session, 0, 9)
@@ -116,6 +117,7 @@ async def test_calls_of_a_response_are_answered_before_anything_else(harness) ->
         await ask(harness, user("b"), follows=first)
     result = Message("tool", "1", tool_call_id="s1")
     match, _, outcome = await ask(harness, result, follows=first)
+    assert outcome.message is not None
     assert (match, outcome.message.content) == ("continued", "done")
 
 

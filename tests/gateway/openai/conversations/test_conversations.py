@@ -36,7 +36,7 @@ async def test_a_conversation_is_created_changed_and_deleted(api, call) -> None:
 
 async def test_items_are_added_listed_in_pages_and_deleted_by_their_ids(call) -> None:
     id = (await call("POST", ""))["id"]
-    reasoning = {"type": "reasoning", "summary": [], "content": None, "id": "rs_1"}
+    reasoning: Json = {"type": "reasoning", "summary": [], "content": None, "id": "rs_1"}
     texts = [{"type": "input_text", "text": "d"}, {"type": "input_text", "text": "e"}]
     said = [user("a"), CALL, RESULT, reasoning, {"role": "user", "content": texts}]
     added = (await call("POST", f"/{id}/items", items=said))["data"]

@@ -27,11 +27,13 @@ async def ids(catalog: Catalog, after: str | None = None, limit: int = 9, newest
 
 
 async def test_a_conversation_has_its_metadata_and_its_items_in_order(stored: Catalog) -> None:
-    assert await stored.conversations.get("conv_1") == CONVERSATION
+    assert await stored.conversations.get("conv_1", "ann") == CONVERSATION
+    with pytest.raises(UnknownConversation, match="conv_1"):
+        await stored.conversations.get("conv_1", "ben")
     assert await stored.conversations.get_items("conv_1", None, 9, False) == ITEMS
     assert await stored.conversations.get_item("conv_1", "msg_3") == ITEMS[3]
     await stored.conversations.update("conv_1", {"topic": "other"})
-    assert (await stored.conversations.get("conv_1")).metadata == {"topic": "other"}
+    assert (await stored.conversations.get("conv_1", "ann")).metadata == {"topic": "other"}
 
 
 async def test_items_are_read_in_pages_in_both_orders(stored: Catalog) -> None:
@@ -70,7 +72,7 @@ async def test_a_deleted_conversation_is_unknown_with_its_items(stored: Catalog)
     calls = stored.conversations
     await calls.delete("conv_1")
     for call in (
-        calls.get("conv_1"),
+        calls.get("conv_1", "ann"),
         calls.delete("conv_1"),
         calls.update("conv_1", {}),
         calls.add_items("conv_1", ITEMS, MOST),

@@ -33,17 +33,17 @@ async def stored(catalog: Catalog, make_session: MakeSession) -> Catalog:
 async def test_a_response_is_read_as_it_was_stored_and_the_last_of_its_id_counts(
     stored: Catalog,
 ) -> None:
-    assert await stored.responses.get("resp_1") == RESPONSE
+    assert await stored.responses.get("resp_1", "ann") == RESPONSE
     other = replace(RESPONSE, body="{}", turn=3)
     await stored.responses.store(other, DAY)
-    assert await stored.responses.get("resp_1") == other
+    assert await stored.responses.get("resp_1", "ann") == other
 
 
 async def test_a_deleted_response_is_unknown_and_its_session_stays(stored: Catalog) -> None:
-    await stored.responses.delete("resp_1")
+    await stored.responses.delete("resp_1", "ann")
     for call in (stored.responses.get, stored.responses.delete):
         with pytest.raises(UnknownResponse, match="resp_1"):
-            await call("resp_1")
+            await call("resp_1", "ann")
     assert await stored.sessions.get_ids() == ["s"]
 
 
@@ -52,9 +52,16 @@ async def test_a_response_goes_with_its_session_and_none_is_stored_without_one(
 ) -> None:
     await stored.sessions.delete("s", None)
     with pytest.raises(UnknownResponse):
-        await stored.responses.get("resp_1")
+        await stored.responses.get("resp_1", "ann")
     with pytest.raises(UnknownSession):
         await stored.responses.store(RESPONSE, DAY)
+
+
+async def test_another_tenants_response_is_unknown(stored: Catalog) -> None:
+    for call in (stored.responses.get, stored.responses.delete):
+        with pytest.raises(UnknownResponse, match="resp_1"):
+            await call("resp_1", "ben")
+    assert await stored.responses.get("resp_1", "ann") == RESPONSE
 
 
 async def test_a_response_that_has_expired_is_unknown(stored: Catalog) -> None:
@@ -62,15 +69,15 @@ async def test_a_response_that_has_expired_is_unknown(stored: Catalog) -> None:
     await stored.responses.store(replace(RESPONSE, id="resp_3"), DAY)
     for _ in range(1000):
         try:
-            await stored.responses.get("resp_2")
+            await stored.responses.get("resp_2", "ann")
         except UnknownResponse:
             break
         await asyncio.sleep(0.005)
     else:
         raise AssertionError("it did not expire")
     with pytest.raises(UnknownResponse):
-        await stored.responses.delete("resp_2")
-    assert (await stored.responses.get("resp_3")).id == "resp_3"
+        await stored.responses.delete("resp_2", "ann")
+    assert (await stored.responses.get("resp_3", "ann")).id == "resp_3"
 
 
 async def test_each_stored_response_deletes_some_that_have_expired(tmp_path: Path) -> None:
