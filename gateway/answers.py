@@ -40,7 +40,11 @@ async def respond(
     """
     try:
         found = await run_while_connected(request, starting)
-        headers = {"kvrecall-session": found.session, "kvrecall-match": found.match}
+        headers = {
+            "kvrecall-session": found.session,
+            "kvrecall-match": found.match,
+            "kvrecall-turn": str(found.turn),
+        }
         if encode is not None:
             return EventStream(found.stream, settings.heartbeat_seconds, encode(found), headers)
         try:
@@ -49,5 +53,4 @@ async def respond(
             await found.stream.aclose()
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    headers["kvrecall-turn"] = str(outcome.turn)
     return JSONResponse(build(outcome, found), headers=headers)

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's API: chat completions and models."""
+"""Routes of OpenAI's API; those of chat completions and models are here."""
 
 import time
 from functools import partial
@@ -9,6 +9,8 @@ from fastapi import APIRouter, Request
 from gateway.answers import require_model, respond
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.openai.chunks import CompletionChunks, Head, build_completion
+from gateway.openai.conversations.routes import add_conversation_routes
+from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody
 from gateway.settings import GatewaySettings
 from gateway.tenants import Tenant
@@ -26,6 +28,8 @@ def add_openai_routes(
 ) -> None:
     """Add the routes of OpenAI's API."""
     _add_models(router, service, settings)
+    add_response_routes(router, service, settings)
+    add_conversation_routes(router, service)
 
     @router.post("/chat/completions", responses={200: _STREAM}, tags=["openai"])
     async def create_chat_completion(

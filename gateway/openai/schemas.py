@@ -179,7 +179,10 @@ class ChatCompletionBody(RequestOptions):
             ]
         },
     )
-    honoured: ClassVar[Mapping[str, tuple[object, ...]]] = _HONOURED | _HONOURED_IN_CHAT
+    honoured: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **_HONOURED,
+        **_HONOURED_IN_CHAT,
+    }
 
     messages: list[MessageWire] = Field(
         min_length=1, max_length=MAX_MESSAGES, description="The whole conversation so far."

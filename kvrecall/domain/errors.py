@@ -92,6 +92,7 @@ class CallsOutstanding(ServiceError):
             "or tool messages for all of them first",
             calls=calls,
         )
+        self.calls = tuple(calls)
 
 
 class ResultConflict(ServiceError):

@@ -178,3 +178,14 @@ def cut_at_stop(text: str, stops: Iterable[str]) -> tuple[str, str]:
         return text, ""
     end, stop = min(found)
     return text[:end].rstrip(), stop
+
+
+def finish(message: pb.Message | None, max_tokens: int) -> str:
+    """Return why an answer ended, and cut it to `max_tokens` words (0: it is left alone)."""
+    if message is None:
+        return "appended"
+    words = message.content.split()
+    if 0 < max_tokens < len(words):
+        message.content = " ".join(words[:max_tokens])
+        return "length"
+    return "tool_calls" if message.tool_calls else "stop"

@@ -17,6 +17,7 @@ from kvrecall.testing._stub_values import (
     built_episode,
     cut_at_stop,
     embed_words,
+    finish,
     memory_report,
     pause_repair_report,
     shared_pages,
@@ -371,9 +372,8 @@ class StubWorker:
         message: pb.Message | None,
         spoken: list[str],
     ) -> pb.TurnDone:
-        reason = "appended" if message is None else "tool_calls" if message.tool_calls else "stop"
         done = pb.TurnDone(
-            finish_reason=reason,
+            finish_reason=finish(message, request.sampling.max_tokens),
             message=message,
             token_ids=[token_of_word(word) for word in prompt + spoken],
             prompt_tokens=len(prompt),

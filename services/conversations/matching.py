@@ -35,7 +35,7 @@ from services.conversations.histories import (
     rename_calls,
 )
 from services.forks import ForkRequest
-from services.turn_stream import TurnStarted, TurnStream
+from services.turn_stream import ProgressStream, TurnStarted, TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
 # Places of a history that are looked up: its last ones, and of the others the first ones.
@@ -116,7 +116,7 @@ class Continuation:
     the conversation up to the answer.
     """
 
-    stream: TurnStream
+    stream: ProgressStream
     session: str
     turn: int
     match: Match
@@ -206,10 +206,14 @@ class Conversations:
                 reply = (await self._read_said(follows, follows.turn - 1))[-1]
                 start = bytes.fromhex(follows.history)
                 return opening, build_history(start, conversation.messages, reply.tool_calls)
-            said = (await self._read_said(follows, 0))[follows.hidden :]
+            said = await self.read(follows)
         before = (*conversation.opening, *said)
         messages = (*before, *conversation.messages)
         return opening, build_history(scope, messages, hidden=len(before))
+
+    async def read(self, response: StoredResponse) -> list[Message]:
+        """Return the conversation up to a response, without its opening. Raises UnknownResponse."""
+        return (await self._read_said(response, 0))[response.hidden :]
 
     async def _read_said(self, response: StoredResponse, after: int) -> list[Message]:
         """Return the messages of the turns from `after` up to the response. Raises UnknownResponse."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from kvrecall.domain.errors import UnknownConversation, UnknownItem, UnknownResponse, UnknownSession
 from services.cancellation import run_to_completion
 from services.catalog.redis import scripts
-from services.catalog.redis.client import Argument, CatalogRedis
+from services.catalog.redis.client import Argument, CatalogRedis, Command
 from services.catalog.redis.keys import Keys
 from services.catalog.responses.base import (
     StoredConversation,
@@ -117,7 +117,7 @@ class RedisConversations:
     ) -> list[StoredItem]:
         """Return up to `limit` items. Raises UnknownConversation, UnknownItem for `after`."""
         names = self._names(conversation_id)
-        words = (after or "", limit, "1" if newest_first else "")
+        words: Command = (after or "", limit, "1" if newest_first else "")
         call = ("EVAL", scripts.READ_ITEMS, len(names), *names, *words)
         outcome, *found = await self._redis.read(names[0], *call)
         if outcome == b"unknown":
@@ -173,7 +173,7 @@ class RedisConversations:
 
     async def _correct(self, index: str) -> None:
         """Remove what is left of creations and deletions that broke off, of a few random entries."""
-        command = ("ZRANDMEMBER", index, _ENTRIES_CHECKED, "WITHSCORES")
+        command: Command = ("ZRANDMEMBER", index, _ENTRIES_CHECKED, "WITHSCORES")
         drawn = await self._redis.read(index, *command)
         if drawn and isinstance(drawn[0], bytes):  # the older version of the protocol
             drawn = list(zip(drawn[::2], drawn[1::2], strict=True))
