@@ -18,6 +18,8 @@ from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 from tests.clients.policy import answer
 
+MODEL = "scripted"
+"""The stub worker's model."""
 START_SECONDS = 30
 
 

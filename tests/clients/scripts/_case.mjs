@@ -7,7 +7,7 @@ export const TURNS = ["My name is Ada.", "The sky is blue.", "What is my name?"]
 export const WEATHER = "What is the weather in Bern?";
 
 const NAMED = "Your name is Ada.";
-const SUNNY = "The answer is: sunny in Bern";
+const SUNNY = "sunny in Bern";
 
 export async function run(capabilities) {
   const report = {};

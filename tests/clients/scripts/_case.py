@@ -16,7 +16,7 @@ NAME = "My name is Ada. What is my name?"
 NAMED = "Your name is Ada."
 TURNS = ("My name is Ada.", "The sky is blue.", "What is my name?")
 WEATHER = "What is the weather in Bern?"
-SUNNY = "The answer is: sunny in Bern"
+SUNNY = "sunny in Bern"
 
 WANTED = {
     "plain": NAMED,

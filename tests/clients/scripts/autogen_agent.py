@@ -31,9 +31,7 @@ async def get_weather(city: str) -> str:
 
 
 def new_agent(**options):
-    return AssistantAgent(
-        "helper", model, tools=[get_weather], reflect_on_tool_use=True, **options
-    )
+    return AssistantAgent("helper", model, tools=[get_weather], max_tool_iterations=5, **options)
 
 
 async def ask(text: str) -> str:
