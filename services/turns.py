@@ -39,6 +39,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
+from services.constraints import check_constraint
 from services.context import ServiceContext
 from services.conversations.histories import extend
 from services.episode_router import EpisodeRouter, Match
@@ -46,7 +47,14 @@ from services.pages.prefix_sharing import FirstTurn, PrefixSharing
 from services.repair_runner import repair_details, signal_text
 from services.session_manager import ActiveSession, may_have_changed
 from services.stream_resume import StreamResumer
-from services.turn_stream import Publish, TextDelta, ToolCallEmitted, TurnEnded, TurnStarted
+from services.turn_stream import (
+    Publish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEmitted,
+    TurnEnded,
+    TurnStarted,
+)
 
 OUTCOME = TypeAdapter(TurnOutcome)
 # Rebuilds within one turn: a page may break while others are rebuilt.
@@ -121,6 +129,8 @@ class TurnRunner:
         outcome = OUTCOME.validate_json(record)
         publish(TurnStarted(outcome.session, outcome.turn))
         if outcome.message is not None:
+            if outcome.message.reasoning:
+                publish(ReasoningDelta(outcome.message.reasoning))
             if outcome.message.content:
                 publish(TextDelta(outcome.message.content))
             for call in outcome.message.tool_calls:
@@ -136,6 +146,8 @@ class TurnRunner:
         """
         if not request.queue:
             plan_turn(session, request, self._context.limits)
+        if request.sampling is not None:
+            await check_constraint(request.sampling.constraint, session.settings.tools)
         await self._context.quotas.check_quota(session.settings.tenant)
         if request.compare_with:
             try:
@@ -240,7 +252,7 @@ class TurnRunner:
                         match event.WhichOneof("event"):
                             case "token":
                                 turn.live.advance(SessionEvent.TOKEN_GENERATED)
-                                resumer.text(event.token.text)
+                                resumer.chunk(event.token)
                             case "tool_call":
                                 resumer.call(call_from_wire(event.tool_call))
                             case "done":
@@ -392,4 +404,5 @@ class _TurnContext:
             repairs_skipped=len(due_repairs(self.session)),
             durable=done.durable,
             stop_sequence=done.stop_sequence,
+            reasoning_tokens=done.reasoning_tokens,
         )

@@ -15,6 +15,7 @@ from kvrecall.domain.messages import ToolCall, json_object
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.matching import Continuation, ReplyPlace
 from services.turn_stream import (
+    ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
@@ -100,7 +101,7 @@ class MessageEvents:
     def encode(self, progress: TurnProgress) -> bytes:
         """Encode a piece of progress."""
         match progress:
-            case TurnStarted():
+            case TurnStarted() | ReasoningDelta():
                 return b""
             case TextDelta(text):
                 return self._text(text) if text else b""

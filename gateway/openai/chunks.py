@@ -3,16 +3,17 @@
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.openai.errors import to_openai_error
 from gateway.openai.usage import build_receipt, count_tokens
-from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.matching import Continuation
 from services.turn_stream import (
+    ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
@@ -56,10 +57,12 @@ def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> J
     }
     if calls:
         answer["tool_calls"] = [_to_call(call) for call in calls]
+    if message is not None and message.reasoning:
+        answer |= _to_reasoning(message.reasoning)
     choice = {
         "index": 0,
         "message": answer,
-        "logprobs": None,
+        "logprobs": _to_logprobs(outcome.logprobs),
         "finish_reason": outcome.finish_reason,
     }
     return {
@@ -82,7 +85,10 @@ def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
         "completion_tokens": tokens.output,
         "total_tokens": tokens.total,
         "prompt_tokens_details": details,
-        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": outcome.reasoning_tokens,
+            "audio_tokens": 0,
+        },
         "kvrecall": build_receipt(outcome),
     }
 
@@ -108,8 +114,10 @@ class CompletionChunks:
         match progress:
             case TurnStarted():
                 return b""
-            case TextDelta(text):
-                return self._delta({"content": text})
+            case ReasoningDelta(text):
+                return self._delta(_to_reasoning(text))
+            case TextDelta(text, logprobs):
+                return self._delta({"content": text}, logprobs=_to_logprobs(logprobs))
             case ToolCallEmitted(call):
                 return self._call(call)
             case TurnEnded(outcome):
@@ -135,8 +143,10 @@ class CompletionChunks:
             events += _encode({**self._head.members("chat.completion.chunk"), **usage})
         return events + b"data: [DONE]\n\n"
 
-    def _delta(self, delta: Json, finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _delta(
+        self, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._head.members("chat.completion.chunk"), "choices": [choice]}
         return _encode(chunk | ({"usage": None} if self._include_usage else {}))
 
@@ -144,6 +154,29 @@ class CompletionChunks:
 def _to_call(call: ToolCall) -> Json:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def _to_reasoning(text: str) -> Json:
+    """Name the reasoning as DeepSeek and as vLLM do: clients read the one or the other."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _to_logprobs(logprobs: Sequence[TokenLogprob]) -> Json | None:
+    if not logprobs:
+        return None
+    content = [
+        _to_logprob(each) | {"top_logprobs": [_to_logprob(other) for other in each.top]}
+        for each in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _to_logprob(logprob: TokenLogprob) -> Json:
+    return {
+        "token": logprob.token,
+        "logprob": logprob.logprob,
+        "bytes": list(logprob.utf8),
+    }
 
 
 def _encode(data: Mapping[str, Any]) -> bytes:

@@ -11,12 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from gateway.rest.schemas.base import MAX_SEED, Name
+from gateway.rest.schemas.answers import AnswerOptions
+from gateway.rest.schemas.base import MAX_SEED, JsonObject, Name
 from gateway.rest.schemas.messages import ToolBody
 from gateway.rest.schemas.sessions import CreateSessionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling, ToolCall
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
@@ -28,20 +29,10 @@ _TEXT_PARTS = {
     "input_text": "text",
     "output_text": "text",
 }
-# The values that ask for nothing beyond a plain answer; others would need a grammar or more.
-_HONOURED: Mapping[str, tuple[object, ...]] = {
-    "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "parallel_tool_calls": (True,),
-    "tool_choice": ("auto",),
-    "moderation": (),
-}
+# Values of members that are not served otherwise: they ask for nothing beyond a plain answer.
+_HONOURED: Mapping[str, tuple[object, ...]] = {"moderation": ()}
 _HONOURED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
-    "logprobs": (False,),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -102,7 +93,7 @@ class StreamOptions(Wire):
     include_usage: bool = False
 
 
-class RequestOptions(Wire):
+class RequestOptions(AnswerOptions, Wire):
     """What requests for an answer have in common, whatever their API: model, sampling, session."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
@@ -140,6 +131,16 @@ class RequestOptions(Wire):
         """The tools as a session has them."""
         raise NotImplementedError
 
+    @property
+    def text_form(self) -> JsonObject | None:
+        """The form of the answer's text; None for free text."""
+        return None
+
+    @property
+    def reported_logprobs(self) -> int | None:
+        """The number of likeliest tokens to report at each place; None: no log-probabilities."""
+        return None
+
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
         for name, honoured in self.honoured.items():
@@ -165,8 +166,9 @@ class RequestOptions(Wire):
             top_p=0.0 if self.top_p is None or self.top_p == 1 else self.top_p,
             top_k=self.top_k or 0,
             stop=tuple(each for each in stop if each),
+            top_logprobs=self.reported_logprobs,
         )
-        return TurnRequest((), sampling=sampling, seed=self.seed)
+        return TurnRequest((), sampling=self.constrain(sampling, self.text_form), seed=self.seed)
 
 
 class ChatCompletionBody(RequestOptions):
@@ -191,6 +193,21 @@ class ChatCompletionBody(RequestOptions):
     tools: list[ToolBody] | None = Field(default=None, max_length=128)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    response_format: JsonObject | None = Field(
+        default=None, description="Form of the text: text, json_object or json_schema."
+    )
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @property
+    def text_form(self) -> JsonObject | None:
+        """The form of the answer's text; None for free text."""
+        return self.response_format
+
+    @property
+    def reported_logprobs(self) -> int | None:
+        """The number of likeliest tokens to report at each place; None: no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -207,6 +224,8 @@ class ChatCompletionBody(RequestOptions):
         super().require_honoured()
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "stream_options need stream: true")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs", "top_logprobs need logprobs: true")
 
     def messages_to_domain(self) -> tuple[Message, ...]:
         """Convert the messages. Raises InvalidRequest for a part that is no text."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvrecall.domain.messages import Message
+from kvrecall.domain.messages import Message, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ class TurnOutcome:
     it itself. `repairs_skipped` counts those that were due but not started. `durable`: the
     session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
     lost. `seconds` are by phase. `stop_sequence` is the one that the answer ended at, if any.
+    `reasoning_tokens` of the output are not of the answer itself. `logprobs` are those of the
+    text's tokens, in an answer that asked for them; they are never stored.
     """
 
     session: str
@@ -112,3 +114,5 @@ class TurnOutcome:
     repairs_skipped: int = 0
     durable: bool = True
     stop_sequence: str = ""
+    reasoning_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()

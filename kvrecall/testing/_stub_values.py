@@ -23,6 +23,7 @@ def worker_info() -> pb.WorkerInfo:
         min_budget=16,
         block_tokens=32,
         max_context=4096,
+        call_format="hermes",
         methods=[
             pb.MethodInfo(
                 name="snapkv", summary="the last window's attention", settings_schema="{}"

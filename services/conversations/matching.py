@@ -26,6 +26,7 @@ from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
 from services.catalog.responses.base import StoredResponse
+from services.constraints import check_constraint
 from services.conversations.histories import (
     History,
     begin,
@@ -149,6 +150,12 @@ class Conversations:
         refused by the messages alone is refused before any session is forked or created.
         """
         _check_messages(conversation)
+        if conversation.turn.sampling is not None:
+            await check_constraint(
+                conversation.turn.sampling.constraint,
+                conversation.settings.tools,
+                bool(self._api.info.call_format),
+            )
         opening, history = await self._read(conversation)
         async for number, entry in self._find(history, conversation.follows):
             try:

@@ -20,6 +20,7 @@ from workers.engine.session_state import build_state, restore_state, selection_f
 from workers.engine.settings import WorkerSettings
 from workers.engine.store_io import StoreIO, commit_history, map_store_errors, shared_pages
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
+from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
@@ -50,6 +51,7 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self.model = parts.model
         self.tokenizer = parts.tokenizer
+        self.grammars = Grammars(parts.tokenizer)
         self.store = parts.store
         self.settings = parts.settings
         self.layer_sensitivity = parts.layer_sensitivity

@@ -76,6 +76,7 @@ class WorkerService:
             page_tokens=engine.store.layout.page_tokens,
             token_bytes=engine.store.layout.token_bytes,
             protocol_version=PROTOCOL_VERSION,
+            call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
         )
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:

@@ -227,8 +227,8 @@ def _to_place(error: ServiceError, said: Messages) -> ServiceError:
         message = f"No tool output found for function call {', '.join(error.calls)}."
         return InvalidRequest("input", message, openai_code="tool_result_missing")
     field = error.details.get("field")
-    if field == "messages":
-        error.details["field"] = "input"
+    if field in ("messages", "response_format"):
+        error.details["field"] = "input" if field == "messages" else "text.format"
     elif isinstance(field, str) and field.startswith("messages["):
         index = int(field.removeprefix("messages[").partition("]")[0])
         error.details["field"] = said.fields[index]

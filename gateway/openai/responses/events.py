@@ -19,6 +19,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.matching import Continuation
 from services.turn_stream import (
+    ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
@@ -56,7 +57,7 @@ class ResponseEvents:
     def encode(self, progress: TurnProgress) -> bytes:
         """Encode a piece of progress."""
         match progress:
-            case TurnStarted():
+            case TurnStarted() | ReasoningDelta():
                 return b""
             case TextDelta(text):
                 return self._say(text)

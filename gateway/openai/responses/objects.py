@@ -31,7 +31,7 @@ def build_head(id: str, created: int, body: ResponseBody) -> Json:
         "metadata": body.metadata or {},
         "model": body.model,
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {
@@ -43,10 +43,10 @@ def build_head(id: str, created: int, body: ResponseBody) -> Json:
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {
-            "format": {"type": "text"},
+            "format": body.text_form or {"type": "text"},
             "verbosity": None if text is None else text.verbosity,
         },
-        "tool_choice": "auto",
+        "tool_choice": body.tool_choice or "auto",
         "tools": [_describe_tool(tool) for tool in body.tools or ()],
         "top_logprobs": 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
@@ -91,7 +91,7 @@ def _build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
             "cache_write_tokens": tokens.written,
         },
         "output_tokens": tokens.output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
         "total_tokens": tokens.total,
         "kvrecall": build_receipt(outcome),
     }

@@ -23,6 +23,7 @@ _HONOURED: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
     "prompt": (),
     "context_management": (),
+    "top_logprobs": (0,),
 }
 _REFUSED_INCLUDES = ("message.output_text.logprobs",)
 
@@ -96,6 +97,11 @@ class ResponseBody(RequestOptions):
         return [_to_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
 
     @property
+    def text_form(self) -> Json | None:
+        """The form of the answer's text; None for free text."""
+        return None if self.text is None else self.text.format
+
+    @property
     def opening(self) -> tuple[Message, ...]:
         """The messages before the conversation's first item."""
         return (Message("system", self.instructions),) if self.instructions else ()
@@ -113,10 +119,6 @@ class ResponseBody(RequestOptions):
         if self.previous_response_id is not None and self.conversation is not None:
             message = "previous_response_id and conversation exclude each other"
             raise InvalidRequest("previous_response_id", message)
-        form = None if self.text is None else self.text.format
-        if form is not None and form.get("type") != "text":
-            message = f"text.format {form.get('type')!r} is not supported here; leave it out"
-            raise InvalidRequest("text.format", message, openai_code="unsupported_parameter")
         for name in self.include or ():
             if name in _REFUSED_INCLUDES:
                 message = f"{name} cannot be included here"

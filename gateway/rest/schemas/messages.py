@@ -89,14 +89,19 @@ class ToolCallView(View):
 
 
 class AssistantMessageView(View):
-    """Assistant message, as in the OpenAI API."""
+    """Assistant message, as in the OpenAI API. `reasoning` is what the model said before it."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     tool_calls: list[ToolCallView] | None = None
+    reasoning: str | None = None
 
     @classmethod
     def from_domain(cls, message: Message) -> "AssistantMessageView":
         """Convert from the domain value."""
         calls = [ToolCallView.from_domain(call) for call in message.tool_calls]
-        return cls(content=message.content or (None if calls else ""), tool_calls=calls or None)
+        return cls(
+            content=message.content or (None if calls else ""),
+            tool_calls=calls or None,
+            reasoning=message.reasoning or None,
+        )
