@@ -24,8 +24,9 @@ _STREAM = {
     "content": {"text/event-stream": {"schema": {"type": "string"}}},
 }
 _PLACE = re.compile(r"messages\[(\d+)\](?:\.(\w+))?")
-# Names of a session's message members in this API.
+# Names of a session's members in this API.
 _MEMBERS = {"tool_call_id": ".tool_use_id"}
+_FIELDS = {"response_format": "output_config.format.schema"}
 
 
 class UnknownThread(ServiceError):
@@ -129,5 +130,5 @@ def _rename(field: str, placed: Sequence[PlacedMessage]) -> str:
     """Return the field of the request that a field of the session's messages came from."""
     found = _PLACE.match(field)
     if found is None:
-        return field
+        return _FIELDS.get(field, field.replace(".function.parameters", ".input_schema"))
     return placed[int(found[1])].field + _MEMBERS.get(found[2] or "", "")

@@ -2,11 +2,10 @@
 
 import asyncio
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from google.adk.agents import LlmAgent
 from google.adk.models.lite_llm import LiteLlm
 from google.adk.runners import InMemoryRunner

@@ -2,11 +2,10 @@
 
 import asyncio
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from agent_framework import Agent
 from agent_framework.openai import OpenAIChatCompletionClient
 

@@ -1,10 +1,9 @@
 """Agno's agent."""
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from agno.agent import Agent
 from agno.models.openai.like import OpenAILike
 

@@ -1,15 +1,12 @@
 """Anthropic's own Python client: messages, and its tool runner in a thread."""
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from anthropic import Anthropic, beta_tool
 
-client = Anthropic(
-    base_url=os.environ.get("KVRECALL_URL", "http://127.0.0.1:8420"), api_key="any"
-)
+client = Anthropic(base_url=os.environ.get("KVRECALL_URL", "http://127.0.0.1:8420"), api_key="any")
 model = client.models.list().data[0].id
 
 

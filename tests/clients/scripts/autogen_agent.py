@@ -2,11 +2,10 @@
 
 import asyncio
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from autogen_agentchat.agents import AssistantAgent
 from autogen_core.models import ModelFamily, ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient

@@ -1,10 +1,9 @@
 """CrewAI's agent."""
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from crewai import LLM, Agent
 from crewai.tools import tool
 

@@ -2,12 +2,11 @@
 
 import asyncio
 
-from _case import NAME, TURNS, run
-
 # --8<-- [start:example]
 import os
 
 import dspy
+from _case import NAME, TURNS, run
 
 dspy.configure(
     lm=dspy.LM(

@@ -1,10 +1,9 @@
 """LangChain's chat model and a LangGraph agent."""
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 

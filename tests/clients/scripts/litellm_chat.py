@@ -2,12 +2,11 @@
 
 import json
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
 import litellm
+from _case import NAME, TURNS, WEATHER, run
 
 SERVER = {
     "model": "openai/" + os.environ.get("KVRECALL_MODEL", "reference"),
@@ -37,9 +36,7 @@ def plain():
 
 
 def streamed():
-    chunks = litellm.completion(
-        messages=[{"role": "user", "content": NAME}], stream=True, **SERVER
-    )
+    chunks = litellm.completion(messages=[{"role": "user", "content": NAME}], stream=True, **SERVER)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 

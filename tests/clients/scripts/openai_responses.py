@@ -2,11 +2,10 @@
 
 import json
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from openai import OpenAI
 
 client = OpenAI(

@@ -1,10 +1,9 @@
 """smolagents' agent that calls tools."""
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 
 model = OpenAIModel(

@@ -2,11 +2,10 @@
 
 import asyncio
 
-from _case import NAME, TURNS, WEATHER, run
-
 # --8<-- [start:example]
 import os
 
+from _case import NAME, TURNS, WEATHER, run
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 
