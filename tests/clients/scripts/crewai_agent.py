@@ -40,8 +40,10 @@ def plain():
     return model.call([{"role": "user", "content": NAME}])
 
 
+streaming = model.model_copy(update={"stream": True})
+
+
 def streamed():
-    streaming = model.model_copy(update={"stream": True})
     return streaming.call([{"role": "user", "content": NAME}])
 
 
@@ -58,5 +60,9 @@ def tools():
     return ask(WEATHER)
 
 
+def streamed_tools():
+    return agent.model_copy(update={"llm": streaming}).kickoff(WEATHER).raw
+
+
 if __name__ == "__main__":
-    run(plain=plain, streamed=streamed, turns=turns, tools=tools)
+    run(plain=plain, streamed=streamed, turns=turns, tools=tools, streamed_tools=streamed_tools)
