@@ -114,7 +114,8 @@ async def on_service_error(request: Request, error: errors.ServiceError) -> JSON
     """Respond to a domain error; transient ones get a Retry-After header."""
     members = to_problem(error)
     headers = {}
-    if members["status"] in (429, 503) and not isinstance(error, errors.QuotaExceeded):
+    may_pass = members["status"] in (429, 503) or isinstance(error, errors.SessionBusy)
+    if may_pass and not isinstance(error, errors.QuotaExceeded):
         seconds = (
             error.retry_after_seconds
             if isinstance(error, errors.Overloaded)

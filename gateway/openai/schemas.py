@@ -100,6 +100,8 @@ class RequestOptions(AnswerOptions, Wire):
 
     # The values of unlisted members that ask for nothing beyond a plain answer.
     honoured: ClassVar[Mapping[str, tuple[object, ...]]] = _HONOURED
+    # The member that has the form of the answer's text.
+    form_field: ClassVar[str] = "response_format"
 
     model: Name
     stream: bool | None = None
@@ -168,7 +170,8 @@ class RequestOptions(AnswerOptions, Wire):
             stop=tuple(each for each in stop if each),
             top_logprobs=self.reported_logprobs,
         )
-        return TurnRequest((), sampling=self.constrain(sampling, self.text_form), seed=self.seed)
+        constrained = self.constrain(sampling, self.text_form, self.form_field)
+        return TurnRequest((), sampling=constrained, seed=self.seed)
 
 
 class ChatCompletionBody(RequestOptions):

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-# Between two parts of JSON: enough to indent by, and not endless.
-_SPACE = r"\n? {0,12}"
+# Between two parts of JSON: a space, or a line break with an indent. A weak model would go on with
+# white space until the limit, if it could.
+_SPACE = r"( |\n {0,12})?"
 
 
 class ToolChoice(StrEnum):

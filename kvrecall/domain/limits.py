@@ -142,6 +142,12 @@ class ServiceLimits(BaseModel):
     max_conversation_items: int = Field(
         default=4096, ge=1, description="Largest number of items of one of these conversations."
     )
+    matched_seconds: float = Field(
+        default=7 * 86_400.0,
+        ge=60,
+        description="Time without a turn after which a session that was begun by a stateless "
+        "request is deleted, in seconds.",
+    )
     max_metadata_bytes: int = Field(
         default=8192,
         ge=0,

@@ -48,7 +48,9 @@ class CreateSession(WorkerOptions):
     repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
     tenant: str = ""
+    expires_after_seconds: float | None = None
     matched: bool = False
+    stored: bool = False
 
 
 def resolve_settings(
@@ -80,8 +82,18 @@ def resolve_settings(
         repair_settings=request.repair_settings,
         **asdict(request.worker_options),
         tenant=request.tenant,
+        expires_after_seconds=_get_lifetime(request, settings),
         matched=request.matched,
+        stored=request.stored,
     )
+
+
+def _get_lifetime(request: CreateSession, settings: ServiceLimits) -> float | None:
+    """Return `expires_after_seconds`; who is found by its history is deleted by nobody else."""
+    if request.expires_after_seconds is None and request.matched:
+        stored = settings.response_days * 86_400.0 if request.stored else 0.0
+        return max(stored, settings.matched_seconds)
+    return request.expires_after_seconds
 
 
 def _method(name: str, info: WorkerInfo) -> MethodInfo:

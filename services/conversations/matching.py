@@ -26,7 +26,6 @@ from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
 from services.catalog.responses.base import StoredResponse
-from services.constraints import check_constraint
 from services.conversations.histories import (
     History,
     begin,
@@ -36,6 +35,7 @@ from services.conversations.histories import (
     rename_calls,
 )
 from services.forks import ForkRequest
+from services.planning.constraints import check_constraint
 from services.turn_stream import ProgressStream, TurnStarted, TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
@@ -330,6 +330,7 @@ class Conversations:
         The catalog's id is random: without it no digest can be computed.
         """
         fields = asdict(replace(settings, metadata=None, model=None, repair_on=frozenset()))
+        del fields["expires_after_seconds"], fields["stored"]
         fields["repair_on"] = sorted(settings.repair_on)
         fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)
         scope = [self._catalog.id, self._api.info.fingerprint, fields]

@@ -13,9 +13,17 @@ OPERATIONS = [
     ("GET", "/healthz"),
     ("GET", "/metrics"),
     ("GET", "/readyz"),
+    ("DELETE", "/v1/conversations/{conversation}"),
+    ("DELETE", "/v1/conversations/{conversation}/items/{item}"),
+    ("DELETE", "/v1/responses/{response}"),
+    ("GET", "/v1/conversations/{conversation}"),
+    ("GET", "/v1/conversations/{conversation}/items"),
+    ("GET", "/v1/conversations/{conversation}/items/{item}"),
     ("GET", "/v1/methods"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
+    ("GET", "/v1/responses/{response}"),
+    ("GET", "/v1/responses/{response}/input_items"),
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/{session}"),
     ("GET", "/v1/sessions/{session}/episodes"),
@@ -24,8 +32,14 @@ OPERATIONS = [
     ("GET", "/v1/worker"),
     ("GET", "/v1/workers"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/conversations"),
+    ("POST", "/v1/conversations/{conversation}"),
+    ("POST", "/v1/conversations/{conversation}/items"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/responses/{response}/cancel"),
     ("POST", "/v1/sessions"),
     ("POST", "/v1/sessions/{session}/events"),
     ("POST", "/v1/sessions/{session}/fork"),
@@ -89,7 +103,7 @@ def test_every_response_conforms(
 
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize(
-    "path", [path for method, path in OPERATIONS if method == "POST" and "{" in path]
+    "path", [path for method, path in OPERATIONS if method == "POST" and "{session}" in path]
 )
 def test_an_existing_session_survives_every_write(
     live_url: str, description: Any, path: str, mode: GenerationMode

@@ -14,6 +14,9 @@ from workers.errors import BadSettings
 from workers.model.answer_formats import LINE, AnswerFormat, CallGrammar
 from workers.model.call_parsing import is_text
 
+# Members of a schema that its parts may refer to.
+_DEFINITIONS = ("$defs", "definitions")
+
 
 @dataclass(frozen=True)
 class AnswerGrammars:
@@ -138,12 +141,12 @@ def _add_parameters(rules: _Rules, tool: _Tool) -> str:
     if not isinstance(properties, dict):
         properties = {}
     required = tool.schema.get("required") or ()
-    shared = {key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema}
+    shared = {key: value for key, value in tool.schema.items() if key in _DEFINITIONS}
     pieces = []
     for key, schema in properties.items():
         schema = schema if isinstance(schema, dict) else {}
         opening, closing = f"<parameter={key}>\n", "\n</parameter>\n"
-        choices = schema.get("enum")
+        choices = schema.get("enum") or ()
         if is_text(schema) and not choices:
             # The text ends where its tag does, whatever it is.
             value = rules.add("/(?s:.*)/", f"[suffix={json.dumps(closing)}]")

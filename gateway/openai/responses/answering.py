@@ -92,9 +92,10 @@ class Answering:
         previous = await self._read_previous()
         if not said.messages:
             raise InvalidRequest("input", "there is nothing to answer")
+        settings = self._body.settings_to_domain(self._tenant)
         conversation = Conversation(
             said.messages,
-            self._body.settings_to_domain(self._tenant),
+            replace(settings, stored=self._body.store is not False),
             self._body.turn_to_domain(self._service.limits),
             key,
             self._body.opening,
@@ -228,7 +229,7 @@ def _to_place(error: ServiceError, said: Messages) -> ServiceError:
         return InvalidRequest("input", message, openai_code="tool_result_missing")
     field = error.details.get("field")
     if field in ("messages", "response_format"):
-        error.details["field"] = "input" if field == "messages" else "text.format"
+        error.details["field"] = "input" if field == "messages" else ResponseBody.form_field
     elif isinstance(field, str) and field.startswith("messages["):
         index = int(field.removeprefix("messages[").partition("]")[0])
         error.details["field"] = said.fields[index]

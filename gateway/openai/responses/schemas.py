@@ -58,6 +58,7 @@ class ResponseBody(RequestOptions):
         **RequestOptions.honoured,
         **_HONOURED,
     }
+    form_field: ClassVar[str] = "text.format"
 
     input: str | Annotated[list[Json], Field(max_length=MAX_MESSAGES)] | None = Field(
         default=None, description="Text of a user, or items: messages, calls, results."

@@ -122,8 +122,10 @@ def _read_form(form: JsonObject | None, field: str) -> tuple[str, bool]:
         return json.dumps({"type": "object"}), False
     if kind != "json_schema":
         raise InvalidRequest(f"{field}.type", f"{kind!r} is none of text, json_object, json_schema")
-    described = form.get("json_schema", form)
+    nested = "json_schema" in form
+    described = form["json_schema"] if nested else form
     schema = described.get("schema", {}) if isinstance(described, dict) else None
     if not isinstance(schema, dict):
-        raise InvalidRequest(f"{field}.json_schema.schema", "a schema is an object")
+        place = f"{field}.json_schema.schema" if nested else f"{field}.schema"
+        raise InvalidRequest(place, "a schema is an object")
     return json.dumps(schema), described.get("strict") is True

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from services.catalog.claims import Claims
 from services.catalog.responses.sqlite import SqliteConversations, SqliteResponses
+from services.catalog.sqlite.conversations.expiry import SqliteExpiry
+from services.catalog.sqlite.conversations.histories import SqliteHistories
 from services.catalog.sqlite.database import Database, open_database
 from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
@@ -14,7 +16,7 @@ from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.sessions import SqliteSessions
 from services.catalog.sqlite.tool_calls import SqliteToolCalls
-from services.catalog.sqlite.turns import SqliteHistories, SqliteTurns
+from services.catalog.sqlite.turns import SqliteTurns
 from services.catalog.versions import CatalogUpgrade
 
 
@@ -36,6 +38,7 @@ class SqliteCatalog:
         self.histories = SqliteHistories(database)
         self.responses = SqliteResponses(database)
         self.conversations = SqliteConversations(database)
+        self.expiry = SqliteExpiry(database, reader)
         self.tool_calls = SqliteToolCalls(database, self.idempotency)
         self.repairs = SqliteRepairs(database)
         self.episodes = SqliteEpisodes(database)

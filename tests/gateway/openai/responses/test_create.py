@@ -11,6 +11,8 @@ Json = dict[str, Any]
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}]
 CALL = pb.ToolCall(id="c1", name="f", arguments='{"n": 1}')
 
+ODD = {"type": "json_schema", "schema": {"not": {}}, "strict": True}
+
 
 def user(text: str) -> Json:
     return {"role": "user", "content": text}
@@ -207,8 +209,14 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_tool"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_value"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        ({"text": {"format": ODD}}, "text.format", "invalid_value"),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": 3}}},
+            "text.format.schema",
+            "invalid_value",
+        ),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"include": ["message.output_text.logprobs"]}, "include", "unsupported_parameter"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),

@@ -1,4 +1,4 @@
--- From version 11 to 12: responses and conversations of OpenAI's API.
+-- From version 12 to 13: responses and conversations of OpenAI's API.
 
 CREATE TABLE responses (
     id TEXT PRIMARY KEY,
