@@ -16,7 +16,7 @@ Generated from [openapi.json](openapi.json), which a running service also has at
 `/docs` shows it in a browser. Bodies are JSON; unknown fields are refused. Writes take an
 `Idempotency-Key` header: a request that is sent again with its key is answered as it was, once.
 Errors are problem documents (RFC 9457) with a stable `code`; see [`Problem`](#problem). Routes of
-[OpenAI's](../openai.md) and [Anthropic's](../anthropic.md) APIs are as these describe them.
+[OpenAI's](../openai.md) and [Anthropic's](../anthropic.md) APIs are as these pages describe them.
 """
 
 
@@ -25,11 +25,11 @@ def describe_api(root: Path) -> dict[str, Any]:
     from gateway.app import create_app
     from gateway.settings import GatewaySettings
     from kvrecall.domain.limits import ServiceLimits
-    from kvrecall.testing import InMemoryCatalog
+    from kvrecall.testing.in_memory_catalog import InMemoryCatalog
     from services.cluster.worker_client import Worker
     from services.service import SessionService
 
-    # Describing calls neither: the service is never started.
+    # Describing calls no worker: the service is never started.
     service = SessionService(cast("Worker", None), InMemoryCatalog(), ServiceLimits())
     described = create_app(service, GatewaySettings()).openapi()
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -35,7 +35,7 @@ _CHOICES: Mapping[str, ToolChoice] = {
     "tool": ToolChoice.REQUIRED,
     "none": ToolChoice.NONE,
 }
-_EXAMPLE = {
+_EXAMPLE: JsonObject = {
     "model": "reference",
     "max_tokens": 64,
     "messages": [{"role": "user", "content": "Hello."}],

@@ -27,7 +27,7 @@ def answer(messages: Sequence[pb.Message], tools: Sequence[str]) -> str | list[p
     (DSPy) gets them in these fields.
     """
     said = [message for message in messages if message.role == "user"]
-    functions = {tool["name"]: tool for tool in (_get_function(tool) for tool in tools)}
+    functions = {str(tool["name"]): tool for tool in (_get_function(tool) for tool in tools)}
     last = messages[-1]
     observed = _OBSERVATION.search(last.content) if last.role == "user" else None
     if last.role == "tool" or observed:
@@ -57,7 +57,7 @@ def _call(function: dict[str, object], argument: str, number: int) -> pb.ToolCal
 
 
 def _finish(
-    text: str, functions: dict[object, dict[str, object]], number: int
+    text: str, functions: dict[str, dict[str, object]], number: int
 ) -> str | list[pb.ToolCall]:
     if "final_answer" in functions:
         return [_call(functions["final_answer"], text, number)]

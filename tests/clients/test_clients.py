@@ -58,7 +58,9 @@ def test_the_scripted_model_notices_a_lost_history() -> None:
 
 def test_the_scripted_model_calls_a_tool_and_reads_its_result() -> None:
     asked = pb.Message(role="user", content="What is the weather in Bern?")
-    (call,) = answer([asked], [WEATHER])
+    calls = answer([asked], [WEATHER])
+    assert isinstance(calls, list)
+    (call,) = calls
     assert (call.name, call.arguments) == ("get_weather", '{"city": "Bern"}')
     assert isinstance(answer([asked], []), str), "there is no such tool"
     result = pb.Message(role="tool", content="sunny", tool_call_id=call.id)

@@ -1,5 +1,6 @@
 """Anthropic's messages over sessions: answers, streams, refusals, and what is found again."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.conversations.matching import Conversation
-from services.turn_stream import ReasoningDelta, TextDelta, TurnEnded
+from services.turn_stream import ReasoningDelta, TextDelta, TurnEnded, TurnProgress
 
 Json = dict[str, Any]
 PATH = "/v1/messages"
@@ -25,7 +26,7 @@ HELLO = [{"role": "user", "content": "hello there"}]
 TOOLS = [{"name": "f", "description": "Does.", "input_schema": {"type": "object"}}]
 
 
-async def ask(api: Any, messages: list[Json], **body: Any) -> httpx.Response:
+async def ask(api: Any, messages: Sequence[Any], **body: Any) -> httpx.Response:
     body = {"model": api.service.info.model, "max_tokens": 50, "messages": messages, **body}
     answer: httpx.Response = await api.http.post(PATH, json=body)
     return answer
@@ -176,7 +177,12 @@ async def test_reasoning_is_a_block_before_the_text(api, parse_events) -> None:
     whole = build_message("m", False, outcome, found)
     assert whole["content"] == [{**THOUGHT, "signature": ""}, {"type": "text", "text": "yes"}]
     encoder = MessageEvents("m", False, found)
-    progress = [ReasoningDelta("h"), ReasoningDelta("m"), TextDelta("yes"), TurnEnded(outcome)]
+    progress: list[TurnProgress] = [
+        ReasoningDelta("h"),
+        ReasoningDelta("m"),
+        TextDelta("yes"),
+        TurnEnded(outcome),
+    ]
     events = parse_events(b"".join(encoder.encode(each) for each in progress).decode())
     blocks = [data for name, data in events if name.startswith("content_block")]
     assert blocks[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
