@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.openai.errors import to_openai_error
+from gateway.openai.logprobs import build_logprobs
 from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.domain.reports import TurnOutcome
@@ -162,21 +163,7 @@ def _to_reasoning(text: str) -> Json:
 
 
 def _to_logprobs(logprobs: Sequence[TokenLogprob]) -> Json | None:
-    if not logprobs:
-        return None
-    content = [
-        _to_logprob(each) | {"top_logprobs": [_to_logprob(other) for other in each.top]}
-        for each in logprobs
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _to_logprob(logprob: TokenLogprob) -> Json:
-    return {
-        "token": logprob.token,
-        "logprob": logprob.logprob,
-        "bytes": list(logprob.utf8),
-    }
+    return {"content": build_logprobs(logprobs), "refusal": None} if logprobs else None
 
 
 def _encode(data: Mapping[str, Any]) -> bytes:

@@ -76,9 +76,13 @@ class NamedConversations:
     """
 
     def __init__(self, catalog: Catalog, quotas: Quotas, limits: ServiceLimits) -> None:
-        self._store = catalog.conversations
+        self._catalog = catalog
         self._quotas = quotas
         self._limits = limits
+
+    @property
+    def _store(self) -> StoredConversations:
+        return self._catalog.conversations
 
     async def create(
         self, tenant: str, metadata: Mapping[str, str], items: Sequence[StoredItem]

@@ -50,18 +50,20 @@ class RecordedStream:
     """A turn's stream that passes on the turn's end when `record` has stored what came of it.
 
     So what a client has seen the end of is found by its next request, whoever is killed in between.
-    `close` is called when the stream is closed.
+    `observe` is called with each piece before it, and `close` when the stream is closed.
     """
 
     def __init__(
         self,
         stream: ProgressStream,
         record: Callable[[TurnOutcome], Awaitable[None]],
-        close: Callable[[], Awaitable[None]] | None = None,
+        close: Callable[[], Awaitable[None]],
+        observe: Callable[[TurnProgress], object] | None = None,
     ) -> None:
         self._stream = stream
         self._record = record
         self._close = close
+        self._observe = observe
         self._recording: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> "RecordedStream":
@@ -72,6 +74,8 @@ class RecordedStream:
         if isinstance(progress, TurnEnded):
             self._recording = asyncio.ensure_future(self._record(progress.outcome))
             await asyncio.shield(self._recording)
+        elif self._observe is not None:
+            self._observe(progress)
         return progress
 
     async def aclose(self) -> None:
@@ -81,5 +85,4 @@ class RecordedStream:
             if self._recording is not None:
                 await asyncio.wait({self._recording})
         finally:
-            if self._close is not None:
-                await self._close()
+            await self._close()

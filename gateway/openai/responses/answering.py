@@ -62,7 +62,13 @@ class Answering:
             await self._close()
             raise
         self._events = ResponseEvents(self._body, found)
-        return replace(found, stream=RecordedStream(found.stream, self._record(found), self._close))
+        stream = RecordedStream(
+            found.stream,
+            self._record(found),
+            self._close,
+            None if self._body.stream else self._events.encode,
+        )
+        return replace(found, stream=stream)
 
     async def count(self) -> int:
         """Count the tokens of the whole conversation with the input. Raises as `start`."""
@@ -230,6 +236,8 @@ def _to_place(error: ServiceError, said: Messages) -> ServiceError:
     field = error.details.get("field")
     if field in ("messages", "response_format"):
         error.details["field"] = "input" if field == "messages" else ResponseBody.form_field
+    elif isinstance(field, str) and field.startswith("tools["):
+        error.details["field"] = field.replace(".function.", ".", 1)
     elif isinstance(field, str) and field.startswith("messages["):
         index = int(field.removeprefix("messages[").partition("]")[0])
         error.details["field"] = said.fields[index]

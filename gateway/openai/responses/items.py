@@ -158,14 +158,28 @@ def build_call(call: ToolCall, id: str, status: str = "completed") -> Json:
     }
 
 
-def build_answer(text: str, id: str, status: str = "completed") -> Json:
+def build_answer(
+    text: str, id: str, status: str = "completed", logprobs: Sequence[Json] = ()
+) -> Json:
     """Build the item of an answer's text."""
-    return _build_message("assistant", [build_text(text)], id, status)
+    return _build_message("assistant", [build_text(text, logprobs)], id, status)
 
 
-def build_text(text: str) -> Json:
+def build_text(text: str, logprobs: Sequence[Json] = ()) -> Json:
     """Build the part of a text that the model generated."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def build_reasoning(text: str, id: str, status: str = "completed") -> Json:
+    """Build the item of what the model reasoned before an answer."""
+    return {
+        "id": id,
+        "type": "reasoning",
+        "status": status,
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        "encrypted_content": None,
+    }
 
 
 def _name_items(turn: Turn, side: Side, items: Sequence[Json]) -> list[Json]:
@@ -234,6 +248,8 @@ def _split(message: Message) -> Iterable[Json]:
     if message.role == "tool":
         yield _build_output(message.tool_call_id, message.content, "")
         return
+    if message.reasoning:
+        yield build_reasoning(message.reasoning, "")
     if message.content or not message.tool_calls:
         yield _build_message(message.role, [_build_part(message.role, message.content)], "")
     for call in message.tool_calls:

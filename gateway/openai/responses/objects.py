@@ -48,7 +48,7 @@ def build_head(id: str, created: int, body: ResponseBody) -> Json:
         },
         "tool_choice": body.tool_choice or "auto",
         "tools": [_describe_tool(tool) for tool in body.tools or ()],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,

@@ -9,7 +9,7 @@ from gateway.openai.schemas import MAX_MESSAGES, RequestOptions, Wire
 from gateway.rest.schemas.base import Name
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
-from kvrecall.domain.messages import Message
+from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message
 
 Json = dict[str, Any]
 Metadata = Annotated[
@@ -23,9 +23,8 @@ _HONOURED: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
     "prompt": (),
     "context_management": (),
-    "top_logprobs": (0,),
 }
-_REFUSED_INCLUDES = ("message.output_text.logprobs",)
+_LOGPROBS = "message.output_text.logprobs"
 
 
 class ConversationName(Wire):
@@ -77,6 +76,7 @@ class ResponseBody(RequestOptions):
     store: bool | None = None
     tools: Annotated[list[Json], Field(max_length=128)] | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     metadata: Metadata | None = None
@@ -103,6 +103,12 @@ class ResponseBody(RequestOptions):
         return None if self.text is None else self.text.format
 
     @property
+    def reported_logprobs(self) -> int | None:
+        """The number of likeliest tokens to report at each place; None: no log-probabilities."""
+        wanted = self.top_logprobs or _LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if wanted else None
+
+    @property
     def opening(self) -> tuple[Message, ...]:
         """The messages before the conversation's first item."""
         return (Message("system", self.instructions),) if self.instructions else ()
@@ -120,10 +126,6 @@ class ResponseBody(RequestOptions):
         if self.previous_response_id is not None and self.conversation is not None:
             message = "previous_response_id and conversation exclude each other"
             raise InvalidRequest("previous_response_id", message)
-        for name in self.include or ():
-            if name in _REFUSED_INCLUDES:
-                message = f"{name} cannot be included here"
-                raise InvalidRequest("include", message, openai_code="unsupported_parameter")
 
 
 def _to_tool(tool: Json, field: str) -> ToolBody:

@@ -356,57 +356,10 @@ async def test_options_of_the_answer_reach_the_worker(api) -> None:
     ]
 
 
-def script_worker(api: Any, *chunks: pb.TokenChunk, **message: Any) -> None:
-    """Let the worker's next answer have these chunks and members."""
-    worker_turn = api.worker.turn
-
-    async def turn(request: pb.TurnRequest) -> Any:
-        async for event in worker_turn(request):
-            if not event.HasField("done"):
-                continue
-            for chunk in chunks:
-                yield pb.TurnEvent(token=chunk)
-            event.done.message.MergeFrom(pb.Message(**message))
-            event.done.reasoning_tokens = 2
-            yield event
-
-    api.worker.turn = turn
-
-
-REASONED = (
-    pb.TokenChunk(ids=[1], reasoning="so "),
-    pb.TokenChunk(ids=[2], reasoning="it is"),
-    pb.TokenChunk(
-        ids=[3],
-        text="ok",
-        logprobs=[
-            pb.TokenLogprob(
-                token="ok",
-                utf8=b"ok",
-                logprob=-0.5,
-                top=[pb.TokenLogprob(token="\ufffd", utf8=b"\xf0", logprob=-0.25)],
-            )
-        ],
-    ),
-)
-LOGPROBS = {
-    "content": [
-        {
-            "token": "ok",
-            "logprob": -0.5,
-            "bytes": [111, 107],
-            "top_logprobs": [{"token": "\ufffd", "logprob": -0.25, "bytes": [240]}],
-        }
-    ],
-    "refusal": None,
-}
-
-
-async def test_reasoning_and_log_probabilities_are_beside_the_text(api) -> None:
-    script_worker(api, *REASONED, reasoning="so it is")
+async def test_reasoning_and_log_probabilities_are_beside_the_text(api, reasoned) -> None:
     answer = (await ask(api, HELLO, logprobs=True, top_logprobs=1)).json()
     choice = answer["choices"][0]
-    assert choice["logprobs"] == LOGPROBS
+    assert choice["logprobs"] == {"content": reasoned, "refusal": None}
     assert choice["message"] == {
         "role": "assistant",
         "content": "ok",
@@ -420,8 +373,7 @@ async def test_reasoning_and_log_probabilities_are_beside_the_text(api) -> None:
     assert again.headers["kvrecall-match"] == "continued", "reasoning is no part of the history"
 
 
-async def test_a_stream_has_the_reasoning_before_the_text(api) -> None:
-    script_worker(api, *REASONED, reasoning="so it is")
+async def test_a_stream_has_the_reasoning_before_the_text(api, reasoned) -> None:
     pieces = chunks(await ask(api, HELLO, stream=True, logprobs=True, top_logprobs=1))
     deltas = [piece["choices"][0] for piece in pieces]
     assert [each["delta"] for each in deltas[1:4]] == [
@@ -429,4 +381,9 @@ async def test_a_stream_has_the_reasoning_before_the_text(api) -> None:
         {"reasoning_content": "it is", "reasoning": "it is"},
         {"content": "ok"},
     ]
-    assert [each["logprobs"] for each in deltas[1:]] == [None, None, LOGPROBS, None]
+    assert [each["logprobs"] for each in deltas[1:]] == [
+        None,
+        None,
+        {"content": reasoned, "refusal": None},
+        None,
+    ]

@@ -183,6 +183,24 @@ async def test_the_tokens_of_an_input_are_those_of_the_whole_conversation(api, a
     assert refused.json()["error"]["param"] == "input"
 
 
+async def test_reasoning_is_an_item_before_the_text_and_no_part_of_the_history(
+    api, ask, reasoned
+) -> None:
+    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    first = await ask("hello", **logprobs)
+    reasoning, text = first.json()["output"]
+    assert reasoning["id"].startswith("rs_")
+    assert (reasoning["type"], reasoning["summary"]) == ("reasoning", [])
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "so it is"}]
+    assert text["content"][0]["logprobs"] == reasoned
+    assert first.json()["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    said = [user("hello"), *first.json()["output"], user("more")]
+    second = await ask(said)
+    assert second.headers["kvrecall-match"] == "continued"
+    page = await api.http.get(f"/v1/responses/{second.json()['id']}/input_items")
+    assert [item["id"] for item in page.json()["data"][1:3]] == [text["id"], reasoning["id"]]
+
+
 BAD_CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "no JSON"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
 
@@ -217,7 +235,12 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
         ),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "unsupported_parameter"),
+        ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        (
+            {"tools": [{**TOOLS[0], "parameters": ODD["schema"]}]},
+            "tools[0].parameters",
+            "invalid_value",
+        ),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
         ({"metadata": {"a": 1}}, "metadata.a", "invalid_value"),

@@ -113,6 +113,22 @@ async def test_an_answer_that_was_cut_ends_as_incomplete(api, events) -> None:
     assert data["response"]["output"][0]["content"][0]["text"] == "one two"
 
 
+async def test_reasoning_has_events_of_its_own_before_those_of_the_text(
+    api, events, reasoned
+) -> None:
+    found = await events("hello", include=["message.output_text.logprobs"])
+    reasoning = ["output_item.added", "reasoning_text.delta", "reasoning_text.done"]
+    kinds = [*reasoning, "output_item.done", *TEXT]
+    assert merge_deltas(found) == ["created", "in_progress", *kinds, "completed"]
+    data = dict(found)
+    assert data["response.reasoning_text.done"]["text"] == "so it is"
+    for kind in ("response.output_text.delta", "response.output_text.done"):
+        assert data[kind]["logprobs"] == reasoned
+    output = found[-1][1]["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message"]
+    assert output[1]["content"][0]["logprobs"] == reasoned
+
+
 async def test_an_answer_without_a_word_is_an_empty_text(api, events) -> None:
     api.worker.script = [""]
     found = await events("hello")

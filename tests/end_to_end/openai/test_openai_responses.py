@@ -86,7 +86,8 @@ def test_a_chain_of_responses_has_the_answers_of_the_session_api(
 
 def test_the_clients_own_state_machine_takes_the_stream(openai: OpenAI, say: Any) -> None:
     message = say.user(say.chatter(40, 14))["content"]
-    options = {**OPTIONS, "max_output_tokens": 200}
+    last = ask(openai, message).parse().output_text.split()[-1]
+    options = {**OPTIONS, "extra_body": {"kvrecall": SETTINGS, "stop": [last]}}
     whole = ask(openai, message, **options).parse()
     assert whole.status == "completed"
     kinds = []
