@@ -21,6 +21,9 @@ _TYPES: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_DETAILS: Mapping[str, Mapping[str, str]] = {
+    ErrorCode.UNKNOWN_MESSAGE: {"error_code": "thread_not_found"},
+}
 _UNANSWERED = "each tool_use block needs a tool_result block in the next message; without: {calls}"
 
 
@@ -29,7 +32,7 @@ class ErrorObject(BaseModel):
 
     type: str
     message: str
-    details: dict[str, Any] | None = None
+    details: Mapping[str, Any] | None = None
 
 
 class ErrorBody(BaseModel):
@@ -69,7 +72,7 @@ def to_anthropic_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     error = ErrorObject(
         type=_TYPES.get(status, other),
         message=message,
-        details=problem.get("anthropic_details"),
+        details=problem.get("anthropic_details") or _DETAILS.get(problem["code"]),
     )
     request_id = structlog.contextvars.get_contextvars().get("request_id")
     return ErrorBody(error=error, request_id=request_id).model_dump(exclude_none=True)

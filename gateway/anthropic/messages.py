@@ -29,6 +29,8 @@ _STOP_REASONS: Mapping[str, str] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
 }
+# Members of a block beside its text. Nothing is signed: the session holds what was said.
+_SIGNED: Mapping[str, Json] = {"text": {}, "thinking": {"signature": ""}}
 
 
 def format_message_id(place: ReplyPlace) -> str:
@@ -49,6 +51,8 @@ def build_message(model: str, marked: bool, outcome: TurnOutcome, found: Continu
     """Build the object of a whole answer. `marked`: the request marked what to cache."""
     message = outcome.message
     content: list[Json] = []
+    if message is not None and message.reasoning:
+        content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message is not None and message.content:
         content.append({"type": "text", "text": message.content})
     for call in () if message is None else message.tool_calls:
@@ -72,6 +76,7 @@ def build_usage(outcome: TurnOutcome, found: Continuation, marked: bool) -> Json
         "cache_creation_input_tokens": counts.written if marked else 0,
         "cache_read_input_tokens": counts.cached,
         "output_tokens": counts.output,
+        "output_tokens_details": {"thinking_tokens": outcome.reasoning_tokens},
         "kvrecall": build_receipt(outcome),
     }
 
@@ -84,7 +89,7 @@ class MessageEvents:
         self._marked = marked
         self._found = found
         self._index = 0
-        self._in_text = False
+        self._open = ""  # the type of the block that goes on
 
     def begin(self) -> bytes:
         """Encode the message without content; its counts follow with its end."""
@@ -101,10 +106,12 @@ class MessageEvents:
     def encode(self, progress: TurnProgress) -> bytes:
         """Encode a piece of progress."""
         match progress:
-            case TurnStarted() | ReasoningDelta():
+            case TurnStarted():
                 return b""
+            case ReasoningDelta(text):
+                return self._piece("thinking", text)
             case TextDelta(text):
-                return self._text(text) if text else b""
+                return self._piece("text", text)
             case ToolCallEmitted(call):
                 return self._call(call)
             case TurnEnded(outcome):
@@ -115,19 +122,23 @@ class MessageEvents:
         members = to_anthropic_error(problem)
         return _encode(**members)
 
-    def _text(self, text: str) -> bytes:
-        events = b"" if self._in_text else self._start({"type": "text", "text": ""})
-        self._in_text = True
-        return events + self._delta({"type": "text_delta", "text": text})
+    def _piece(self, kind: str, text: str) -> bytes:
+        if not text:
+            return b""
+        events = b""
+        if self._open != kind:
+            events = self._stop_piece() + self._start({"type": kind, kind: "", **_SIGNED[kind]})
+            self._open = kind
+        return events + self._delta({"type": f"{kind}_delta", kind: text})
 
     def _call(self, call: ToolCall) -> bytes:
-        events = self._stop_text() + self._start(_to_block(call, {}))
+        events = self._stop_piece() + self._start(_to_block(call, {}))
         events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
         return events + self._stop()
 
     def _end(self, outcome: TurnOutcome) -> bytes:
         usage = build_usage(outcome, self._found, self._marked)
-        events = self._stop_text() + _encode("message_delta", delta=_end(outcome), usage=usage)
+        events = self._stop_piece() + _encode("message_delta", delta=_end(outcome), usage=usage)
         return events + _encode("message_stop")
 
     def _start(self, block: Json) -> bytes:
@@ -136,11 +147,14 @@ class MessageEvents:
     def _delta(self, delta: Json) -> bytes:
         return _encode("content_block_delta", index=self._index, delta=delta)
 
-    def _stop_text(self) -> bytes:
-        if not self._in_text:
-            return b""
-        self._in_text = False
-        return self._stop()
+    def _stop_piece(self) -> bytes:
+        events = b""
+        if self._open == "thinking":
+            events = self._delta({"type": "signature_delta", "signature": ""})
+        if self._open:
+            events += self._stop()
+        self._open = ""
+        return events
 
     def _stop(self) -> bytes:
         event = _encode("content_block_stop", index=self._index)

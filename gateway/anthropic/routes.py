@@ -14,8 +14,7 @@ from gateway.anthropic.schemas import MessagesBody, PromptBody
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.settings import GatewaySettings
 from gateway.tenants import Tenant
-from kvrecall.domain.codes import ErrorCode
-from kvrecall.domain.errors import InvalidRequest, ServiceError, UnknownSession
+from kvrecall.domain.errors import InvalidRequest, UnknownMessage, UnknownSession
 from services.conversations.matching import Continuation, Conversation
 from services.service import SessionService
 
@@ -24,21 +23,9 @@ _STREAM = {
     "content": {"text/event-stream": {"schema": {"type": "string"}}},
 }
 _PLACE = re.compile(r"messages\[(\d+)\](?:\.(\w+))?")
-# Names of a session's message members in this API.
+# Names of a session's members in this API.
 _MEMBERS = {"tool_call_id": ".tool_use_id"}
-
-
-class UnknownThread(ServiceError):
-    """No message of that id can be followed; the client says the whole conversation again."""
-
-    code = ErrorCode.UNKNOWN_SESSION
-
-    def __init__(self, message_id: str) -> None:
-        super().__init__(
-            f"there is no message {message_id!r} to go on from",
-            field="thread.previous_message_id",
-            anthropic_details={"error_code": "thread_not_found"},
-        )
+_FIELDS = {"response_format": "output_config.format.schema"}
 
 
 def add_anthropic_routes(
@@ -106,7 +93,7 @@ async def _start(
 async def _follow(
     service: SessionService, body: MessagesBody, conversation: Conversation, message_id: str
 ) -> Continuation:
-    """Start the turn that follows a message of a thread. Raises UnknownThread.
+    """Start the turn that follows a message of a thread. Raises UnknownMessage.
 
     Raises InvalidRequest for what the thread was created with and cannot be changed.
     """
@@ -118,16 +105,16 @@ async def _follow(
         raise InvalidRequest(fixed[0], message, anthropic_details=details)
     place = parse_message_id(message_id)
     if place is None:
-        raise UnknownThread(message_id)
+        raise UnknownMessage(message_id)
     try:
         return await service.conversations.follow(place, conversation)
     except UnknownSession as error:
-        raise UnknownThread(message_id) from error
+        raise UnknownMessage(message_id) from error
 
 
 def _rename(field: str, placed: Sequence[PlacedMessage]) -> str:
     """Return the field of the request that a field of the session's messages came from."""
     found = _PLACE.match(field)
     if found is None:
-        return field
+        return _FIELDS.get(field, field.replace(".function.parameters", ".input_schema"))
     return placed[int(found[1])].field + _MEMBERS.get(found[2] or "", "")

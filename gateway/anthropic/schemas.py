@@ -4,6 +4,7 @@ Members that are not listed are ignored, as clients add their own. `null` is the
 What would change the answer and cannot be honoured is refused with its name.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from gateway.openai.schemas import MAX_MESSAGES, Wire
 from gateway.rest.schemas.base import JsonObject, Name
 from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody
 from gateway.rest.schemas.sessions import CreateSessionBody
+from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Sampling
@@ -27,7 +29,13 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "container": (),
     "context_management": (),
 }
-_EXAMPLE = {
+_CHOICES: Mapping[str, ToolChoice] = {
+    "auto": ToolChoice.AUTO,
+    "any": ToolChoice.REQUIRED,
+    "tool": ToolChoice.REQUIRED,
+    "none": ToolChoice.NONE,
+}
+_EXAMPLE: JsonObject = {
     "model": "reference",
     "max_tokens": 64,
     "messages": [{"role": "user", "content": "Hello."}],
@@ -48,6 +56,7 @@ class ToolWire(Wire):
     type: Literal["custom"] | None = None
     description: str | None = None
     input_schema: JsonObject
+    strict: bool | None = None
     cache_control: JsonObject | None = None
 
     def to_body(self) -> ToolBody:
@@ -55,6 +64,8 @@ class ToolWire(Wire):
         function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
         if self.description is not None:
             function["description"] = self.description
+        if self.strict is not None:
+            function["strict"] = self.strict
         return ToolBody(function=ToolFunctionBody.model_validate(function))
 
 
@@ -64,6 +75,27 @@ class ToolChoiceWire(Wire):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
+
+    def to_domain(self) -> Constraint:
+        """Convert to a constraint on the answer. Raises InvalidRequest for a tool without a name."""
+        if self.type == "tool" and self.name is None:
+            raise InvalidRequest("tool_choice.name", "the tool that has to be called needs a name")
+        tools = (self.name,) if self.type == "tool" and self.name is not None else ()
+        single = bool(self.disable_parallel_tool_use or tools)
+        return Constraint(tool_choice=_CHOICES[self.type], tools=tools, single_call=single)
+
+
+class FormatWire(Wire):
+    """Form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema_: JsonObject = Field(alias="schema")
+
+
+class OutputConfigWire(Wire):
+    """How the answer is put out."""
+
+    format: FormatWire | None = None
 
 
 class ThreadWire(Wire):
@@ -90,7 +122,7 @@ class PromptBody(Wire):
     system: str | list[dict[str, Any]] | None = None
     tools: list[ToolWire] | None = Field(default=None, max_length=128)
     tool_choice: ToolChoiceWire | None = None
-    output_config: JsonObject | None = None
+    output_config: OutputConfigWire | None = None
     cache_control: JsonObject | None = None
     thread: ThreadWire | None = None
 
@@ -109,10 +141,6 @@ class PromptBody(Wire):
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in nothing:
                 raise InvalidRequest(name, f"{name} is not supported here; leave it out")
-        if (self.output_config or {}).get("format") is not None:
-            raise InvalidRequest("output_config.format", "formats of answers are not supported yet")
-        if self.tool_choice is not None:
-            self._check_tool_choice(self.tool_choice)
         if self.messages and self.messages[-1].role == "assistant":
             message = "the last message is the assistant's: answers cannot be begun by the client"
             raise InvalidRequest(f"messages[{len(self.messages) - 1}]", message)
@@ -131,14 +159,6 @@ class PromptBody(Wire):
                 yield replace(placed, field="system")
         for index, message in enumerate(self.messages):
             yield from to_placed_messages(message.role, message.content, f"messages[{index}]")
-
-    def _check_tool_choice(self, choice: ToolChoiceWire) -> None:
-        if choice.type != "auto" and not (choice.type == "none" and not self.tools):
-            message = f"{choice.type!r} is not supported here; the model chooses (auto)"
-            raise InvalidRequest("tool_choice.type", message)
-        if choice.disable_parallel_tool_use:
-            field = "tool_choice.disable_parallel_tool_use"
-            raise InvalidRequest(field, "several calls in one answer cannot be ruled out here")
 
 
 class MessagesBody(PromptBody):
@@ -181,5 +201,13 @@ class MessagesBody(PromptBody):
             top_p=0.0 if self.top_p is None or self.top_p == 1 else self.top_p,
             top_k=self.top_k or 0,
             stop=tuple(self.stop_sequences or ()),
+            constraint=self._constraint_to_domain(),
         )
         return TurnRequest((), sampling=sampling)
+
+    def _constraint_to_domain(self) -> Constraint:
+        constraint = FREE if self.tool_choice is None else self.tool_choice.to_domain()
+        form = None if self.output_config is None else self.output_config.format
+        if form is None:
+            return constraint
+        return replace(constraint, schema=json.dumps(form.schema_), strict=True)

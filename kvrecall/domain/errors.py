@@ -165,6 +165,17 @@ class UnknownEpisode(ServiceError):
         )
 
 
+class UnknownMessage(ServiceError):
+    """There is no message of that id to go on from, or not any more."""
+
+    code = ErrorCode.UNKNOWN_MESSAGE
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(
+            f"there is no message {message_id!r} to go on from", field="thread.previous_message_id"
+        )
+
+
 class UnknownResponse(ServiceError):
     """There is no stored response of that id, or not any more."""
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.commit_points import CommitPoint, limit_points
 from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
+from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Message, Sampling, TokenLogprob, ToolCall
 from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages

@@ -150,12 +150,7 @@ class Conversations:
         refused by the messages alone is refused before any session is forked or created.
         """
         _check_messages(conversation)
-        if conversation.turn.sampling is not None:
-            await check_constraint(
-                conversation.turn.sampling.constraint,
-                conversation.settings.tools,
-                bool(self._api.info.call_format),
-            )
+        await self._check_answer(conversation.turn, conversation.settings.tools)
         opening, history = await self._read(conversation)
         async for number, entry in self._find(history, conversation.follows):
             try:
@@ -183,8 +178,15 @@ class Conversations:
         history = build_history(start, conversation.messages, reply.tool_calls)
         for entry in await self._catalog.histories.find([start.hex()]):
             session = await self._get_own(entry.session, conversation.settings.tenant)
+            await self._check_answer(conversation.turn, session.settings.tools)
             return await self._continue(conversation, history, 0, entry, session)
         raise UnknownSession(place.session)
+
+    async def _check_answer(self, turn: TurnRequest, tools: Sequence[str]) -> None:
+        """Raise InvalidRequest if an answer with these tools cannot be what the turn asks for."""
+        if turn.sampling is not None:
+            can_call = bool(self._api.info.call_format)
+            await check_constraint(turn.sampling.constraint, tools, can_call)
 
     async def _read_reply(self, place: ReplyPlace, tenant: str) -> Message:
         session = await self._get_own(place.session, tenant)

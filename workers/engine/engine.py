@@ -57,16 +57,10 @@ class Engine:
         self.layer_sensitivity = parts.layer_sensitivity
         self.measure_sensitivity = parts.measure_sensitivity
         shape = self.model.shape
-        slot_rows = (
-            self.settings.max_budget + self.settings.block_tokens + self.settings.prompt_tokens
-        )
-        self.cache = ActiveCache(
-            shape,
-            self.settings.slots,
-            [slot_rows] * shape.n_layers,
-            self.model.dtype,
-            self.model.device,
-        )
+        settings = parts.settings
+        slot_rows = settings.max_budget + settings.block_tokens + settings.prompt_tokens
+        rows = [slot_rows] * shape.n_layers
+        self.cache = ActiveCache(shape, settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
         self.lost_pages = 0
         self.rebuilt_pages = 0

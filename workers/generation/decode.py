@@ -71,6 +71,7 @@ def decode(
     while True:
         token_ids.append(token)
         if token in tokenizer.eos_token_ids:
+            sampler.finish()
             reason = "stop"
             session.pending = [token]
             break

@@ -41,6 +41,7 @@ class Guide:
         self._banned = banned
         self._opens_reasoning = opens_reasoning
         self._matcher: LLMatcher | None = None
+        self._failure = ""
         if wanted.whole and stream.reasoning is not True:
             self._matcher = grammars.start(wanted.whole)
 
@@ -50,13 +51,20 @@ class Guide:
         return self._matcher is not None or self._banned is not None
 
     def fill(self, allowed: NDArray[np.int32]) -> None:
-        """Fill a row of bits, one per token of the model, in words of 32: 1 for what may come."""
+        """Fill a row of bits, one per token of the model, in words of 32: 1 for what may come.
+
+        Where the grammar fails, all may come: the failure is this answer's, not the batch's.
+        """
         if self._matcher is None:
             allowed.fill(-1)
         else:
             allowed.fill(0)
             words = (self._grammars.vocabulary.vocab_size + 31) // 32
-            bitmasks.fill_next_token_bitmask(self._matcher, allowed[None, :words])
+            try:
+                bitmasks.fill_next_token_bitmask(self._matcher, allowed[None, :words])
+            except (ValueError, RuntimeError) as error:
+                self._failure = str(error)
+                allowed.fill(-1)
             if self._opens_reasoning is not None and self._stream.reasoning is None:
                 _set(allowed, self._opens_reasoning, True)
         if self._banned is not None:
@@ -64,6 +72,7 @@ class Guide:
 
     def accept(self, token: int) -> None:
         """Go on by a token that the stream has. Raises BadSettings where the grammar fails."""
+        self.require_sound()
         if self._matcher is not None:
             if self._stream.reasoning is False:
                 self._consume(token)
@@ -79,12 +88,17 @@ class Guide:
             self._matcher = self._start(self._wanted.behind_mark, at + mark)
             self._wanted = AnswerGrammars()
 
+    def require_sound(self) -> None:
+        """Raise BadSettings if the grammar has failed, as one does that is too complex."""
+        if self._matcher is not None and not self._failure:
+            self._failure = self._matcher.get_error()
+        if self._failure:
+            raise BadSettings(f"the grammar of the answer failed: {self._failure[:200]}")
+
     def _consume(self, token: int) -> None:
         assert self._matcher is not None
-        if not self._matcher.consume_token(token):
-            raise BadSettings(
-                f"the grammar of the answer failed: {self._matcher.get_error()[:200]}"
-            )
+        self._matcher.consume_token(token)
+        self.require_sound()
 
     def _start(self, grammar: str, at: int) -> LLMatcher | None:
         """Start a grammar with the text from `at` on; None if it cannot begin so."""

@@ -96,6 +96,11 @@ class Sampler:
         if self.guide is not None:
             self.guide.accept(token)
 
+    def finish(self) -> None:
+        """End the answer at an end token. Raises BadSettings where its grammar failed."""
+        if self.guide is not None:
+            self.guide.require_sound()
+
 
 def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """Sample one token per row of float `[B, vocabulary]`, each by its own sampler.

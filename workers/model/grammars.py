@@ -4,9 +4,9 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from kvrecall.domain.constraints import Constraint, get_tool, to_grammar_schema
@@ -26,6 +26,7 @@ class Grammars:
         self._tokens = {text: id for id, text in self._token_texts().items()}
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        self._build = lru_cache(maxsize=_KEPT)(self._build_new)
 
     @cached_property
     def vocabulary(self) -> LLTokenizer:
@@ -39,8 +40,10 @@ class Grammars:
         BadSettings for what can't be compiled otherwise, with llguidance's message, which names the
         keyword.
         """
-        vocabulary = self.vocabulary
-        assert vocabulary.vocab_size, "a model has tokens"
+        return self._build(constraint, tuple(tools))
+
+    def _build_new(self, constraint: Constraint, tools: tuple[str, ...]) -> AnswerGrammars:
+        assert self.vocabulary.vocab_size, "a model has tokens"
         usable = [self._relax(tool) for tool in tools]
         grammars = build_grammars(constraint, usable, self._tokenizer.format, self._tokens)
         for grammar in (grammars.whole, grammars.behind_mark):
@@ -58,7 +61,9 @@ class Grammars:
             if found is not None:
                 self._compiled.move_to_end(grammar)
                 return found
-            matcher = LLMatcher(self.vocabulary, grammar, log_level=0)
+            # A message with the parser's state would show the client's schema in logs.
+            limits = LLParserLimits(verbose_errors=False)
+            matcher = LLMatcher(self.vocabulary, grammar, log_level=0, limits=limits)
             if matcher.is_error():
                 raise BadSettings(f"the answer cannot be constrained: {matcher.get_error()[:500]}")
             self._compiled[grammar] = matcher

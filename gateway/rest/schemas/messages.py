@@ -36,6 +36,9 @@ class MessageBody(Body):
     tool_calls: list[ToolCallBody] | None = Field(default=None, max_length=128)
     tool_call_id: Name | None = None
     name: Name | None = None
+    reasoning: str | None = Field(
+        default=None, description="Of a reply that is sent back. It is not read."
+    )
 
     def to_domain(self) -> Message:
         """Convert to the domain value."""

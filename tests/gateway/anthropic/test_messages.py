@@ -1,12 +1,24 @@
 """Anthropic's messages over sessions: answers, streams, refusals, and what is found again."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.anthropic.messages import MessageEvents, build_message
+from gateway.anthropic.schemas import MessagesBody
+from gateway.sse import read_outcome
+from kvrecall.domain.constraints import Constraint, ToolChoice
 from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Message
+from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.conversations.matching import Conversation
+from services.turn_stream import ReasoningDelta, TextDelta, TurnEnded, TurnProgress
 
 Json = dict[str, Any]
 PATH = "/v1/messages"
@@ -14,7 +26,7 @@ HELLO = [{"role": "user", "content": "hello there"}]
 TOOLS = [{"name": "f", "description": "Does.", "input_schema": {"type": "object"}}]
 
 
-async def ask(api: Any, messages: list[Json], **body: Any) -> httpx.Response:
+async def ask(api: Any, messages: Sequence[Any], **body: Any) -> httpx.Response:
     body = {"model": api.service.info.model, "max_tokens": 50, "messages": messages, **body}
     answer: httpx.Response = await api.http.post(PATH, json=body)
     return answer
@@ -126,6 +138,63 @@ async def test_a_stop_sequence_is_named_and_not_said(api) -> None:
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("end_turn", None)
 
 
+@pytest.mark.parametrize(
+    ("body", "constraint"),
+    [
+        ({}, Constraint()),
+        ({"tool_choice": {"type": "auto"}}, Constraint()),
+        ({"tool_choice": {"type": "none"}}, Constraint(tool_choice=ToolChoice.NONE)),
+        ({"tool_choice": {"type": "any"}}, Constraint(tool_choice=ToolChoice.REQUIRED)),
+        (
+            {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+            Constraint(tool_choice=ToolChoice.REQUIRED, single_call=True),
+        ),
+        (
+            {"tool_choice": {"type": "tool", "name": "f"}},
+            Constraint(tool_choice=ToolChoice.REQUIRED, tools=("f",), single_call=True),
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+            Constraint(schema='{"type": "object"}', strict=True),
+        ),
+    ],
+)
+def test_choices_of_tools_and_forms_of_text_constrain_the_answer(
+    body: Json, constraint: Constraint
+) -> None:
+    parsed = MessagesBody.model_validate({"model": "m", "max_tokens": 9, "messages": HELLO, **body})
+    sampling = parsed.turn_to_domain(ServiceLimits()).sampling
+    assert sampling is not None
+    assert sampling.constraint == constraint
+
+
+async def test_reasoning_is_a_block_before_the_text(api, parse_events) -> None:
+    found = await api.service.conversations.turn(
+        Conversation((Message("user", "a"),), CreateSession(), TurnRequest(()))
+    )
+    outcome = await read_outcome(found.stream)
+    outcome = replace(outcome, message=Message("assistant", "yes", reasoning="hm"))
+    whole = build_message("m", False, outcome, found)
+    assert whole["content"] == [{**THOUGHT, "signature": ""}, {"type": "text", "text": "yes"}]
+    encoder = MessageEvents("m", False, found)
+    progress: list[TurnProgress] = [
+        ReasoningDelta("h"),
+        ReasoningDelta("m"),
+        TextDelta("yes"),
+        TurnEnded(outcome),
+    ]
+    events = parse_events(b"".join(encoder.encode(each) for each in progress).decode())
+    blocks = [data for name, data in events if name.startswith("content_block")]
+    assert blocks[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    deltas = [data["delta"] for data in blocks if "delta" in data]
+    assert [delta["type"] for delta in deltas] == [
+        *["thinking_delta"] * 2,
+        "signature_delta",
+        "text_delta",
+    ]
+    assert [data["index"] for data in blocks] == [0] * 5 + [1] * 3
+
+
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 IMAGE = {"type": "image", "source": {}}
 
@@ -137,14 +206,20 @@ IMAGE = {"type": "image", "source": {}}
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
-        ({"tool_choice": {"type": "any"}, "tools": TOOLS}, "tool_choice.type"),
-        ({"tool_choice": {"type": "none"}, "tools": TOOLS}, "tool_choice.type"),
-        (
-            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-            "tool_choice.disable_parallel_tool_use",
-        ),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "some"}, "tools": TOOLS}, "tool_choice.type"),
+        ({"tool_choice": {"type": "tool"}, "tools": TOOLS}, "tool_choice.name"),
+        ({"tool_choice": {"type": "tool", "name": "g"}, "tools": TOOLS}, "tool_choice"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "output_config.format.schema",
+        ),
+        (
+            {"tools": [{**TOOLS[0], "strict": True, "input_schema": {"not": {}}}]},
+            "tools[0].input_schema",
+        ),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"system": [IMAGE]}, "system.content[0].type"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),

@@ -98,7 +98,7 @@ async def test_no_tenant_reaches_a_session_by_the_digest_in_anothers_id(api) -> 
     [("system", "other"), ("tools", TOOLS), ("kvrecall", {"budget": 64})],
 )
 async def test_what_a_thread_was_created_with_cannot_be_changed(
-    api, field: str, value: object
+    api, field: str, value: Any
 ) -> None:
     first = await ask(api, user("a"))
     response = await ask(api, user("b"), thread=follow(first), **{field: value})

@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,16 +117,16 @@ def test_a_model_may_begin_to_reason_before_a_constrained_answer(tokenizer: Chat
 
 
 def test_a_mark_of_several_tokens_begins_the_grammar(tokenizer: ChatTokenizer) -> None:
-    inner = deepcopy(tokenizer.inner)
-    inner.chat_template = "<call> <tool_call>"
-    assert "<call>" not in inner.get_added_vocab()
-    inner.response_template = None
-    plain = ChatTokenizer(inner, tokenizer.eos_token_ids)
-    object.__setattr__(plain.format, "mark", plain.format.mark)
+    plain = ChatTokenizer(tokenizer.inner, tokenizer.eos_token_ids)
+    assert plain.format.grammar is not None
+    grammar = replace(plain.format.grammar, closing=("}}",), separator=None)
+    form = replace(plain.format, mark="<call>", grammar=grammar)
+    object.__setattr__(plain, "format", form)
+    assert len(plain.encode("<call>")) > 1
     answer = Answer(plain, Constraint())
-    assert answer.say('Let me see. <tool_call>{"name": "')
+    assert answer.say('Let me see. <call>{"name": "')
     assert not answer.say("fly")
-    assert answer.say('weather", "arguments": {"city": "Bern", "at": 4}}</tool_call>')
+    assert answer.say('weather", "arguments": {"city": "Bern", "at": 4}}')
     assert answer.may_end
     assert not answer.say(" and")
 
@@ -204,3 +205,16 @@ def test_grammars_are_compiled_once(tokenizer: ChatTokenizer) -> None:
     for number in range(300):
         grammars.build(Constraint(schema=json.dumps({"const": number})), ())
     assert len(kept) == 256
+
+
+def test_a_grammar_that_fails_ends_its_own_answer_alone(tokenizer: ChatTokenizer) -> None:
+    answer = Answer(tokenizer, NUMBER)
+    guide: Any = answer.guide
+    assert guide._matcher.consume_token(tokenizer.encode("x")[0]) is False
+    other = Answer(tokenizer, NUMBER)
+    assert isinstance(answer.may(5), bool), "the batch goes on"
+    with pytest.raises(BadSettings, match="failed"):
+        guide.require_sound()
+    with pytest.raises(BadSettings, match="failed"):
+        guide.accept(5)
+    assert other.say("42")

@@ -52,6 +52,7 @@ def test_a_stop_string_is_found_over_token_borders_and_never_sent(
 def test_the_first_of_several_stop_strings_counts(tokenizer: ChatTokenizer) -> None:
     sent, stream = _stream(tokenizer, "one two three", ("three", "two"))
     assert "".join(sent) == stream.raw == "one "
+    assert stream.stop_sequence == "two"
 
 
 def test_a_tool_call_is_not_sent(tokenizer: ChatTokenizer) -> None:

@@ -9,7 +9,7 @@ import pytest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings
 
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "place": {"enum": ["river", "garden", "station"]},
