@@ -109,6 +109,11 @@ class ActiveCache:
         rows = self.read(slot, layer).gather(indices.clamp(min=0)).masked(indices >= 0)
         self._write(slot, layer, rows)
 
+    def fill(self, slot: int, layer: int, rows: KVRows) -> None:
+        """Write rows, ascending by position, into a layer that has none."""
+        assert not self.lengths[layer, slot].any(), "only an empty layer is filled"
+        self._write(slot, layer, KVRows(*(each.to(self.device) for each in rows.tensors())))
+
     def insert(
         self,
         slot: int,

@@ -242,15 +242,7 @@ class Engine:
         session.selection = None
         for layer, (keys, values) in enumerate(rows):
             assert selection is not None, "rows were read for a selection"
-            self.cache.insert(
-                slot,
-                layer,
-                selection.positions[layer],
-                keys,
-                values,
-                selection.promoted[layer],
-                selection.accumulated[layer] if selection.accumulated else None,
-            )
+            self.cache.fill(slot, layer, selection.with_rows(layer, keys, values))
         return ResidentSession(session, slot)
 
     def swap_out(self, session: WorkerSession) -> None:

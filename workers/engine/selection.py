@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from workers.cache.active_cache import EMPTY, ActiveCache
+from workers.cache.active_cache import EMPTY, ActiveCache, KVRows
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,12 @@ class Selection:
     def store_positions(self) -> list[Tensor]:
         """Positions in the row store's form: per layer int64 `[n_kv_heads, m]`, -1 as padding."""
         return [torch.where(p == EMPTY, -1, p).to(torch.int64) for p in self.positions]
+
+    def with_rows(self, layer: int, keys: Tensor, values: Tensor) -> KVRows:
+        """The rows of a layer: keys and values `[n_kv_heads, m, head_dim]` of its positions."""
+        positions = self.positions[layer]
+        sums = self.accumulated[layer] if self.accumulated else torch.zeros(positions.shape)
+        return KVRows(keys, values, positions, self.promoted[layer], sums)
 
     def row_counts(self) -> list[int]:
         """Rows per layer, summed over the heads."""

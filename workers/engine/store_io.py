@@ -118,20 +118,26 @@ class StoreIO:
         return all(result is not False for result in results)
 
     def fetch(self, session: WorkerSession) -> "Future[Any] | None":
-        """Begin to read the rows for swapping a session in; None if it needs none."""
+        """Begin to read the rows for swapping a session in; None if it needs none.
+
+        The first token waits for this read, so pages are copied into faster tiers by it only if a
+        repair will read the rest of them next. Otherwise a `prefetch` behind the job does it.
+        """
         selection = session.selection
         if session.slot is None and selection is not None and session.prefetched is None:
-            session.prefetched = self.gather(session.name, selection.store_positions())
+            session.prefetched = self.gather(
+                session.name, selection.store_positions(), promote=session.config.repair_rows > 0
+            )
         return session.prefetched
 
     def gather(
-        self, session: str, positions: Sequence[Tensor]
+        self, session: str, positions: Sequence[Tensor], *, promote: bool = True
     ) -> "Future[list[tuple[Tensor, Tensor]]]":
         """Begin to read rows, per layer int64 `[n_kv_heads, m]`, -1 for none.
 
         The result is per layer keys and values `[n_kv_heads, m, head_dim]`.
         """
-        read = partial(self._store.gather_selection, session, positions)
+        read = partial(self._store.gather_selection, session, positions, promote=promote)
         return self._reader.submit(_run_mapping_errors, read)
 
     def close(self) -> None:
