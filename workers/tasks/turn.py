@@ -77,6 +77,7 @@ def run_turn(
         done.output_tokens = len(answer.token_ids)
         messages.append(_build_answer(done, answer, answer_start, emit))
     session.recent = keep_recent([*session.recent, *messages])
+    session.deferred_signal = _defer_signal(session, plan, engine.settings.block_tokens)
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
         done.fidelity.CopyFrom(_compare(plan.reference, prefilled.distribution))
@@ -147,9 +148,24 @@ def _switch_and_repair(
         run.done.switched.CopyFrom(switch(engine, resident, request.episode, plan.episode))
         run.watch.lap("switch")
     if request.repair and resident.config.repair_rows:
-        report = yield from run_repair(engine, resident, plan.prompt, "turn")
+        signal = [*resident.session.deferred_signal, *plan.prompt]
+        report = yield from run_repair(engine, resident, signal, "turn")
         run.done.repair.CopyFrom(report)
         run.watch.lap("repair")
+
+
+def _defer_signal(session: WorkerSession, plan: _TurnPlan, most: int) -> list[int]:
+    """What the next repair before a turn has in its signal beside that turn's messages.
+
+    The messages that no answer has followed yet, where this turn's repair was deferred: their last
+    `most` tokens, since the next first token waits for their observation.
+    """
+    if not plan.request.defer_repair:
+        return []
+    tokens = list(session.deferred_signal)
+    for segment in plan.segments:
+        tokens = [] if segment.recorded else [*tokens, *segment.token_ids]
+    return tokens[-most:]
 
 
 def _prefill(
