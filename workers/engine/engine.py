@@ -68,7 +68,7 @@ class Engine:
         self.sessions: dict[str, WorkerSession] = {}
         self.lost_pages = 0
         self.rebuilt_pages = 0
-        self.store_io = StoreIO(self.store)
+        self.store_io = StoreIO(self.store, self.model.device)
         self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
 
     # Life cycle
