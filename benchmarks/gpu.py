@@ -226,7 +226,7 @@ def _time_theirs(
         return chosen
 
     def prefill() -> None:
-        for block in models.ids[:, :context].split(sizes.block, dim=1):
+        for block in _blocks(models, sizes, context):
             forward(block)
 
     spent, _ = repair.timed(prefill)
@@ -243,13 +243,19 @@ def _time_ours(
 
         def prefill() -> None:
             for resident in residents:
-                for block in models.ids[:, :context].split(sizes.block, dim=1):
+                for block in _blocks(models, sizes, context):
                     engine.forward([resident], block)
                     engine.evict(resident)
 
         spent, _ = repair.timed(prefill)
         tokens = models.ids[:, :1].expand(batch, -1)
         return spent, _time_steps(sizes, lambda: engine.forward(residents, tokens).argmax(-1))
+
+
+def _blocks(models: Models, sizes: Sizes, context: int) -> list[Tensor]:
+    """The first `context` token ids, `[1, t]` each."""
+    starts = range(0, context, sizes.block)
+    return [models.ids[:, start : min(start + sizes.block, context)] for start in starts]
 
 
 def _time_steps(sizes: Sizes, step: Callable[[], Tensor]) -> list[float]:

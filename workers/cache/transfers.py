@@ -6,9 +6,12 @@ come in are copied while passes run. On a CPU nothing is copied that need not be
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+_cuda: Any = torch.cuda  # its streams and events are untyped
 
 
 class Transfers:
@@ -18,14 +21,14 @@ class Transfers:
         """Create the streams, where the device has any."""
         self._device = device
         streams = device.type == "cuda" and torch.cuda.is_available()
-        self._down = torch.cuda.Stream(device) if streams else None
-        self._up = torch.cuda.Stream(device) if streams else None
+        self._down: torch.cuda.Stream | None = _cuda.Stream(device) if streams else None
+        self._up: torch.cuda.Stream | None = _cuda.Stream(device) if streams else None
 
     def mark(self) -> torch.cuda.Event | None:
         """Mark the end of all that is queued on the calling thread's stream; None on a CPU."""
         if self._down is None:
             return None
-        event = torch.cuda.Event()
+        event: torch.cuda.Event = _cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -40,7 +43,7 @@ class Transfers:
             self._down.wait_event(after)
             host = empty_pinned(tensor.shape, tensor.dtype)
             host.copy_(tensor, non_blocking=True)
-            copied = torch.cuda.Event()
+            copied = _cuda.Event()
             copied.record(self._down)
         copied.synchronize()
         return host
