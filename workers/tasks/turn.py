@@ -149,9 +149,28 @@ def _switch_and_repair(
         run.watch.lap("switch")
     if request.repair and resident.config.repair_rows:
         signal = [*resident.session.deferred_signal, *plan.prompt]
-        report = yield from run_repair(engine, resident, signal, "turn")
+        asked = yield from _count_asked(engine, resident.session, plan)
+        report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
         run.done.repair.CopyFrom(report)
         run.watch.lap("repair")
+
+
+def _count_asked(engine: Engine, session: WorkerSession, plan: _TurnPlan) -> Steps[int | None]:
+    """Count the tokens behind the last tool's result, where the user's message ends the turn.
+
+    They ask, and the result is their context. It would take the rows of the repair for itself: the
+    tokens of one more JSON object attend to those of all objects before it. None: all tokens ask.
+    """
+    results = [i for i, message in enumerate(plan.messages) if message["role"] == "tool"]
+    if not results or plan.messages[-1]["role"] != "user":
+        return None
+    before = plan.messages[: results[-1] + 1]
+    try:
+        segments = yield from render_prompt(engine, session, before, generate=False)
+    except BadMessages:  # the template takes a result only with what follows it
+        return None
+    asked = len(plan.prompt) - sum(len(segment.token_ids) for segment in segments)
+    return asked if asked > 0 else None
 
 
 def _defer_signal(session: WorkerSession, plan: _TurnPlan, most: int) -> list[int]:
