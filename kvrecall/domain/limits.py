@@ -126,10 +126,22 @@ class ServiceLimits(BaseModel):
         ge=1,
         description="Token quota of one tenant over all its sessions; unset: unlimited.",
     )
+    tenant_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Quota of one tenant in bytes of rows: its tokens, times the bytes that a token's "
+        "rows take uncompressed. Unset: unlimited.",
+    )
     tenant_sessions: int = Field(
         default=200_000,
         ge=1,
         description="Largest number of sessions of one tenant, forks included.",
+    )
+    kept_states: int = Field(
+        default=16,
+        ge=0,
+        description="Last turns of a session at which a fork computes nothing; every 16th before "
+        "is one, too. 0: a fork at an earlier turn computes all turns up to it.",
     )
     matched_seconds: float = Field(
         default=7 * 86_400.0,

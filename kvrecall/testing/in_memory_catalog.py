@@ -15,6 +15,7 @@ from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.testing._catalog_changes import append_turn, mark_done, pair_built
 from kvrecall.testing._catalog_state import CatalogState, StoredSession
+from kvrecall.testing._in_memory_keys import InMemoryApiKeys
 from kvrecall.testing._in_memory_sessions import InMemorySessions
 from services.catalog.claims import Claims
 from services.catalog.records import (
@@ -32,6 +33,7 @@ from services.catalog.records import (
     SegmentsCommit,
     TurnCommit,
 )
+from services.catalog.serialization import unpack
 
 
 class InMemoryCatalog:
@@ -54,6 +56,7 @@ class InMemoryCatalog:
         self.episodes = InMemoryEpisodes(state)
         self.page_refs = InMemoryPageRefs(state)
         self.idempotency = InMemoryIdempotency(state)
+        self.api_keys = InMemoryApiKeys()
 
     async def close(self) -> None:
         """Do nothing: the sessions stay readable."""
@@ -115,6 +118,12 @@ class InMemoryTurns:
         stored = self._state.sessions.get(session_id)
         turns = [] if stored is None else stored.turns
         return [turn for turn in turns if turn.number > number][:limit]
+
+    async def get_state(self, session_id: str, number: int) -> bytes | None:
+        """Return the serialized pb.SessionState at the end of turn `number`, if it was kept."""
+        stored = self._state.sessions.get(session_id)
+        packed = None if stored is None else stored.states.get(number)
+        return None if packed is None else unpack(packed)
 
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""
