@@ -28,7 +28,8 @@ class TurnOptions(TypedDict, total=False):
     stop: Sequence[str]
     # Wait (for a bounded time) while another turn of the session runs.
     queue: bool
-    # Repair on these messages before they are prefilled; None: if `repair_on` has turn.
+    # Repair on these messages before they are prefilled; None: if `repair_on` has turn
+    # and something is predicted.
     repair: bool | None
     wait_for_repairs: bool
     logprobs: Logprobs

@@ -50,6 +50,7 @@ class TurnContext:
             generate=self.request.generate,
             sampling=sampling_to_wire(self.plan.sampling),
             repair=self.plan.repair,
+            defer_repair=self.plan.defer_repair,
             keep_distribution=self.request.keep_distribution,
             compare_with=self.request.compare_with,
             episode=None if self.match is None else self.match.load,

@@ -64,7 +64,7 @@ class Engine:
         self.sessions: dict[str, WorkerSession] = {}
         self.lost_pages = 0
         self.rebuilt_pages = 0
-        self.store_io = StoreIO(self.store)
+        self.store_io = StoreIO(self.store, self.model.device)
         self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
 
     # Life cycle
@@ -238,15 +238,7 @@ class Engine:
         session.selection = None
         for layer, (keys, values) in enumerate(rows):
             assert selection is not None, "rows were read for a selection"
-            self.cache.insert(
-                slot,
-                layer,
-                selection.positions[layer],
-                keys,
-                values,
-                selection.promoted[layer],
-                selection.accumulated[layer] if selection.accumulated else None,
-            )
+            self.cache.fill(slot, layer, selection.with_rows(layer, keys, values))
         return ResidentSession(session, slot)
 
     def swap_out(self, session: WorkerSession) -> None:

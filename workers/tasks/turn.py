@@ -83,6 +83,7 @@ def run_turn(
         done.reasoning_tokens = answer.reasoning_tokens
         messages.append(_build_answer(done, answer, answer_start, emit))
     session.recent = keep_recent([*session.recent, *messages])
+    session.deferred_signal = _defer_signal(session, plan, engine.settings.block_tokens)
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
         done.fidelity.CopyFrom(_compare(plan.reference, prefilled.distribution))
@@ -158,9 +159,43 @@ def _switch_and_repair(
         run.done.switched.CopyFrom(switch(engine, resident, request.episode, plan.episode))
         run.watch.lap("switch")
     if request.repair and resident.config.repair_rows:
-        report = yield from run_repair(engine, resident, plan.prompt, "turn")
+        signal = [*resident.session.deferred_signal, *plan.prompt]
+        asked = yield from _count_asked(engine, resident.session, plan)
+        report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
         run.done.repair.CopyFrom(report)
         run.watch.lap("repair")
+
+
+def _count_asked(engine: Engine, session: WorkerSession, plan: _TurnPlan) -> Steps[int | None]:
+    """Count the tokens behind the last tool's result, where the user's message ends the turn.
+
+    They ask, and the result is their context. It would take the rows of the repair for itself: the
+    tokens of one more JSON object attend to those of all objects before it. None: all tokens ask.
+    """
+    results = [i for i, message in enumerate(plan.messages) if message["role"] == "tool"]
+    if not results or plan.messages[-1]["role"] != "user":
+        return None
+    before = plan.messages[: results[-1] + 1]
+    try:
+        segments = yield from render_prompt(engine, session, before, generate=False)
+    except BadMessages:  # the template takes a result only with what follows it
+        return None
+    asked = len(plan.prompt) - sum(len(segment.token_ids) for segment in segments)
+    return asked if asked > 0 else None
+
+
+def _defer_signal(session: WorkerSession, plan: _TurnPlan, most: int) -> list[int]:
+    """What the next repair before a turn has in its signal beside that turn's messages.
+
+    The messages that no answer has followed yet, where this turn's repair was deferred: their last
+    `most` tokens, since the next first token waits for their observation.
+    """
+    if not plan.request.defer_repair:
+        return []
+    tokens = list(session.deferred_signal)
+    for segment in plan.segments:
+        tokens = [] if segment.recorded else [*tokens, *segment.token_ids]
+    return tokens[-most:]
 
 
 def _prefill(

@@ -90,7 +90,7 @@ class TurnBody(AnswerOptions, Body):
     repair: bool | None = Field(
         default=None,
         description="Repair on these messages before they are prefilled; null: if the session's "
-        "repair_on has turn.",
+        "repair_on has turn and something is predicted.",
     )
     wait_for_repairs: bool = Field(
         default=False,

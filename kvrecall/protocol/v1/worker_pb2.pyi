@@ -84,7 +84,7 @@ class SharedPages(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows")
+    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows", "deferred_signal")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +96,7 @@ class SessionState(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     STATE_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYER_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_SIGNAL_FIELD_NUMBER: _ClassVar[int]
     length: int
     pending: _containers.RepeatedScalarFieldContainer[int]
     selection: bytes
@@ -107,7 +108,8 @@ class SessionState(_message.Message):
     segments: _containers.RepeatedCompositeFieldContainer[Span]
     state_version: int
     layer_rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    deferred_signal: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ..., deferred_signal: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("spec", "state")
@@ -290,7 +292,7 @@ class Constraint(_message.Message):
     def __init__(self, schema: _Optional[str] = ..., strict: bool = ..., tool_choice: _Optional[str] = ..., tools: _Optional[_Iterable[str]] = ..., single_call: bool = ...) -> None: ...
 
 class TurnRequest(_message.Message):
-    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "prefix", "length")
+    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "prefix", "length", "defer_repair")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +304,7 @@ class TurnRequest(_message.Message):
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DEFER_REPAIR_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -313,7 +316,8 @@ class TurnRequest(_message.Message):
     episode: Episode
     prefix: Prefix
     length: int
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., length: _Optional[int] = ...) -> None: ...
+    defer_repair: bool
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., length: _Optional[int] = ..., defer_repair: bool = ...) -> None: ...
 
 class Prefix(_message.Message):
     __slots__ = ("owner", "token_ids", "epoch")

@@ -336,7 +336,7 @@ def test_rows_that_cannot_be_read_leave_the_slot_free(
     done = worker.turn("s", words(70), max_tokens=10)
     worker.open(state=done.state, **SMALL)
 
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise TierFailedError("the disk does not answer")
 
     with monkeypatch.context() as broken:
