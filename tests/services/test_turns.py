@@ -335,9 +335,9 @@ async def test_a_turn_reads_its_session_from_the_catalog_at_most_twice(
     reads: list[str] = []
     read = harness.catalog.sessions.get
 
-    async def counted(id: str) -> Session:
+    async def counted(id: str, tenant: str | None = None) -> Session:
         reads.append(id)
-        return await read(id)
+        return await read(id, tenant)
 
     monkeypatch.setattr(harness.catalog.sessions, "get", counted)
     stream = harness.service.turn(session, TurnRequest((HELLO,)), tenant="")
