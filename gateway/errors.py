@@ -1,6 +1,6 @@
 """Error responses: every error as RFC 9457 problem details, with the status of its error code.
 
-The routes of OpenAI's API answer the same errors in its own form.
+The routes of OpenAI's and Anthropic's APIs answer the same errors in their own forms.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from gateway.anthropic.errors import is_anthropic_path, to_anthropic_error
 from gateway.openai.errors import get_status, is_openai_path, to_openai_error
 from kvrecall.domain import errors
 from kvrecall.domain.codes import ErrorCode
@@ -101,6 +102,9 @@ def error_response(
     if is_openai_path(path):
         content, status = to_openai_error(members), get_status(members)
         return _RedactedResponse(content, status, sent)
+    if is_anthropic_path(path):
+        content, status = to_anthropic_error(members), get_status(members)
+        return _RedactedResponse(content, status, sent)
     return _RedactedResponse(dict(members), members["status"], sent, media_type=PROBLEM_JSON)
 
 
@@ -130,7 +134,7 @@ def _build_headers(error: errors.ServiceError, status: int) -> dict[str, str]:
         return {"x-should-retry": "false"}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
-    if status not in (429, 503):
+    if status not in (429, 503) and not isinstance(error, errors.SessionBusy):
         return {}
     seconds = (
         error.retry_after_seconds if isinstance(error, errors.Overloaded) else RETRY_AFTER_SECONDS

@@ -13,6 +13,7 @@ SHARED = (
     "grpc",
     "grpc_health",
     "httpx",
+    "llguidance",
     "numpy",
     "pydantic",
     "pydantic_settings",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode
+from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
 from kvrecall.domain.session_settings import LayerBudgets, RepairScan, WorkerOptions
 from workers.cache.active_cache import ActiveCache
 from workers.engine.eviction_scores import EvictionScores

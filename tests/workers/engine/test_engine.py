@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
+from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import TierFailedError
 from workers.errors import BadSettings, RowsMissing, StorageFailed, UnknownMethod, UnknownSession
