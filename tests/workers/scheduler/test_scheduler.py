@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.format.page import PageKey
 from workers.errors import StaleEpoch, UnknownSession
 
 SMALL = {
@@ -188,23 +189,27 @@ def test_the_first_token_after_a_restart_waits_for_copies_only_if_a_repair_reads
 ) -> None:
     """The rest is copied into memory behind the turn."""
     spec = {"method": "snapkv", "budget": 64, "repair_rows": repair_rows}
-    worker = make_worker(directory="restarted")
+    worker = make_worker(directory="restarted", ram_pages=64)
     worker.open(**spec)
     state = worker.turn("s", words(200), max_tokens=2).state
     worker.close()
-    again = make_worker(directory="restarted")
+    again = make_worker(directory="restarted", ram_pages=64)
     again.open(state=state, **spec)
-    in_memory = []
+    memory = again.engine.store._stack.tiers.memory
+    seen = list[bool]()
+
+    def is_in_memory() -> bool:
+        return bool(memory.contains([PageKey("s", 0)])[0])
 
     def look(_: pb.TurnEvent) -> None:
-        in_memory.append(again.engine.store.usage()["ram"] > 0)
+        seen.append(is_in_memory())
 
     assert again.turn("s", "hello", max_tokens=2, emit=look).output_tokens == 2
-    assert in_memory[0] is copied
+    assert seen[0] is copied
     ends = time.monotonic() + 60
-    while not again.engine.store.usage()["ram"] and time.monotonic() < ends:
+    while not is_in_memory() and time.monotonic() < ends:
         time.sleep(0.01)
-    assert again.engine.store.usage()["ram"] > 0
+    assert is_in_memory()
     again.check()
 
 
