@@ -67,14 +67,20 @@ class ForkRunner:
         self._background = background
 
     async def fork(
-        self, parent: str, request: ForkRequest, key: IdempotencyKey | None, page_tokens: int
+        self,
+        parent: str,
+        request: ForkRequest,
+        key: IdempotencyKey | None,
+        page_tokens: int,
+        tenant: str | None = None,
     ) -> Session:
         """Create a fork.
 
-        At an earlier turn whose state is known no running turn is waited for. Raises
-        UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused.
+        At an earlier turn whose state is known no running turn is waited for. With a `tenant`,
+        another tenant's session is unknown. Raises UnknownSession, UnknownTurn, SessionBusy,
+        QuotaExceeded, WorkerRefused.
         """
-        live = self._sessions.activate(await self._catalog.sessions.get(parent))
+        live = self._sessions.activate(await self._catalog.sessions.get(parent, tenant))
         try:
             return await self._fork_claimed(live, request, key, page_tokens, wait=False)
         except SessionBusy:

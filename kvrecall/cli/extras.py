@@ -22,7 +22,7 @@ SHARED = (
     "structlog",
     "typer",
 )
-GATEWAY = ("fastapi", "uvicorn", "aiosqlite", "prometheus_client", "sklearn", *SHARED)
+GATEWAY = ("fastapi", "uvicorn", "aiosqlite", "limits", "prometheus_client", "sklearn", *SHARED)
 WORKER = (
     "torch",
     "transformers",
@@ -58,6 +58,7 @@ EXTRA_BY_COMMAND: Mapping[str, str] = MappingProxyType(
         "fsck": "all",
         "gateway": "gateway",
         "import": "all",
+        "keys": "gateway",
         "methods": "worker",
         "profile-layers": "demo",
         "replay": "all",

@@ -44,6 +44,13 @@ Port = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one. Default: 8420."),
 ]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="One key, with all rights, that clients must send. Other users of this machine can see "
+        "it among the processes: KVRECALL_API_KEY hides it. Default: those of `kvrecall keys`."
+    ),
+]
 TlsCert = Annotated[
     Path | None, typer.Option(help="Certificate chain of this process, PEM. Default: no TLS.")
 ]

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from kvrecall.app.run import run_service, set_up_process, warn_about_reference_model
 from kvrecall.cli.options import (
+    ApiKey,
     Block,
     Data,
     Dtype,
@@ -38,6 +39,7 @@ def serve_command(
     quantize: Quantize = None,
     host: Host = None,
     port: Port = None,
+    api_key: ApiKey = None,
     log: Log = None,
     until_input_ends: UntilInputEnds = False,
 ) -> None:
@@ -53,6 +55,7 @@ def serve_command(
         ram_bytes=mebibytes(ram),
         host=host,
         port=port,
+        api_key=api_key,
         log=log,
         worker={"slots": slots, "max_budget": budget, "block_tokens": block},
     )

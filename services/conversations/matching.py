@@ -154,7 +154,9 @@ class Conversations:
         opening, history = await self._read(conversation)
         async for number, entry in self._find(history, conversation.follows):
             try:
-                session = await self._catalog.sessions.get(entry.session)
+                session = await self._catalog.sessions.get(
+                    entry.session, conversation.settings.tenant
+                )
             except UnknownSession:
                 continue  # deleted since
             found = await self._continue(conversation, history, number, entry, session)

@@ -1,4 +1,4 @@
--- From version 12 to 13: responses and conversations of OpenAI's API.
+-- From version 13 to 14: responses and conversations of OpenAI's API.
 
 CREATE TABLE responses (
     id TEXT PRIMARY KEY,
