@@ -3,7 +3,7 @@
 The routes of OpenAI's API answer the same errors in its own form.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -110,31 +110,39 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 async def on_service_error(request: Request, error: errors.ServiceError) -> JSONResponse:
     """Respond to a domain error; transient ones get a Retry-After header."""
     members = to_problem(error)
-    headers = {}
-    if members["status"] in (429, 503) and not isinstance(error, errors.QuotaExceeded):
-        seconds = (
-            error.retry_after_seconds
-            if isinstance(error, errors.Overloaded)
-            else RETRY_AFTER_SECONDS
-        )
-        headers["Retry-After"] = str(ceil(seconds))
+    seconds = get_retry_seconds(error)
+    headers = {} if seconds is None else {"Retry-After": str(ceil(seconds))}
     return error_response(request.url.path, members, headers)
+
+
+def get_retry_seconds(error: errors.ServiceError) -> float | None:
+    """Return the time after which a transient error may be gone; None for one that stays."""
+    if error.code.http_status not in (429, 503) or isinstance(error, errors.QuotaExceeded):
+        return None
+    if isinstance(error, errors.Overloaded):
+        return error.retry_after_seconds
+    return RETRY_AFTER_SECONDS
 
 
 async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     """Respond to a body, path or query that violates its schema with each field and its limit."""
-    violations = [_to_violation(item) for item in error.errors()]
+    items = [{**item, "loc": item["loc"][1:]} for item in error.errors()]
+    return error_response(request.url.path, build_violations_problem(items))
+
+
+def build_violations_problem(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Build the members of a problem from pydantic's errors: each field and its limit."""
+    violations = [_to_violation(item) for item in items]
     first = violations[0]
     detail = f"{first['field']}: {first['message']}" if first["field"] else str(first["message"])
     details = {"field": first["field"], "errors": violations}
-    members = build_problem(ErrorCode.INVALID_REQUEST, detail, details)
-    return error_response(request.url.path, members)
+    return build_problem(ErrorCode.INVALID_REQUEST, detail, details)
 
 
 def _to_violation(item: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a pydantic error: the field as a path (`messages[0].role`), message and limits."""
     field = ""
-    for part in item["loc"][1:]:
+    for part in item["loc"]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}"
     limits = {
         name: value

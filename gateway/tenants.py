@@ -55,10 +55,11 @@ def create_tenant_route(service: SessionService) -> type[APIRoute]:
 async def _check(check: Callable[[str, str], Awaitable[None]], request: Request) -> None:
     session = request.path_params.get("session")
     tenant = request.headers.get(TENANT_HEADER, "")
-    if session is None or (tenant and not _is_name(tenant)):
+    if session is None or (tenant and not is_tenant_name(tenant)):
         return  # a malformed name is refused with the other parameters
     await check(session, tenant)
 
 
-def _is_name(tenant: str) -> bool:
+def is_tenant_name(tenant: str) -> bool:
+    """Return whether a text can be a tenant's name."""
     return len(tenant) <= _MAX_LENGTH and re.match(_NAME, tenant) is not None

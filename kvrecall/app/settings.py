@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.grpc.settings import GrpcSettings
 from gateway.settings import GatewaySettings
 from kvrecall.app.models import REFERENCE, is_reference
 from kvrecall.domain.limits import ServiceLimits
@@ -69,6 +70,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     service: ServiceLimits = ServiceLimits()
     gateway: GatewaySettings = GatewaySettings()
+    grpc: GrpcSettings = GrpcSettings()
     server: ServerSettings = ServerSettings()
     wire: WireSettings = WireSettings()
 

@@ -12,6 +12,7 @@ SHARED = (
     "google.protobuf",
     "grpc",
     "grpc_health",
+    "grpc_reflection",
     "httpx",
     "numpy",
     "pydantic",
@@ -21,7 +22,16 @@ SHARED = (
     "structlog",
     "typer",
 )
-GATEWAY = ("fastapi", "uvicorn", "aiosqlite", "prometheus_client", "sklearn", *SHARED)
+GATEWAY = (
+    "fastapi",
+    "uvicorn",
+    "aiosqlite",
+    "google.rpc",
+    "grpc_status",
+    "prometheus_client",
+    "sklearn",
+    *SHARED,
+)
 WORKER = (
     "torch",
     "transformers",
@@ -31,7 +41,6 @@ WORKER = (
     "accelerate",
     "gguf",
     "google_crc32c",
-    "grpc_reflection",
     "jinja2",
     *SHARED,
 )

@@ -12,6 +12,7 @@ from kvrecall.app.run import run_service, set_up_process
 from kvrecall.app.settings import Settings
 from kvrecall.cli.options import (
     Data,
+    Grpc,
     Host,
     Log,
     Port,
@@ -43,13 +44,14 @@ def gateway_command(
     data: Data = None,
     host: Host = None,
     port: Port = None,
+    grpc: Grpc = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     log: Log = None,
     until_input_ends: UntilInputEnds = False,
 ) -> None:
-    """Serve sessions over HTTP with workers in other processes.
+    """Serve sessions over HTTP, and gRPC if asked to, with workers in other processes.
 
     Every setting can also be set in the environment (KVRECALL_...).
     """
@@ -57,6 +59,7 @@ def gateway_command(
         data=data,
         host=host,
         port=port,
+        grpc={"listen": grpc},
         log=log,
         wire={"worker": worker, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key},
     )

@@ -10,6 +10,7 @@ from kvrecall.cli.options import (
     Block,
     Data,
     Dtype,
+    Grpc,
     Host,
     Log,
     MaxBudget,
@@ -38,10 +39,11 @@ def serve_command(
     quantize: Quantize = None,
     host: Host = None,
     port: Port = None,
+    grpc: Grpc = None,
     log: Log = None,
     until_input_ends: UntilInputEnds = False,
 ) -> None:
-    """Serve sessions over HTTP in one process.
+    """Serve sessions over HTTP, and gRPC if asked to, in one process.
 
     Every setting can also be set in the environment (KVRECALL_...).
     """
@@ -53,6 +55,7 @@ def serve_command(
         ram_bytes=mebibytes(ram),
         host=host,
         port=port,
+        grpc={"listen": grpc},
         log=log,
         worker={"slots": slots, "max_budget": budget, "block_tokens": block},
     )
