@@ -16,6 +16,7 @@ from grpc_status.rpc_status import to_status
 from pydantic import ValidationError
 
 from gateway.errors import (
+    RETRY_AFTER_SECONDS,
     build_problem,
     build_violations_problem,
     get_retry_seconds,
@@ -27,7 +28,7 @@ from gateway.grpc.errors import CallRefused, build_status
 from gateway.grpc.servicer import SessionsServicer
 from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
-from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.errors import Overloaded, ServiceError
 from kvrecall.protocol.sessions_v1 import REQUEST_ID_KEY
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 
@@ -41,15 +42,22 @@ class CallHandlers:
     """Handlers of all calls of `service Sessions`.
 
     Each reads its request itself, as bytes: the caller is known before a byte is read, a slow
-    request is refused in time, and one that is no message gets an error of this API.
+    request is refused in time, and one that is no message gets an error of this API. At most
+    `max_calls` run at once.
     """
 
     def __init__(
-        self, servicer: SessionsServicer, settings: GatewaySettings, observer: CallObserver
+        self,
+        servicer: SessionsServicer,
+        settings: GatewaySettings,
+        max_calls: int,
+        observer: CallObserver,
     ) -> None:
         self._servicer = servicer
         self._settings = settings
+        self._max_calls = max_calls
         self._observer = observer
+        self._running = 0
         self._log = structlog.get_logger("kvrecall.access")
 
     def build(self) -> grpc.GenericRpcHandler:
@@ -120,7 +128,7 @@ class CallHandlers:
                 await context.write(event)
         except TimeoutError as error:
             seconds = self._settings.send_seconds
-            detail = f"events were left unread for {seconds:g} seconds, which cancelled the turn"
+            detail = f"events were left unread for {seconds:g} seconds"
             raise CallRefused(build_problem(ErrorCode.CANCELLED, detail)) from error
 
     @asynccontextmanager
@@ -131,8 +139,13 @@ class CallHandlers:
         bound = structlog.contextvars.bind_contextvars(request_id=request_id)
         started = time.monotonic()
         status = grpc.StatusCode.CANCELLED
+        self._running += 1
         try:
             try:
+                # gRPC's own limit counts a call until its client has taken the status.
+                if self._running > self._max_calls:
+                    detail = f"{self._max_calls} calls run, which is the limit; try again later"
+                    raise Overloaded(detail, RETRY_AFTER_SECONDS)
                 yield
                 status = grpc.StatusCode.OK
             except Exception as error:
@@ -143,11 +156,11 @@ class CallHandlers:
                 status = found.code
                 await self._abort(context, found, request_id)
         finally:
+            self._running -= 1
             seconds = round(time.monotonic() - started, 6)
             self._observer(method.name, status.name)
             self._log.info("call", method=method.name, status=status.name, seconds=seconds)
             structlog.contextvars.reset_contextvars(**bound)
-
 
     async def _abort(self, context: Context, found: grpc.Status, request_id: str) -> None:
         """End a call with a status; give up on a client that reads nothing, as the status waits."""

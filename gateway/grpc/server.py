@@ -29,16 +29,15 @@ class GrpcServer:
     def __init__(self, listen: str, settings: GrpcSettings, limits: GatewaySettings) -> None:
         self._settings = settings
         self._limits = limits
-        self._server = grpc.aio.server(
-            options=_build_options(settings, limits), maximum_concurrent_rpcs=settings.max_calls
-        )
+        self._server = grpc.aio.server(options=_build_options(settings, limits))
         self._health = health.aio.HealthServicer()
         self._stopping: asyncio.Task[None] | None = None
         self.address = f"{listen.rpartition(':')[0]}:{_bind(self._server, listen, settings)}"
 
     async def start(self, service: SessionService, observer: CallObserver) -> None:
         """Answer calls with `service`, and report SERVING in grpc.health.v1."""
-        handlers = CallHandlers(SessionsServicer(service), self._limits, observer)
+        servicer = SessionsServicer(service)
+        handlers = CallHandlers(servicer, self._limits, self._settings.max_calls, observer)
         self._server.add_generic_rpc_handlers((handlers.build(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._settings.reflection:
