@@ -88,7 +88,7 @@ class ForkRunner:
         at_end = await self._turn(parent, turn)
         self._quotas.check_metadata(request.metadata)
         await self._quotas.check_new_session(
-            session.settings.tenant, max(1, at_end.outcome.memory.length)
+            session.settings.tenant, max(1, at_end.outcome.memory.length), keep=parent
         )
 
     async def _fork(

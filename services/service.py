@@ -12,7 +12,7 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerUnavailable,
 )
-from kvrecall.domain.events import Observer, SessionDeleted, SessionMoved
+from kvrecall.domain.events import Observer, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport
@@ -42,6 +42,7 @@ from services.cluster.worker_client import Worker
 from services.context import ServiceContext
 from services.conversations.matching import Conversations
 from services.creation import SessionCreator
+from services.deletion import Retention, SessionDeleter
 from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner
 from services.pages.collector import PageCollector
@@ -73,9 +74,12 @@ class SessionService:
         self._turns = TurnRunner(self._context, self._background, EpisodeRouter(self._context))
         self._creator = SessionCreator(self._context)
         self._forks = ForkRunner(self._context, self._background)
-        self.conversations = Conversations(catalog, self)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
+        self._deleter = SessionDeleter(self._context, self._background, self._collector)
+        self._retention = Retention(self._context, self._deleter)
+        self._quotas.use(self._retention.make_room)
+        self.conversations = Conversations(catalog, self)
         self._reconciler = Reconciler(self._context)
         self._running: set[asyncio.Task[None]] = set()
         self._info: WorkerInfo | None = None
@@ -113,6 +117,7 @@ class SessionService:
         self._timeouts.start()
         self._collector.start()
         self._reconciler.start()
+        self._retention.start()
         self._accepting = True
 
     async def worker_joined(self, worker: str) -> None:
@@ -140,6 +145,7 @@ class SessionService:
         if self._running:
             await asyncio.wait(self._running)
         await self._timeouts.stop()
+        await self._retention.stop()
         await self._collector.stop()
         await self._reconciler.stop()
         await self._background.stop()
@@ -193,20 +199,7 @@ class SessionService:
         Raises UnknownSession, and SessionBusy while a turn runs.
         """
         self._check_accepting()
-        if key is not None and await self._catalog.idempotency.get(key) is not None:
-            return
-        live = self._sessions.activate(await self._catalog.sessions.get(session))
-        async with self._sessions.claim_turn(live, wait=False):
-            await run_to_completion(self._delete(live, key))
-
-    async def _delete(self, live: ActiveSession, key: IdempotencyKey | None) -> None:
-        await self._background.cancel(live)
-        orphans = await self._catalog.sessions.delete(
-            live.id, None if key is None else IdempotencyRecord(key, "{}")
-        )
-        self._sessions.remove(live)
-        self._events.publish(SessionDeleted(live.id))
-        await self._collector.delete(orphans)
+        await self._deleter.delete(session, key)
 
     async def move(self, session: str, worker: str | None) -> Session:
         """Move the session to the named worker, or to the best of the others; return the session.

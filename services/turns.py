@@ -136,7 +136,7 @@ class TurnRunner:
         """
         if not request.queue:
             plan_turn(session, request, self._context.limits)
-        await self._context.quotas.check_quota(session.settings.tenant)
+        await self._context.quotas.check_quota(session.settings.tenant, keep=session.id)
         if request.compare_with:
             try:
                 await self._context.quotas.check_owner(
@@ -291,6 +291,7 @@ class TurnRunner:
             active=done.state.episode,
             repaired=repair_details(signal_text(turn.plan.messages), done.repair),
             history=turn.history(outcome.message),
+            lifetime=turn.session.settings.get_lifetime(turn.session.turns + 1),
         )
         if turn.first is not None:
             commit = turn.first.completed(commit, done, epoch)

@@ -37,6 +37,7 @@ class SessionOptions(TypedDict, total=False):
     layer_budgets: Literal["uniform", "pyramid", "sensitivity"] | None
     episodes: EpisodeOptions | None
     seed: int | None
+    expires_after_seconds: float | None
     # Tools that the model may call, in the format of the OpenAI API.
     tools: Sequence[Mapping[str, Any]]
     metadata: Mapping[str, str]
@@ -82,6 +83,7 @@ class Session:
     layer_budgets: str | None
     episodes: EpisodeSettings | None
     seed: int
+    expires_after_seconds: float | None
     tools: tuple[JsonObject, ...]
     metadata: Mapping[str, str]
     forked_from: ForkOrigin | None

@@ -131,6 +131,12 @@ class ServiceLimits(BaseModel):
         ge=1,
         description="Largest number of sessions of one tenant, forks included.",
     )
+    matched_seconds: float = Field(
+        default=7 * 86_400.0,
+        ge=60,
+        description="Time without a turn after which a session that was begun by a stateless "
+        "request is deleted, in seconds.",
+    )
     max_metadata_bytes: int = Field(
         default=8192,
         ge=0,

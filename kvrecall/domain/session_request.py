@@ -48,6 +48,7 @@ class CreateSession(WorkerOptions):
     repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
     tenant: str = ""
+    expires_after_seconds: float | None = None
     matched: bool = False
 
 
@@ -80,8 +81,16 @@ def resolve_settings(
         repair_settings=request.repair_settings,
         **asdict(request.worker_options),
         tenant=request.tenant,
+        expires_after_seconds=_get_lifetime(request, settings),
         matched=request.matched,
     )
+
+
+def _get_lifetime(request: CreateSession, settings: ServiceLimits) -> float | None:
+    """Return `expires_after_seconds`; who is found by its history is deleted by nobody else."""
+    if request.expires_after_seconds is None and request.matched:
+        return settings.matched_seconds
+    return request.expires_after_seconds
 
 
 def _method(name: str, info: WorkerInfo) -> MethodInfo:

@@ -76,6 +76,10 @@ class WorkerOptions:
         )
 
 
+# A request that nothing followed, of a client that never asks for its session again.
+ONE_SHOT_SECONDS = 3600.0
+
+
 @dataclass(frozen=True)
 class SessionSettings(WorkerOptions):
     """Settings that are fixed at creation.
@@ -86,6 +90,7 @@ class SessionSettings(WorkerOptions):
     - `layer_budgets`, `repair_scan`: None takes the method's and the worker's default.
     - `tenant`: the owner; rows are shared and counted within a tenant.
     - `forked_from`: the fork point of a fork.
+    - `expires_after_seconds`: the session is deleted so long after its last turn; None: never.
     - `matched`: requests find the session by their history. Its clients know nothing of pauses, so
       its tool calls never time out: a person may approve one a day later.
     """
@@ -104,7 +109,17 @@ class SessionSettings(WorkerOptions):
     repair_settings: str = "{}"
     tenant: str = ""
     forked_from: ForkOrigin | None = None
+    expires_after_seconds: float | None = None
     matched: bool = False
+
+    def get_lifetime(self, turns: int) -> float | None:
+        """Return the seconds after which the session is deleted unless a turn follows its `turns`.
+
+        None is never. A matched session with one turn and without tools may be all there was.
+        """
+        if self.expires_after_seconds is None or not self.matched or turns > 1 or self.tools:
+            return self.expires_after_seconds
+        return min(self.expires_after_seconds, ONE_SHOT_SECONDS)
 
     def repairs_on(self, trigger: RepairTrigger) -> bool:
         """Return whether the session repairs on `trigger`.

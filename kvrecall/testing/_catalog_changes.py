@@ -47,6 +47,7 @@ def append_turn(stored: StoredSession, commit: TurnCommit) -> None:
         memory=outcome.memory,
     )
     stored.add_commit_point()
+    stored.set_lifetime(commit.lifetime)
     stored.worker_state = commit.worker_state
     _count_match(stored, commit)
     _consume_results(stored, commit)

@@ -47,6 +47,7 @@ class StoredSession:
     refs: tuple[SharedPages, ...] = ()
     reserved: dict[str, int] = field(default_factory=dict)
     history: dict[int, int] = field(default_factory=dict)
+    expires_at: float | None = None
 
     def to_session(self) -> Session:
         """Return the session as last committed."""
@@ -71,6 +72,10 @@ class StoredSession:
         """Record what is committed under the current epoch."""
         if self.session.memory.length:
             self.history[self.session.epoch] = self.session.memory.length
+
+    def set_lifetime(self, seconds: float | None) -> None:
+        """Expire in so many seconds from now; None: never."""
+        self.expires_at = None if seconds is None else time.time() + seconds
 
     def set_memory(self, memory: MemoryReport) -> None:
         """Replace the memory report."""
@@ -136,6 +141,7 @@ class CatalogState:
         """Add a session. Raises CatalogError when its id is taken."""
         session_id = stored.session.id
         stored.add_commit_point()
+        stored.set_lifetime(stored.session.settings.get_lifetime(stored.session.turns))
         if session_id in self.sessions:
             raise CatalogError(f"there is a session {session_id!r} already")
         self.sessions[session_id] = stored

@@ -11,10 +11,10 @@ from kvrecall.domain.errors import (
     UnknownCall,
     UnknownEpisode,
 )
-from kvrecall.domain.session import SharedPages, Turn
+from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.testing._catalog_changes import append_turn, mark_done, pair_built
-from kvrecall.testing._catalog_state import CatalogState
+from kvrecall.testing._catalog_state import CatalogState, StoredSession
 from kvrecall.testing._in_memory_sessions import InMemorySessions
 from services.catalog.claims import Claims
 from services.catalog.records import (
@@ -48,6 +48,7 @@ class InMemoryCatalog:
         self.leases = InMemoryLeases(state, claims)
         self.turns = InMemoryTurns(state)
         self.histories = InMemoryHistories(state)
+        self.expiry = InMemoryExpiry(state)
         self.tool_calls = InMemoryToolCalls(state)
         self.repairs = InMemoryRepairs(state)
         self.episodes = InMemoryEpisodes(state)
@@ -130,6 +131,28 @@ class InMemoryHistories:
     async def find(self, digests: Sequence[str]) -> list[HistoryEntry]:
         """Return the known ones of these digests, in their order."""
         return [self._state.histories[each] for each in digests if each in self._state.histories]
+
+
+class InMemoryExpiry:
+    """Sessions that are deleted after a time without a turn."""
+
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
+
+    async def get_expired(self, limit: int) -> list[Session]:
+        """Return up to `limit` sessions that have expired."""
+        now = time.time()
+        return [each.to_session() for at, each in self._sort() if at <= now][:limit]
+
+    async def get_next(self, tenant: str, limit: int) -> list[Session]:
+        """Return up to `limit` of a tenant's sessions that are to expire, the next one first."""
+        sessions = [stored.to_session() for _, stored in self._sort()]
+        return [each for each in sessions if each.settings.tenant == tenant][:limit]
+
+    def _sort(self) -> list[tuple[float, StoredSession]]:
+        sessions = self._state.sessions.values()
+        expiring = [(each.expires_at, each) for each in sessions if each.expires_at is not None]
+        return sorted(expiring, key=lambda entry: entry[0])
 
 
 class InMemoryToolCalls:

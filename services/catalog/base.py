@@ -154,6 +154,18 @@ class Histories(Protocol):
         ...
 
 
+class Expiry(Protocol):
+    """The sessions that are deleted after a time without a turn (`SessionSettings.get_lifetime`)."""
+
+    async def get_expired(self, limit: int) -> list[Session]:
+        """Return up to `limit` sessions that have expired."""
+        ...
+
+    async def get_next(self, tenant: str, limit: int) -> list[Session]:
+        """Return up to `limit` of a tenant's sessions that are to expire, the next one first."""
+        ...
+
+
 class ToolCalls(Protocol):
     """The tool calls that turns ended on, and what clients report of them."""
 
@@ -319,6 +331,11 @@ class Catalog(Protocol):
     @property
     def histories(self) -> Histories:
         """Sessions by the digests of their conversations."""
+        ...
+
+    @property
+    def expiry(self) -> Expiry:
+        """Sessions that are deleted after a time without a turn."""
         ...
 
     @property

@@ -125,7 +125,8 @@ class TurnCommit:
     with and `active` the episode whose rows are active now; both empty if there is none.
     `repaired` belongs to the turn's own repair, if its outcome has one. `history` is the digest of
     the conversation up to the turn's end, by which a client's whole history finds the session again
-    (empty: it is not looked for). A first turn also sets
+    (empty: it is not looked for). `lifetime` is in seconds, after which the session expires unless
+    another turn follows (None: never). A first turn also sets
     `shared`, the pages of other sessions that the session references, and offers `prefix` to
     others under `digest`.
     """
@@ -138,6 +139,7 @@ class TurnCommit:
     active: str = ""
     repaired: RepairDetails = RepairDetails()
     history: str = ""
+    lifetime: float | None = None
     shared: tuple[SharedPages, ...] | None = None
     prefix: KnownPrefix | None = None
     digest: str = ""

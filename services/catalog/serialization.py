@@ -5,6 +5,7 @@ import base64
 import binascii
 import json
 import sys
+import zlib
 
 from pydantic import TypeAdapter
 
@@ -24,6 +25,8 @@ REPAIR = TypeAdapter(RepairReport)
 OUTPUT = TypeAdapter(ToolOutput)
 COMMIT_POINTS = TypeAdapter(tuple[CommitPoint, ...])
 
+_SEAL_BYTES = 4
+
 
 def encode_tokens(token_ids: tuple[int, ...]) -> bytes:
     """Encode token ids as little-endian uint32."""
@@ -39,6 +42,19 @@ def decode_tokens(data: bytes) -> tuple[int, ...]:
     if sys.byteorder == "big":
         values.byteswap()
     return tuple(values)
+
+
+def seal(data: bytes) -> bytes:
+    """Append a checksum (CRC-32), by which `unseal` tells damaged bytes from whole ones."""
+    return data + zlib.crc32(data).to_bytes(_SEAL_BYTES, "little")
+
+
+def unseal(sealed: bytes) -> bytes:
+    """Return the bytes that were sealed. Raises ValueError if they are not as they were."""
+    data = sealed[:-_SEAL_BYTES]
+    if seal(data) != sealed:
+        raise ValueError("stored bytes do not match their checksum; restore a backup")
+    return data
 
 
 def encode_cursor(session: Session) -> str:

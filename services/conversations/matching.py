@@ -209,6 +209,7 @@ class Conversations:
         The catalog's id is random: without it no digest can be computed.
         """
         fields = asdict(replace(settings, metadata=None, model=None, repair_on=frozenset()))
+        del fields["expires_after_seconds"]
         fields["repair_on"] = sorted(settings.repair_on)
         fields["tools"] = sorted(settings.tools)
         scope = [self._catalog.id, self._api.info.fingerprint, fields]

@@ -84,6 +84,14 @@ class CreateSessionBody(Body):
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="Seed of the session; null: random."
     )
+    expires_after_seconds: float | None = Field(
+        default=None,
+        ge=60,
+        le=10 * 365 * 86_400,
+        # So that a request from before this option was there has the fingerprint it had.
+        exclude_if=lambda value: value is None,
+        description="Time without a turn after which the session is deleted; null: never.",
+    )
     tools: list[ToolBody] = Field(
         default=[], max_length=128, description="Tools that the model may call."
     )
@@ -111,6 +119,7 @@ class CreateSessionBody(Body):
             repair_scan=self.repair_scan,
             repair_settings=json.dumps(self.repair_settings, sort_keys=True),
             repair_seconds=self.repair_seconds,
+            expires_after_seconds=self.expires_after_seconds,
         )
 
     def _episodes_to_domain(self) -> EpisodeSettings | Literal["default"] | None:
@@ -197,6 +206,7 @@ class SessionView(View):
     layer_budgets: str | None
     episodes: EpisodeSettingsView | None
     seed: int
+    expires_after_seconds: float | None
     tools: list[dict[str, Any]]
     metadata: dict[str, str]
     forked_from: ForkOriginView | None
@@ -226,6 +236,7 @@ class SessionView(View):
             layer_budgets=settings.layer_budgets,
             episodes=EpisodeSettingsView.from_domain(settings.episodes),
             seed=settings.seed,
+            expires_after_seconds=settings.expires_after_seconds,
             tools=[json.loads(tool) for tool in settings.tools],
             metadata=dict(settings.metadata),
             forked_from=ForkOriginView.from_domain(settings.forked_from),

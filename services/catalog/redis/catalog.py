@@ -5,7 +5,7 @@ script there, which checks the epoch. A commit carries an id that is stored with
 again, because a connection was cut or a primary replaced, it changes nothing and returns the first
 result. What lies in other slots (indexes, sums, page references) is written in such an order that a
 crash in between leaves at worst an entry too many, which is verified when it is read and swept in
-time. Sessions never expire; idempotency records do, after a day.
+time. A session goes only by a deletion; idempotency records expire after a day.
 
 Durability: a commit returns when the primary has it and, if it has replicas, one of them has it
 too. That survives the loss of one server. Whether a restart of all of them is survived depends on
@@ -20,6 +20,8 @@ from uuid import uuid4
 
 from kvrecall.domain.errors import CatalogError
 from services.catalog.redis.client import CatalogRedis, Client
+from services.catalog.redis.conversations.expiry import RedisExpiry
+from services.catalog.redis.conversations.histories import RedisHistories
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
 from services.catalog.redis.idempotency import RedisIdempotency
@@ -35,7 +37,7 @@ from services.catalog.redis.session_reads import SessionReads
 from services.catalog.redis.sessions import RedisSessions
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
-from services.catalog.redis.turns import RedisHistories, RedisTurns
+from services.catalog.redis.turns import RedisTurns
 from services.catalog.versions import CatalogUpgrade
 
 
@@ -54,12 +56,15 @@ class RedisCatalog:
         self.idempotency = RedisIdempotency(redis, keys)
         self.page_refs = RedisPageRefs(redis, slots, refs, prefixes, deletion)
         reads = SessionReads(slots, redis.one_server)
+        self.expiry = RedisExpiry(redis, keys, slots, indexes)
         self.sessions = RedisSessions(
-            slots, reads, indexes, self.idempotency, self.page_refs, deletion
+            slots, reads, indexes, self.expiry, self.idempotency, self.page_refs, deletion
         )
         self.leases = RedisLeases(redis, keys, slots)
         self.histories = RedisHistories(redis, keys)
-        self.turns = RedisTurns(slots, indexes, self.page_refs, prefixes, self.histories)
+        self.turns = RedisTurns(
+            slots, indexes, self.page_refs, prefixes, self.histories, self.expiry
+        )
         self.tool_calls = RedisToolCalls(slots, indexes)
         self.repairs = RedisRepairs(slots, indexes)
         self.episodes = RedisEpisodes(slots)

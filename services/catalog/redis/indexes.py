@@ -47,11 +47,13 @@ class RedisIndexes:
         """Unlist a deleted session."""
         sessions = self._keys.get_sessions(tenant)
         await self._redis.write(sessions, "ZREM", sessions, session_id)
+        expiring = self._keys.get_expiring(tenant)
+        await self._redis.write(expiring, "ZREM", expiring, session_id)
         await self._change_length(self._keys.get_lengths(tenant), session_id, "", "*")
 
     async def get_ids(self) -> list[str]:
         """Return the ids of all sessions, oldest first."""
-        tenants = await self._get_tenants()
+        tenants = await self.get_tenants()
         names = [self._keys.get_sessions(tenant) for tenant, _ in tenants]
         replies = await self._redis.read_each(
             [(name, ("ZRANGE", name, 0, -1, "WITHSCORES")) for name in names]
@@ -63,6 +65,11 @@ class RedisIndexes:
         ids = [id for id, _ in sorted(entries, key=lambda entry: (entry[1], entry[0]))]
         exist = await self._slots.exist(ids)
         return [id for id, exists in zip(ids, exist, strict=True) if exists]
+
+    async def get_tenants(self) -> list[tuple[str, float]]:
+        """Return the tenants that may have sessions, with the last time they created one."""
+        name = self._keys.tenants
+        return _decode_scored(await self._redis.read(name, "ZRANGE", name, 0, -1, "WITHSCORES"))
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str) -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""
@@ -147,11 +154,6 @@ class RedisIndexes:
     ) -> None:
         call = ("EVAL", scripts.CHANGE_LENGTH, 1, name, session, length, noted)
         await self._redis.read(name, *call)
-
-    async def _get_tenants(self) -> list[tuple[str, float]]:
-        """Return the tenants that may have sessions, with the last time they created one."""
-        name = self._keys.tenants
-        return _decode_scored(await self._redis.read(name, "ZRANGE", name, 0, -1, "WITHSCORES"))
 
     async def _remove_tenants(self, idle: list[tuple[str, float]]) -> None:
         """Remove tenants without sessions, except those that may be creating one now."""

@@ -103,6 +103,10 @@ class Keys:
         """Return the key of the tokens in each of a tenant's sessions."""
         return f"{self.namespace}:lengths:{quote(tenant, safe='')}"
 
+    def get_expiring(self, tenant: str) -> str:
+        """Return the key of a tenant's sessions by the time of their expiry."""
+        return f"{self.namespace}:expiring:{quote(tenant, safe='')}"
+
     def get_prefix(self, digest: str) -> str:
         """Return the key of the prefix offered under a digest."""
         return f"{self.namespace}:prefix:{quote(digest, safe='')}"

@@ -15,6 +15,7 @@ from services.catalog.records import (
 )
 from services.catalog.redis import copies, mapping
 from services.catalog.redis.commits import RedisCommit, build_create
+from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
@@ -32,6 +33,7 @@ class RedisSessions:
         slots: SessionSlots,
         reads: SessionReads,
         indexes: RedisIndexes,
+        expiry: RedisExpiry,
         idempotency: RedisIdempotency,
         page_refs: RedisPageRefs,
         deletion: SessionDeletion,
@@ -39,6 +41,7 @@ class RedisSessions:
         self._slots = slots
         self._reads = reads
         self._indexes = indexes
+        self._expiry = expiry
         self._idempotency = idempotency
         self._page_refs = page_refs
         self._deletion = deletion
@@ -124,6 +127,7 @@ class RedisSessions:
     ) -> None:
         """Add a session: list it first, then commit it, then list it again if that took long."""
         await self._idempotency.reserve(record, session.id)
+        await self._expiry.add(session)
         await self._indexes.add(session, last_event_at=commit.at)
         await self._slots.apply(session.id, commit, epoch=NEW, before=before)
         with suppress(CatalogError):

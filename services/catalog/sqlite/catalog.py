@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from services.catalog.claims import Claims
+from services.catalog.sqlite.conversations.expiry import SqliteExpiry
+from services.catalog.sqlite.conversations.histories import SqliteHistories
 from services.catalog.sqlite.database import Database, open_database
 from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
@@ -13,7 +15,7 @@ from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.sessions import SqliteSessions
 from services.catalog.sqlite.tool_calls import SqliteToolCalls
-from services.catalog.sqlite.turns import SqliteHistories, SqliteTurns
+from services.catalog.sqlite.turns import SqliteTurns
 from services.catalog.versions import CatalogUpgrade
 
 
@@ -33,6 +35,7 @@ class SqliteCatalog:
         self.leases = SqliteLeases(database, claims)
         self.turns = SqliteTurns(database, self.idempotency)
         self.histories = SqliteHistories(database)
+        self.expiry = SqliteExpiry(database, reader)
         self.tool_calls = SqliteToolCalls(database, self.idempotency)
         self.repairs = SqliteRepairs(database)
         self.episodes = SqliteEpisodes(database)

@@ -36,7 +36,7 @@ async def fork(db: aiosqlite.Connection, commit: ForkCommit, now: float) -> None
         raise UnknownTurn(parent, turns)
     await page_refs.require_pages(db, commit.session.shared)
     await page_refs.clear_orphaned(db, child)
-    await session_rows.add_session(db, commit.session, commit.worker_state)
+    await session_rows.add_session(db, commit.session, commit.worker_state, now)
     await _copy(db, "turns", commit, "number <= :turns")
     for table in _TABLES_OF_CALLS:
         await _copy(db, table, commit, "turn < :turns")
@@ -60,7 +60,7 @@ async def _copy(db: aiosqlite.Connection, table: str, commit: ForkCommit, where:
     )
 
 
-async def restore(db: aiosqlite.Connection, dump: SessionDump) -> None:
+async def restore(db: aiosqlite.Connection, dump: SessionDump, now: float) -> None:
     """Add a session from another catalog. Raises CatalogError when its id is taken."""
     session_id = dump.session.id
     query = "SELECT 1 FROM sessions WHERE id = :session"
@@ -69,7 +69,7 @@ async def restore(db: aiosqlite.Connection, dump: SessionDump) -> None:
     # The restored rows are stored already: they must not be deleted as orphans of an earlier
     # session of that id.
     await page_refs.clear_orphaned(db, session_id)
-    await session_rows.add_session(db, dump.session, dump.worker_state)
+    await session_rows.add_session(db, dump.session, dump.worker_state, now)
     await insert(db, "turns", [mapping.to_turn_row(turn) for turn in dump.turns])
     await tool_calls.add_calls(db, session_id, dump.calls)
     for call, pieces in dump.pieces.items():

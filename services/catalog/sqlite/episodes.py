@@ -4,6 +4,7 @@ import aiosqlite
 
 from kvrecall.domain.errors import UnknownEpisode
 from services.catalog.records import BuildCommit, EpisodeSet, SegmentRecord, SegmentsCommit
+from services.catalog.serialization import seal, unseal
 from services.catalog.sqlite import mapping
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import (
@@ -40,10 +41,14 @@ class SqliteEpisodes:
         """Return a serialized pb.Episode. Raises UnknownEpisode."""
         query = "SELECT built FROM built_episodes WHERE session = :session AND episode = :episode"
         values = {"session": session_id, "episode": episode_id}
-        row = await self._database.read(lambda db: fetch_one(db, query, values))
-        if row is None:
-            raise UnknownEpisode(session_id, episode_id)
-        return bytes(row["built"])
+
+        async def read(db: aiosqlite.Connection) -> bytes:
+            row = await fetch_one(db, query, values)
+            if row is None:
+                raise UnknownEpisode(session_id, episode_id)
+            return unseal(row["built"])
+
+        return await self._database.read(read)
 
     async def commit_segments(self, session_id: str, commit: SegmentsCommit, epoch: int) -> None:
         """Add segments. Raises UnknownSession, StaleEpoch."""
@@ -87,7 +92,7 @@ async def replace_episodes(db: aiosqlite.Connection, session_id: str, commit: Bu
     ]
     await insert(db, "episodes", rows)
     built = [
-        {"session": session_id, "episode": episode.id, "built": data}
+        {"session": session_id, "episode": episode.id, "built": seal(data)}
         for episode, data in zip(episodes, commit.built, strict=True)
     ]
     await insert(db, "built_episodes", built)

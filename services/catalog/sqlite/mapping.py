@@ -24,6 +24,8 @@ from services.catalog.serialization import (
     SETTINGS,
     decode_tokens,
     encode_tokens,
+    seal,
+    unseal,
 )
 from services.catalog.sqlite.queries import Row
 
@@ -85,9 +87,9 @@ def to_turn_row(turn: Turn) -> Row:
         "session": turn.session,
         "number": turn.number,
         "messages": MESSAGES.dump_json(turn.messages).decode(),
-        "token_ids": encode_tokens(turn.token_ids),
+        "token_ids": seal(encode_tokens(turn.token_ids)),
         "outcome": OUTCOME.dump_json(turn.outcome).decode(),
-        "utterance_tokens": encode_tokens(turn.utterance_tokens),
+        "utterance_tokens": seal(encode_tokens(turn.utterance_tokens)),
     }
 
 
@@ -97,9 +99,9 @@ def from_turn_row(row: sqlite3.Row) -> Turn:
         session=row["session"],
         number=row["number"],
         messages=MESSAGES.validate_json(row["messages"]),
-        token_ids=decode_tokens(row["token_ids"]),
+        token_ids=decode_tokens(unseal(row["token_ids"])),
         outcome=OUTCOME.validate_json(row["outcome"]),
-        utterance_tokens=decode_tokens(row["utterance_tokens"]),
+        utterance_tokens=decode_tokens(unseal(row["utterance_tokens"])),
     )
 
 
@@ -171,7 +173,7 @@ def to_repair_row(session_id: str, record: RepairRecord) -> Row:
         "at": record.at,
         "report": REPAIR.dump_json(record.report).decode(),
         "signal": record.details.signal,
-        "positions": encode_tokens(record.details.positions),
+        "positions": seal(encode_tokens(record.details.positions)),
     }
 
 
@@ -182,7 +184,7 @@ def from_repair_row(row: sqlite3.Row) -> RepairRecord:
         turn=row["turn"],
         at=row["at"],
         report=REPAIR.validate_json(row["report"]),
-        details=RepairDetails(row["signal"], decode_tokens(row["positions"])),
+        details=RepairDetails(row["signal"], decode_tokens(unseal(row["positions"]))),
     )
 
 

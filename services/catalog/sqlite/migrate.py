@@ -12,7 +12,7 @@ import aiosqlite
 
 from kvrecall.domain.errors import CatalogError
 from services.catalog import renames
-from services.catalog.serialization import OUTPUT
+from services.catalog.serialization import OUTPUT, seal
 from services.catalog.sqlite.queries import fetch_value
 from services.catalog.sqlite.schema import (
     APPLICATION_ID,
@@ -83,6 +83,7 @@ async def _run_migrations(connection: aiosqlite.Connection, found: int) -> None:
         await connection.create_function(
             function.__name__, 1, _on_text(function), deterministic=True
         )
+    await connection.create_function(seal.__name__, 1, seal, deterministic=True)
     for version in range(found, SCHEMA_VERSION):
         for statement in load_migration(version):
             await connection.execute(statement)

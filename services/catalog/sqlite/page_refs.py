@@ -12,7 +12,7 @@ import aiosqlite
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import SharedPages
 from services.catalog.records import CREATION_SECONDS, KnownPrefix, OrphanedPages
-from services.catalog.serialization import COMMIT_POINTS, decode_tokens, encode_tokens
+from services.catalog.serialization import COMMIT_POINTS, decode_tokens, encode_tokens, seal, unseal
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import (
     build_insert,
@@ -50,10 +50,14 @@ class SqlitePageRefs:
     async def get_prefix(self, digest: str) -> KnownPrefix | None:
         """Return the prefix offered under this digest."""
         query = "SELECT owner, token_ids, epoch FROM prefixes WHERE digest = :digest"
-        row = await self._database.read(lambda db: fetch_one(db, query, {"digest": digest}))
-        if row is None:
-            return None
-        return KnownPrefix(row["owner"], decode_tokens(row["token_ids"]), row["epoch"])
+
+        async def read(db: aiosqlite.Connection) -> KnownPrefix | None:
+            row = await fetch_one(db, query, {"digest": digest})
+            if row is None:
+                return None
+            return KnownPrefix(row["owner"], decode_tokens(unseal(row["token_ids"])), row["epoch"])
+
+        return await self._database.read(read)
 
     async def get_retained(self) -> list[SharedPages]:
         """Return the deleted sessions whose pages are still referenced."""
@@ -136,7 +140,7 @@ async def add_prefix(db: aiosqlite.Connection, digest: str, prefix: KnownPrefix)
     row = {
         "digest": digest,
         "owner": prefix.owner,
-        "token_ids": encode_tokens(prefix.token_ids),
+        "token_ids": seal(encode_tokens(prefix.token_ids)),
         "epoch": prefix.epoch,
     }
     await db.execute(f"{build_insert('prefixes', row)} ON CONFLICT (digest) DO NOTHING", row)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 APPLICATION_ID = 0x6B767263
 
 # The version that this program writes.
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 # By the version they start from: the migration to the next version.
 MIGRATIONS: Mapping[int, str] = MappingProxyType(
@@ -21,6 +21,7 @@ MIGRATIONS: Mapping[int, str] = MappingProxyType(
         8: "0009_commit_points.sql",
         9: "0010_creations.sql",
         10: "0011_histories.sql",
+        11: "0012_expiry_and_seals.sql",
     }
 )
 

@@ -18,10 +18,15 @@ CREATE TABLE sessions (
     output_due INTEGER NOT NULL,
     worker TEXT NOT NULL,
     tenant TEXT NOT NULL,
-    length INTEGER NOT NULL
+    length INTEGER NOT NULL,
+    -- In Unix seconds; NULL: never.
+    expires_at REAL
 ) STRICT;
 CREATE INDEX sessions_by_age ON sessions (tenant, created_at DESC, id DESC);
 CREATE INDEX sessions_by_creation ON sessions (created_at, id);
+CREATE INDEX sessions_by_expiry ON sessions (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX sessions_of_tenants_by_expiry ON sessions (tenant, expires_at)
+WHERE expires_at IS NOT NULL;
 
 -- Numbers of sessions and tokens of the tenants that have sessions, kept by the triggers below.
 CREATE TABLE tenants (

@@ -10,6 +10,7 @@ from services.catalog.records import SessionPage
 from services.catalog.serialization import COMMIT_POINTS, REPAIR, decode_cursor, encode_cursor
 from services.catalog.sqlite import mapping
 from services.catalog.sqlite.page_refs import RESERVED
+from services.catalog.sqlite.queries import Row
 from services.catalog.sqlite.tool_calls import IS_OPEN
 
 
@@ -27,13 +28,19 @@ def read_page(db: sqlite3.Connection, limit: int, cursor: str | None, tenant: st
     bound: dict[str, object] = {}
     if cursor is not None:
         bound = dict(zip(("created_at", "id"), decode_cursor(cursor), strict=True))
-    rows = db.execute(
-        f"SELECT * FROM sessions WHERE tenant = :tenant {after}"
-        " ORDER BY created_at DESC, id DESC LIMIT :limit",
+    found = read_sessions(
+        db,
+        f"tenant = :tenant {after} ORDER BY created_at DESC, id DESC LIMIT :limit",
         {"tenant": tenant, "limit": limit + 1} | bound,
-    ).fetchall()
-    sessions = tuple(_read_whole_session(db, row) for row in rows[:limit])
-    return SessionPage(sessions, encode_cursor(sessions[-1]) if len(rows) > limit else None)
+    )
+    sessions = tuple(found[:limit])
+    return SessionPage(sessions, encode_cursor(sessions[-1]) if len(found) > limit else None)
+
+
+def read_sessions(db: sqlite3.Connection, where: str, values: Row) -> list[Session]:
+    """Read the sessions of a condition, which may go on with an order and a limit."""
+    rows = db.execute(f"SELECT * FROM sessions WHERE {where}", values).fetchall()
+    return [_read_whole_session(db, row) for row in rows]
 
 
 def count_sessions(db: sqlite3.Connection, tenant: str) -> int:

@@ -4,15 +4,19 @@ import aiosqlite
 
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
-from services.catalog.serialization import MEMORY
+from services.catalog.serialization import MEMORY, seal
 from services.catalog.sqlite import mapping, page_refs
 from services.catalog.sqlite.queries import insert
 
 
-async def add_session(db: aiosqlite.Connection, session: Session, worker_state: bytes) -> None:
-    """Add a session without turns, with the pages it references."""
-    await insert(db, "sessions", [mapping.to_session_row(session)])
-    await insert(db, "worker_states", [{"session": session.id, "state": worker_state}])
+async def add_session(
+    db: aiosqlite.Connection, session: Session, worker_state: bytes, now: float
+) -> None:
+    """Add a session without turns, with the pages it references. `now` is in Unix seconds."""
+    lifetime = session.settings.get_lifetime(session.turns)
+    expiry = {"expires_at": None if lifetime is None else now + lifetime}
+    await insert(db, "sessions", [{**mapping.to_session_row(session), **expiry}])
+    await insert(db, "worker_states", [{"session": session.id, "state": seal(worker_state)}])
     await page_refs.replace_refs(db, session.id, session.shared)
     await add_commit_point(db, session.id, session.epoch, session.memory.length)
 
@@ -33,7 +37,7 @@ async def replace_worker_state(db: aiosqlite.Connection, session_id: str, state:
     """Replace the serialized pb.SessionState."""
     await db.execute(
         "UPDATE worker_states SET state = :state WHERE session = :session",
-        {"state": state, "session": session_id},
+        {"state": seal(state), "session": session_id},
     )
 
 

@@ -15,6 +15,7 @@ from services.catalog.records import (
     SessionDump,
     SessionPage,
 )
+from services.catalog.serialization import unseal
 from services.catalog.sqlite import copies, page_refs
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
@@ -48,7 +49,7 @@ class SqliteSessions:
         """Add a session."""
 
         async def change(db: aiosqlite.Connection) -> None:
-            await add_session(db, session, worker_state)
+            await add_session(db, session, worker_state, self._database.now())
             await self._idempotency.store(db, record, created=session.id)
 
         await self._database.write(change, session.id)
@@ -62,10 +63,14 @@ class SqliteSessions:
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""
         query = "SELECT state FROM worker_states WHERE session = :session"
-        row = await self._database.read(lambda db: fetch_one(db, query, {"session": session_id}))
-        if row is None:
-            raise UnknownSession(session_id)
-        return bytes(row["state"])
+
+        async def read(db: aiosqlite.Connection) -> bytes:
+            row = await fetch_one(db, query, {"session": session_id})
+            if row is None:
+                raise UnknownSession(session_id)
+            return unseal(row["state"])
+
+        return await self._database.read(read)
 
     async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
         """Return the committed length at the end of each epoch. Raises UnknownSession."""
@@ -118,7 +123,7 @@ class SqliteSessions:
 
     async def restore(self, dump: SessionDump) -> None:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
-        await self._database.write(lambda db: copies.restore(db, dump))
+        await self._database.write(lambda db: copies.restore(db, dump, self._database.now()))
 
     async def delete(
         self, session_id: str, record: IdempotencyRecord | None

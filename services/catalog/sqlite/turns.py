@@ -1,13 +1,10 @@
-"""Turns in the SQLite catalog, and the conversations at their ends by digest."""
-
-import json
-from collections.abc import Sequence
+"""Turns in the SQLite catalog."""
 
 import aiosqlite
 
 from kvrecall.domain.session import Turn
 from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
-from services.catalog.serialization import decode_tokens
+from services.catalog.serialization import decode_tokens, unseal
 from services.catalog.sqlite import (
     episodes,
     mapping,
@@ -16,6 +13,7 @@ from services.catalog.sqlite import (
     session_rows,
     tool_calls,
 )
+from services.catalog.sqlite.conversations.histories import add_history
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import fetch_all, insert, require_session
@@ -59,26 +57,9 @@ class SqliteTurns:
         async def read(db: aiosqlite.Connection) -> tuple[int, ...]:
             await require_session(db, session_id)
             rows = await fetch_all(db, query, {"session": session_id})
-            return decode_tokens(b"".join(row["token_ids"] for row in rows))
+            return decode_tokens(b"".join(unseal(row["token_ids"]) for row in rows))
 
         return await self._database.read(read)
-
-
-class SqliteHistories:
-    """The ends of turns by the digests of their conversations; they go with their sessions."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def find(self, digests: Sequence[str]) -> list[HistoryEntry]:
-        """Return the known ones of these digests, in their order."""
-        query = (
-            "SELECT digest, session, turn FROM json_each(:digests)"
-            " JOIN histories ON digest = value ORDER BY key"
-        )
-        values = {"digests": json.dumps(list(digests))}
-        rows = await self._database.read(lambda db: fetch_all(db, query, values))
-        return [HistoryEntry(row["digest"], row["session"], row["turn"]) for row in rows]
 
 
 async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int, now: float) -> None:
@@ -86,11 +67,12 @@ async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int, no
     outcome = turn.outcome
     await insert(db, "turns", [mapping.to_turn_row(turn)])
     await db.execute(
-        "UPDATE sessions SET turns = :turns, updated_at = :now, output_due = :output_due"
-        " WHERE id = :session",
+        "UPDATE sessions SET turns = :turns, updated_at = :now, output_due = :output_due,"
+        " expires_at = :now + :lifetime WHERE id = :session",
         {
             "turns": turn.number,
             "now": now,
+            "lifetime": commit.lifetime,
             "output_due": 0 if commit.calls else outcome.output_tokens,
             "session": turn.session,
         },
@@ -106,14 +88,6 @@ async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int, no
     if commit.shared is not None:
         await page_refs.replace_refs(db, turn.session, commit.shared)
     if commit.history:
-        await _add_history(db, HistoryEntry(commit.history, turn.session, turn.number))
+        await add_history(db, HistoryEntry(commit.history, turn.session, turn.number))
     if commit.prefix is not None:
         await page_refs.add_prefix(db, commit.digest, commit.prefix)
-
-
-async def _add_history(db: aiosqlite.Connection, entry: HistoryEntry) -> None:
-    """Note the end of a turn; of the same conversation in several sessions the last one counts."""
-    await db.execute(
-        "REPLACE INTO histories (digest, session, turn) VALUES (:digest, :session, :turn)",
-        {"digest": entry.digest, "session": entry.session, "turn": entry.turn},
-    )

@@ -3,7 +3,8 @@
 import asyncio
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import (
     Session,
 )
-from services.catalog.records import TurnCommit
+from services.catalog.records import RepairDetails, TurnCommit
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]
@@ -47,6 +48,40 @@ async def test_a_deleted_session_is_deleted_from_all_tables(
             assert {row[0] for row in file.execute(f"SELECT session FROM {table}")} == {"other"}
 
 
+# What reads the binary column of a table.
+READS: Mapping[str, Callable[[SqliteCatalog], Awaitable[object]]] = {
+    "worker_states": lambda catalog: catalog.sessions.get_worker_state("s"),
+    "turns": lambda catalog: catalog.turns.get_token_ids("s"),
+    "repairs": lambda catalog: catalog.repairs.get_latest("s", 9),
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("worker_states", "state"), ("turns", "token_ids"), ("repairs", "positions")],
+)
+async def test_damaged_bytes_are_an_error_of_the_catalog_wherever_they_lie(
+    catalog: SqliteCatalog,
+    tmp_path: Path,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    table: str,
+    column: str,
+) -> None:
+    await catalog.sessions.create(make_session("s"), b"", None)
+    commit = replace(make_turn("s", 1), worker_state=b"state" * 100)
+    await catalog.turns.commit(replace(commit, repaired=RepairDetails("", (1, 2, 3))), 1, None)
+    with sqlite3.connect(tmp_path / "catalog.db") as file:
+        ((stored,),) = file.execute(f"SELECT {column} FROM {table}")
+        for place in (0, len(stored) // 2, len(stored) - 1):
+            damaged = bytearray(stored)
+            damaged[place] ^= 0x10
+            file.execute(f"UPDATE {table} SET {column} = ?", (bytes(damaged),))
+            file.commit()
+            with pytest.raises(CatalogError, match="checksum"):
+                await READS[table](catalog)
+
+
 async def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     await (await SqliteCatalog.open(path)).close()
@@ -72,7 +107,7 @@ async def test_a_file_of_another_program_is_refused_and_left_alone(tmp_path: Pat
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from services.catalog.records import TurnCommit
+from services.catalog.records import RepairDetails, TurnCommit
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session import Session, Turn

@@ -1,0 +1,1 @@
+"""Sessions behind stateless requests in the Redis catalog."""

@@ -1,0 +1,1 @@
+"""Sessions behind stateless requests in the SQLite catalog."""
