@@ -1,7 +1,8 @@
 """Conversion between the messages of sessions.proto and the REST API's bodies and views.
 
 Driven by the descriptors: fields have the same names, so a new one needs no code here. A field of
-type Duration ends in `duration` or `timeout` where REST has `seconds`; enums are REST's words.
+type Duration ends in `duration` or `timeout` where REST has `seconds`, or REST adds `_seconds` to its
+name; enums are REST's words.
 """
 
 import json
@@ -88,7 +89,8 @@ def _rest_name(field: FieldDescriptor) -> str:
         kind = kind.fields_by_name["value"].message_type
     if kind is None or kind.full_name != _DURATION:
         return field.name
-    return re.sub(r"(durations?|timeout)$", "seconds", field.name)
+    name, replaced = re.subn(r"(durations?|timeout)$", "seconds", field.name)
+    return name if replaced else f"{name}_seconds"
 
 
 def _read_field(field: FieldDescriptor, value: Any) -> Any:

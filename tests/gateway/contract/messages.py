@@ -38,8 +38,12 @@ def _to_create(values: Json) -> Json:
     if "repair_on" in values:
         words = [f"REPAIR_TRIGGER_{word.upper()}" for word in values["repair_on"]]
         values = values | {"repair_on": {"values": words}}
-    if "repair_seconds" in values:
-        values["repair_timeout"] = f"{values.pop('repair_seconds')}s"
+    for rest, rpc in (
+        ("repair_seconds", "repair_timeout"),
+        ("expires_after_seconds", "expires_after"),
+    ):
+        if rest in values:
+            values[rpc] = f"{values.pop(rest)}s"
     return values
 
 
@@ -85,7 +89,12 @@ def to_json(message: Any) -> Json:
         values |= values.pop("repair")
     if isinstance(message, pb.EpisodeSettings) and values.pop("auto_count", False):
         values["count"] = "auto"
-    names = {"duration": "seconds", "durations": "seconds", "repair_timeout": "repair_seconds"}
+    names = {
+        "duration": "seconds",
+        "durations": "seconds",
+        "repair_timeout": "repair_seconds",
+        "expires_after": "expires_after_seconds",
+    }
     return {names.get(name, name): value for name, value in values.items()}
 
 

@@ -27,6 +27,7 @@ FULL = {
     "repair_scan": "exact",
     "repair_settings": {"hops": 2},
     "repair_seconds": 0.5,
+    "expires_after_seconds": 3600.0,
     "seed": 7,
     "tools": [TOOL],
     "metadata": {"user": "ann", "empty": ""},
