@@ -66,7 +66,7 @@ def answer_calls(stub: SessionsStub, session: str, turn: pb.Turn) -> None:
         )
 
 
-def describe_error(error: grpc.Call) -> str:
+def describe_error(error: grpc.RpcError) -> str:
     """Return the code of an error, and the field at fault if there is one."""
     info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     status = rpc_status.from_call(error)

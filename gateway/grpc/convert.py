@@ -8,9 +8,9 @@ name; enums are REST's words.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -48,14 +48,15 @@ def build_message(kind: type[MessageT], view: BaseModel) -> MessageT:
 
 def read_message(message: Message) -> Json:
     """Return the fields that are set, under their names and in the form of REST."""
-    values = {_rest_name(field): _read_field(field, value) for field, value in message.ListFields()}
+    fields = cast("Iterable[tuple[FieldDescriptor, Any]]", message.ListFields())
+    values = {_rest_name(field): _read_field(field, value) for field, value in fields}
     return _TO_REST.get(message.DESCRIPTOR.full_name, _same)(values)
 
 
 def fill_message(message: MessageT, values: Mapping[str, Any]) -> MessageT:
     """Set the fields of `message` from values in the form of REST; None leaves one unset."""
     values = _FROM_REST.get(message.DESCRIPTOR.full_name, _same)(dict(values))
-    for field in message.DESCRIPTOR.fields:
+    for field in cast("Iterable[FieldDescriptor]", message.DESCRIPTOR.fields):
         value = values.get(_rest_name(field))
         if value is not None:
             _set_field(message, field, value)

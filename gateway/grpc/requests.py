@@ -19,7 +19,7 @@ from services.catalog.records import REPAIRS_RETAINED, IdempotencyKey
 
 _MAX_SESSION = 256
 _MAX_KEY = 255
-_EVENTS = {
+_EVENTS: dict[str, type[StartedBody | DeltaBody | CompletedBody | FailedBody]] = {
     "started": StartedBody,
     "delta": DeltaBody,
     "completed": CompletedBody,

@@ -15,7 +15,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from tests.gateway.contract.grpc_client import read_status
 
-REQUEST = pb.CreateSessionRequest.DESCRIPTOR
+REQUEST: Any = pb.CreateSessionRequest.DESCRIPTOR
 # What a client takes by default: the limit of grpc-core on metadata.
 CLIENTS_LIMIT = 8192
 

@@ -18,6 +18,7 @@ from gateway.grpc.server import CannotListen, GrpcServer
 from gateway.grpc.settings import GrpcSettings
 from gateway.settings import GatewaySettings
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
+from kvrecall.protocol.sessions_v1.sessions_pb2_grpc import SessionsStub
 from tests.gateway.contract.grpc_client import read_status
 
 SERVICE = "kvrecall.sessions.v1.Sessions"
@@ -91,9 +92,8 @@ async def test_tls_asks_for_certificates_of_clients(new_rpc: Any, tmp_path: Path
     assert await create(rpc)
     unknown = grpc.ssl_channel_credentials(roots)
     async with grpc.aio.secure_channel(rpc.server.address, unknown) as channel:
-        get = channel.unary_unary(f"/{SERVICE}/GetModel")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await get(b"")
+            await SessionsStub(channel).GetModel(pb.GetModelRequest())
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -180,7 +180,7 @@ async def test_connections_over_the_limit_are_refused(new_rpc: Any) -> None:
     own = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(rpc.server.address, options=own) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.unary_unary(f"/{SERVICE}/GetModel")(b"")
+            await SessionsStub(channel).GetModel(pb.GetModelRequest())
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
