@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from rich.console import Console
 
+from kvrecall.app.access import build_access
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.run import LISTENING, run_service, set_up_process
 from kvrecall.app.settings import Settings
@@ -60,7 +61,9 @@ async def serve_stub(settings: Settings) -> None:
     """Serve the gateway over a stub worker."""
 
     async def build() -> SessionService:
-        return SessionService(StubWorker(), await open_catalog(settings), settings.service)
+        catalog = await open_catalog(settings)
+        access = build_access(settings, catalog)
+        return SessionService(StubWorker(), catalog, settings.service, access)
 
     await run_service(settings, Console(), build)
 

@@ -1,19 +1,22 @@
 """ASGI application: routes, error handlers and middleware around one service."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
 import structlog
 from fastapi import FastAPI, Response
+from fastapi.middleware.cors import CORSMiddleware
 
+from gateway.authentication import Authentication
 from gateway.bodies import StrictBody
 from gateway.errors import Problem, install_handlers, problem_responses
 from gateway.grpc.server import GrpcServer
 from gateway.metrics.service import Metrics
 from gateway.middleware import RequestLog
 from gateway.rest.router import create_routes
+from gateway.scopes import require_rules
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import ShuttingDown, WorkerLost
 from kvrecall.domain.events import (
@@ -27,6 +30,25 @@ from kvrecall.domain.events import (
     TurnRetried,
 )
 from services.service import SessionService
+
+# Headers of answers that web pages may read.
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "openai-processing-ms",
+    "openai-version",
+    "kvrecall-session",
+    "kvrecall-match",
+    "kvrecall-turn",
+    "kvrecall-clamped",
+    *(
+        f"x-ratelimit-{value}-{what}"
+        for what in ("requests", "tokens")
+        for value in ("limit", "remaining", "reset")
+    ),
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+)
 
 
 class Application(FastAPI):
@@ -73,9 +95,27 @@ def create_app(
     service.observe(log_event)
     _add_operations(app, service, metrics)
     install_handlers(app)
+    require_rules(app.routes)
     app.add_middleware(StrictBody, settings=settings)
+    app.add_middleware(Authentication, access=service.access)
     app.add_middleware(RequestLog, observer=metrics.count_request)
+    if settings.cors_origins:
+        _allow_origins(app, settings.cors_origins)
     return app
+
+
+def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
+    """Let web pages of these origins send any header and read those that answers have.
+
+    Cookies play no part: a page sends a key, so no request is authenticated by being from a browser.
+    """
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED_HEADERS,
+    )
 
 
 def log_event(event: ServiceEvent) -> None:

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from gateway.openai.errors import get_status, is_openai_path, to_openai_error
 from kvrecall.domain import errors
 from kvrecall.domain.codes import ErrorCode
+from services.access.keys import redact_keys
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -40,6 +41,14 @@ class Problem(BaseModel):
     status: int
     detail: str
     code: str
+
+
+class _RedactedResponse(JSONResponse):
+    """JSON without keys: an error may repeat what a client has sent in the wrong place."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode the content, with the secrets of keys replaced."""
+        return redact_keys(bytes(super().render(content)).decode()).encode()
 
 
 class RefusedRequest(HTTPException):
@@ -88,14 +97,11 @@ def error_response(
     path: str, members: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Build a response from the members of a problem, in the form of the API that `path` is of."""
+    sent = dict(headers or {})
     if is_openai_path(path):
-        return JSONResponse(to_openai_error(members), get_status(members), dict(headers or {}))
-    return JSONResponse(
-        dict(members),
-        status_code=members["status"],
-        headers=dict(headers or {}),
-        media_type=PROBLEM_JSON,
-    )
+        content, status = to_openai_error(members), get_status(members)
+        return _RedactedResponse(content, status, sent)
+    return _RedactedResponse(dict(members), members["status"], sent, media_type=PROBLEM_JSON)
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -108,11 +114,26 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 async def on_service_error(request: Request, error: errors.ServiceError) -> JSONResponse:
-    """Respond to a domain error; transient ones get a Retry-After header."""
+    """Respond to a domain error."""
+    return service_error_response(request.url.path, error)
+
+
+def service_error_response(path: str, error: errors.ServiceError) -> JSONResponse:
+    """Build the response to a domain error, with the headers that tell a client what to do."""
     members = to_problem(error)
+    return error_response(path, members, _build_headers(error, members["status"]))
+
+
+def _build_headers(error: errors.ServiceError, status: int) -> dict[str, str]:
+    """Build the headers of an error: when to try again, that it is no use, how to authenticate."""
+    if isinstance(error, errors.QuotaExceeded):
+        return {"x-should-retry": "false"}
+    if status == 401:
+        return {"WWW-Authenticate": "Bearer"}
     seconds = get_retry_seconds(error)
-    headers = {} if seconds is None else {"Retry-After": str(ceil(seconds))}
-    return error_response(request.url.path, members, headers)
+    if seconds is None:
+        return {}
+    return {"Retry-After": str(ceil(seconds)), "retry-after-ms": str(ceil(1000 * seconds))}
 
 
 def get_retry_seconds(error: errors.ServiceError) -> float | None:
@@ -140,16 +161,22 @@ def build_violations_problem(items: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def _to_violation(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a pydantic error: the field as a path (`messages[0].role`), message and limits."""
+    """Convert a pydantic error: the field as a path (`messages[0].role`), message and limits.
+
+    The message never quotes the value: pydantic's does for a tag that selects among schemas.
+    """
     field = ""
+    message = item["msg"]
+    if item["type"] == "union_tag_invalid":
+        message = f"{item['ctx']['discriminator']} should be {item['ctx']['expected_tags']}"
     for part in item["loc"]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}"
     limits = {
         name: value
         for name, value in item.get("ctx", {}).items()
-        if isinstance(value, int | float | str)
+        if isinstance(value, int | float | str) and name != "tag"
     }
-    return {"field": field.lstrip("."), "message": item["msg"], "limits": limits}
+    return {"field": field.lstrip("."), "message": message, "limits": limits}
 
 
 async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -3,17 +3,21 @@
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import error_response, log_unexpected_error
+from gateway.scopes import get_path
 
 _REQUEST_ID = b"x-request-id"
 # Logged status of a request whose client disconnected before the response; never sent.
 CLIENT_CLOSED_REQUEST = 499
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Ids that the service makes: of sessions, responses and the like.
+_OWN_ID = re.compile(r"[a-z]{1,8}_[A-Za-z0-9]{8,64}")
 _random = random.Random()
 RequestObserver = Callable[[str, int], None]
 
@@ -30,6 +34,7 @@ class RequestLog:
         self._app = app
         self._observer = observer
         self._log = structlog.get_logger("kvrecall.access")
+        self._words: frozenset[str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request. Re-raises an exception when the response has begun already."""
@@ -61,11 +66,24 @@ class RequestLog:
 
     def _log_request(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]
-        path = scope["path"]
+        if self._words is None:
+            self._words = _get_words(scope["app"].routes)
+        path = shorten_path(scope["path"], self._words)
         self._observer(method, status)
         self._log.info(
             "request", method=method, path=path, status=status, seconds=round(seconds, 6)
         )
+
+
+def shorten_path(path: str, words: frozenset[str]) -> str:
+    """Replace what a client chose in a path by `*`: words of routes stay, and ids of ours."""
+    parts = [part if part in words or _OWN_ID.fullmatch(part) else "*" for part in path.split("/")]
+    return "/".join(parts)
+
+
+def _get_words(routes: Iterable[BaseRoute]) -> frozenset[str]:
+    parts = [part for route in routes for part in get_path(route).split("/")]
+    return frozenset(part for part in parts if "{" not in part)
 
 
 def _get_request_id(scope: Scope) -> str:

@@ -16,6 +16,8 @@ def server_options(settings: GatewaySettings) -> dict[str, Any]:
     """Build the options of `uvicorn.Config` that limit what clients may occupy."""
     return {
         "http": build_protocol(settings),
+        # A peer is the address of its connection: proxies are trusted by that, not by headers.
+        "proxy_headers": False,
         "timeout_keep_alive": settings.keepalive_seconds,
         "h11_max_incomplete_event_size": settings.max_header_bytes,
     }
@@ -34,13 +36,16 @@ class LimitedProtocol(H11Protocol):
     - The head of a request must arrive within `header_seconds`; the first one's time begins with
       the connection.
     - A response that the client leaves unread for `send_seconds` ends the connection.
-    - A request whose body was not read to its end, because it was refused, ends the connection.
+    - The body of a request that was refused before it was read is discarded, up to `max_body_bytes`
+      within `keepalive_seconds`, so that the client reads why; then the connection ends.
     """
 
     limits: GatewaySettings
     refusal: bytes
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
+    _discard_timer: asyncio.TimerHandle | None = None
+    _discarded = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a request, unless there are too many connections."""
@@ -55,6 +60,7 @@ class LimitedProtocol(H11Protocol):
         """Forget the connection."""
         _stop(self._head_timer)
         _stop(self._send_timer)
+        _stop(self._discard_timer)
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +68,8 @@ class LimitedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
+        if self._discard_timer is not None:
+            self._discard(len(data))
         if self.conn.their_state is h11.IDLE:
             self._await_head()
         else:
@@ -69,9 +77,14 @@ class LimitedProtocol(H11Protocol):
             self._head_timer = None
 
     def on_response_complete(self) -> None:
-        """End a connection whose request is not read to its end, else wait for the next."""
-        if self.conn.their_state is h11.SEND_BODY:
-            self.transport.close()
+        """Wait for the next request, after the rest of this one if its body was not read."""
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            # Closed at once, the connection could take the answer with it: TCP drops what the
+            # client has not read when data arrives for a closed socket.
+            self._discarded = 0
+            self._discard_timer = self.loop.call_later(
+                self.limits.keepalive_seconds, self.transport.close
+            )
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -83,6 +96,15 @@ class LimitedProtocol(H11Protocol):
         """Note that the client reads."""
         _stop(self._send_timer)
         super().resume_writing()
+
+    def _discard(self, size: int) -> None:
+        """Count bytes of a refused body; end the connection when they are too many."""
+        self._discarded += size
+        if self.conn.their_state is not h11.SEND_BODY:
+            _stop(self._discard_timer)
+            self._discard_timer = None
+        elif self._discarded > self.limits.max_body_bytes:
+            self.transport.close()
 
     def _await_head(self) -> None:
         if self._head_timer is None:

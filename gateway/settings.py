@@ -40,10 +40,10 @@ class GatewaySettings(BaseModel):
         gt=0,
         description="Time that a client may leave a response unread before its connection is cut.",
     )
-    behind_proxy: bool = Field(
-        default=False,
-        description="True: a proxy in front authenticates clients and sets X-Kvrecall-Tenant. It "
-        "only silences the warning of a gateway that listens off loopback.",
+    cors_origins: tuple[str, ...] = Field(
+        default=(),
+        description="Origins of web pages that may call the service, as https://app.example, or * "
+        "for all. Unset: none.",
     )
     model_aliases: tuple[str, ...] = Field(
         default=(),

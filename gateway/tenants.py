@@ -1,43 +1,43 @@
-"""Tenant of a request: a header, to be set by a trusted proxy so that clients cannot choose it."""
+"""Tenant of a request: a header that the routes can believe.
 
-import re
+`gateway.authentication` sets it from the request's key, or lets a trusted proxy's pass; it never lets
+a client's pass where keys are needed.
+"""
+
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import Header, Request, Response
 from fastapi.routing import APIRoute
 
+from services.access.principals import MAX_TENANT_LENGTH, TENANT_NAME
 from services.service import SessionService
 
 TENANT_HEADER = "X-Kvrecall-Tenant"
-_NAME = r"^[A-Za-z0-9._-]+$"
-_MAX_LENGTH = 64
 Tenant = Annotated[
     str,
     Header(
         alias=TENANT_HEADER,
         min_length=1,
-        max_length=_MAX_LENGTH,
-        pattern=_NAME,
-        description="Tenant that owns the sessions; a tenant sees only its own. "
-        "Omitted: the default tenant.",
+        max_length=MAX_TENANT_LENGTH,
+        pattern=f"^{TENANT_NAME}$",
+        description="Tenant that owns the sessions; a tenant sees only its own. Believed from trusted "
+        "proxies, and on loopback where there is no key; else the key's tenant counts. Omitted: the "
+        "default tenant.",
     ),
 ]
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-async def document_tenant(tenant: Tenant = "") -> None:
-    """Validate the header, and describe it in OpenAPI: the dependency of a `TenantRoute`."""
-
-
 def create_tenant_route(service: SessionService) -> type[APIRoute]:
-    """Build a class of routes that respond to another tenant's session as to an unknown one.
+    """Build a class of routes that refuse an unknown session before they receive the body.
 
-    They do so before they receive the body, which the framework does before any dependency.
+    Another tenant's session is one. With an idempotency key the service decides: the request may
+    have been answered before its session was deleted.
     """
 
     class TenantRoute(APIRoute):
-        """A route that checks the tenant of its session first."""
+        """A route that looks for its session first."""
 
         def get_route_handler(self) -> RouteHandler:
             """Return the route's handler behind the check."""
@@ -54,12 +54,5 @@ def create_tenant_route(service: SessionService) -> type[APIRoute]:
 
 async def _check(check: Callable[[str, str], Awaitable[None]], request: Request) -> None:
     session = request.path_params.get("session")
-    tenant = request.headers.get(TENANT_HEADER, "")
-    if session is None or (tenant and not is_tenant_name(tenant)):
-        return  # a malformed name is refused with the other parameters
-    await check(session, tenant)
-
-
-def is_tenant_name(tenant: str) -> bool:
-    """Return whether a text can be a tenant's name."""
-    return len(tenant) <= _MAX_LENGTH and re.match(_NAME, tenant) is not None
+    if session is not None and "Idempotency-Key" not in request.headers:
+        await check(session, request.headers.get(TENANT_HEADER, ""))

@@ -29,15 +29,18 @@ class SessionDeleter:
         self._background = background
         self._collector = collector
 
-    async def delete(self, session_id: str, key: IdempotencyKey | None = None) -> None:
+    async def delete(
+        self, session_id: str, key: IdempotencyKey | None = None, tenant: str | None = None
+    ) -> None:
         """Delete a session and its rows.
 
-        Raises UnknownSession, and SessionBusy while a turn runs.
+        With a `tenant`, another tenant's session is unknown. Raises UnknownSession, and SessionBusy
+        while a turn runs.
         """
         catalog = self._context.catalog
         if key is not None and await catalog.idempotency.get(key) is not None:
             return
-        live = self._context.sessions.activate(await catalog.sessions.get(session_id))
+        live = self._context.sessions.activate(await catalog.sessions.get(session_id, tenant))
         async with self._context.sessions.claim_turn(live, wait=False):
             await run_to_completion(self._delete(live, key))
 

@@ -63,13 +63,19 @@ class ForkRunner:
         self._background = background
 
     async def fork(
-        self, parent: str, request: ForkRequest, key: IdempotencyKey | None, page_tokens: int
+        self,
+        parent: str,
+        request: ForkRequest,
+        key: IdempotencyKey | None,
+        page_tokens: int,
+        tenant: str | None = None,
     ) -> Session:
         """Create a fork.
 
-        Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused.
+        With a `tenant`, another tenant's session is unknown. Raises UnknownSession, UnknownTurn,
+        SessionBusy, QuotaExceeded, WorkerRefused.
         """
-        live = self._sessions.activate(await self._catalog.sessions.get(parent))
+        live = self._sessions.activate(await self._catalog.sessions.get(parent, tenant))
         try:
             async with self._sessions.claim_turn(live, request.queue):
                 if (created := await find_created(self._catalog, key)) is not None:

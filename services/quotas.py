@@ -1,11 +1,8 @@
-"""Isolation of tenants, and their token quotas.
-
-The tenant's name comes from a trusted proxy in front of the service.
-"""
+"""Isolation of tenants, and their quotas: sessions, tokens, bytes of rows."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from kvrecall.domain.errors import LimitExceeded, QuotaExceeded, UnknownSession
+from kvrecall.domain.errors import LimitExceeded, QuotaExceeded
 from kvrecall.domain.events import EventBus, QuotaReached
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
@@ -24,28 +21,20 @@ class Quotas:
         self._catalog = catalog
         self._events = events
         self._limits = limits
+        self._token_bytes = 0
         self._make_room: MakeRoom = _keep_all
 
     def use(self, make_room: MakeRoom) -> None:
         """Make room by this from now on."""
         self._make_room = make_room
 
+    def learn(self, token_bytes: int) -> None:
+        """Learn the bytes that the rows of one token take in the workers, uncompressed."""
+        self._token_bytes = token_bytes
+
     async def check_owner(self, session: str, tenant: str) -> None:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
-        if (await self._catalog.sessions.get(session)).settings.tenant != tenant:
-            raise UnknownSession(session)
-
-    async def check_visible(self, session: str, tenant: str) -> None:
-        """Raise UnknownSession for another tenant's session.
-
-        A session that does not exist passes.
-        """
-        try:
-            found = await self._catalog.sessions.get(session)
-        except UnknownSession:
-            return
-        if found.settings.tenant != tenant:
-            raise UnknownSession(session)
+        await self._catalog.sessions.get(session, tenant)
 
     async def check_new_session(self, tenant: str, tokens: int = 1, keep: str = "") -> None:
         """Raise QuotaExceeded unless the tenant may have one more session, of so many tokens.
@@ -69,18 +58,34 @@ class Quotas:
             raise LimitExceeded("metadata", message, limit)
 
     async def check_quota(self, tenant: str, more: int = 1, keep: str = "") -> None:
-        """Raise QuotaExceeded unless the tenant may hold `more` tokens.
+        """Raise QuotaExceeded unless the tenant may hold `more` tokens, with the bytes of their rows.
 
-        The session `keep` is not deleted for them.
+        Rows that sessions share count for each of them. The session `keep` is not deleted for them.
         """
-        limit = self._limits.tenant_tokens
-        if limit is None:
-            return
-        while (held := await self._catalog.sessions.get_tenant_tokens(tenant)) + more > limit:
+        limits = (
+            ("tokens", self._limits.tenant_tokens, 1),
+            ("bytes", self._limits.tenant_bytes, self._token_bytes),
+        )
+        for what, limit, size in limits:
+            if limit is not None:
+                await self._check(tenant, more, keep, what, limit, size)
+
+    async def _check(
+        self, tenant: str, more: int, keep: str, what: str, limit: int, size: int
+    ) -> None:
+        """Raise QuotaExceeded unless tokens of this size stay within a limit."""
+        while True:
+            held = await self._catalog.sessions.get_tenant_tokens(tenant)
+            if (held + more) * size <= limit:
+                return
             if not await self._make_room(tenant, keep):
-                self._events.publish(QuotaReached(tenant))
-                message = f"the tenant's sessions hold {held} tokens; the limit is {limit}: delete some sessions"
-                raise QuotaExceeded(message, limit)
+                break
+        self._events.publish(QuotaReached(tenant))
+        message = (
+            f"the tenant's sessions hold {held * size} {what}; the limit is {limit}: delete some "
+            "sessions"
+        )
+        raise QuotaExceeded(message, limit)
 
 
 async def _keep_all(tenant: str, keep: str) -> bool:

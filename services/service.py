@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 from kvrecall.domain.errors import (
     InvalidRequest,
     ShuttingDown,
-    UnknownSession,
     WorkerLost,
     WorkerUnavailable,
 )
@@ -33,6 +32,7 @@ from kvrecall.protocol.convert import (
     worker_info_from_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.access.control import AccessControl
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
@@ -60,16 +60,25 @@ RECEIPT = TypeAdapter(EventReceipt)
 class SessionService:
     """The service behind one object. Call `start` first and `stop` last.
 
-    It owns the worker and the catalog that it is given: `stop` closes both.
+    It owns the worker and the catalog that it is given: `stop` closes both. Without `access` every
+    caller is believed while the catalog has no key.
     """
 
-    def __init__(self, worker: Worker, catalog: Catalog, limits: ServiceLimits) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        catalog: Catalog,
+        limits: ServiceLimits,
+        access: AccessControl | None = None,
+    ) -> None:
         self._context = ServiceContext.create(catalog, worker, limits)
         self._catalog = catalog
         self._worker = worker
         self._sessions = self._context.sessions
         self._quotas = self._context.quotas
         self._events = self._context.events
+        self.access = access or AccessControl(catalog.api_keys)
+        self._events.add(self.access.observe)
         self._background = BackgroundTasks(self._context)
         self._turns = TurnRunner(self._context, self._background, EpisodeRouter(self._context))
         self._creator = SessionCreator(self._context)
@@ -113,7 +122,7 @@ class SessionService:
 
     async def start(self) -> None:
         """Learn the worker's limits, start the background work, then accept requests."""
-        self._info = worker_info_from_wire(await self._worker.describe())
+        await self._learn()
         self._timeouts.start()
         self._collector.start()
         self._reconciler.start()
@@ -122,8 +131,12 @@ class SessionService:
 
     async def worker_joined(self, worker: str) -> None:
         """Learn a new worker's limits, and begin to delete its sessions that no longer exist."""
-        self._info = worker_info_from_wire(await self._worker.describe())
+        await self._learn()
         self._reconciler.join(worker)
+
+    async def _learn(self) -> None:
+        self._info = worker_info_from_wire(await self._worker.describe())
+        self._quotas.learn(self._info.token_bytes)
 
     def announce_stop(self) -> float:
         """Be no longer ready, though requests are accepted until `stop`.
@@ -149,6 +162,7 @@ class SessionService:
         await self._collector.stop()
         await self._reconciler.stop()
         await self._background.stop()
+        await self.access.stop()
         await self._worker.close()
         await self._catalog.close()
 
@@ -162,9 +176,7 @@ class SessionService:
 
         With a `tenant`, another tenant's session is unknown.
         """
-        found = await self._catalog.sessions.get(session)
-        if tenant is not None and found.settings.tenant != tenant:
-            raise UnknownSession(session)
+        found = await self._catalog.sessions.get(session, tenant)
         return found, self._current_state(found)
 
     def _current_state(self, session: Session) -> SessionState:
@@ -172,11 +184,8 @@ class SessionService:
         return session.committed_state if live is None or live.idle else live.state
 
     async def check_tenant(self, session: str, tenant: str) -> None:
-        """Raise UnknownSession for another tenant's session.
-
-        A session that does not exist passes: a repeated call may have an idempotency record.
-        """
-        await self._quotas.check_visible(session, tenant)
+        """Raise UnknownSession for another tenant's session, as for one that does not exist."""
+        await self._catalog.sessions.get(session, tenant)
 
     async def page(
         self, limit: int, cursor: str | None, tenant: str = ""
@@ -193,22 +202,26 @@ class SessionService:
         await self._catalog.sessions.get(session)
         return await self._catalog.turns.get_after(session, after, limit)
 
-    async def delete(self, session: str, key: IdempotencyKey | None = None) -> None:
+    async def delete(
+        self, session: str, key: IdempotencyKey | None = None, tenant: str | None = None
+    ) -> None:
         """Delete a session and its rows.
 
-        Raises UnknownSession, and SessionBusy while a turn runs.
+        With a `tenant`, another tenant's session is unknown. Raises UnknownSession, and SessionBusy
+        while a turn runs.
         """
         self._check_accepting()
-        await self._deleter.delete(session, key)
+        await self._deleter.delete(session, key, tenant)
 
-    async def move(self, session: str, worker: str | None) -> Session:
+    async def move(self, session: str, worker: str | None, tenant: str | None = None) -> Session:
         """Move the session to the named worker, or to the best of the others; return the session.
 
-        The committed state is opened there and nothing is computed. Raises UnknownSession,
-        SessionBusy, InvalidRequest for an unknown worker, WorkerUnavailable.
+        The committed state is opened there and nothing is computed. With a `tenant`, another
+        tenant's session is unknown. Raises UnknownSession, SessionBusy, InvalidRequest for an
+        unknown worker, WorkerUnavailable.
         """
         self._check_accepting()
-        live = self._sessions.activate(await self._catalog.sessions.get(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session, tenant))
         try:
             async with self._sessions.claim_turn(live, wait=False):
                 await self._background.yield_to_turn(live, wait=False)
@@ -250,14 +263,18 @@ class SessionService:
         return await self._worker.workers()
 
     async def fork(
-        self, session: str, request: ForkRequest, key: IdempotencyKey | None = None
+        self,
+        session: str,
+        request: ForkRequest,
+        key: IdempotencyKey | None = None,
+        tenant: str | None = None,
     ) -> Session:
         """Create a session that begins at the end of another's turn.
 
-        Raises as `ForkRunner.fork`.
+        With a `tenant`, another tenant's session is unknown. Raises as `ForkRunner.fork`.
         """
         self._check_accepting()
-        return await self._forks.fork(session, request, key, self.info.page_tokens)
+        return await self._forks.fork(session, request, key, self.info.page_tokens, tenant)
 
     def turn(
         self,
@@ -281,15 +298,20 @@ class SessionService:
         return stream
 
     async def event(
-        self, session: str, event: ToolEvent, key: IdempotencyKey | None = None
+        self,
+        session: str,
+        event: ToolEvent,
+        key: IdempotencyKey | None = None,
+        tenant: str | None = None,
     ) -> EventReceipt:
         """Record a tool event and start the repair that it calls for.
 
-        An event of a call whose turn is being committed waits for the commit. Raises
-        UnknownSession, UnknownCall, ResultConflict, LimitExceeded, InvalidRequest, SessionBusy.
+        An event of a call whose turn is being committed waits for the commit. With a `tenant`,
+        another tenant's session is unknown. Raises UnknownSession, UnknownCall, ResultConflict,
+        LimitExceeded, InvalidRequest, SessionBusy.
         """
         self._check_accepting()
-        live = self._sessions.activate(await self._catalog.sessions.get(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session, tenant))
         async with self._sessions.claim(live):
             if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
                 return RECEIPT.validate_json(record)
@@ -318,20 +340,25 @@ class SessionService:
             self._background.start_repairs(live)
         return acknowledged
 
-    async def episodes(self, session: str) -> tuple[Session, EpisodeSet]:
+    async def episodes(self, session: str, tenant: str | None = None) -> tuple[Session, EpisodeSet]:
         """Return the session and its committed episodes. Raises UnknownSession."""
-        return await self._catalog.sessions.get(session), await self._catalog.episodes.get(session)
+        found = await self._catalog.sessions.get(session, tenant)
+        return found, await self._catalog.episodes.get(session)
 
-    async def repairs(self, session: str, limit: int) -> list[RepairHistoryEntry]:
+    async def repairs(
+        self, session: str, limit: int, tenant: str | None = None
+    ) -> list[RepairHistoryEntry]:
         """List the session's last repairs, newest first, with the text they promoted.
 
         Raises UnknownSession.
         """
+        if tenant is not None:
+            await self.check_tenant(session, tenant)
         return await load_repair_history(self._catalog, self._worker, session, limit)
 
-    async def memory(self, session: str) -> MemoryReport:
+    async def memory(self, session: str, tenant: str | None = None) -> MemoryReport:
         """Report what the session holds. Raises UnknownSession."""
-        return await self._sessions.memory(await self._catalog.sessions.get(session))
+        return await self._sessions.memory(await self._catalog.sessions.get(session, tenant))
 
     async def stats(self) -> dict[str, pb.WorkerStats]:
         """Return the counters of each worker that can be reached.

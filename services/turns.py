@@ -98,9 +98,7 @@ class TurnRunner:
         if await self._replay(key, publish):
             return
         # The first of two reads of the session: who owns it, and what to refuse early.
-        session = await self._context.catalog.sessions.get(session_id)
-        if tenant is not None and session.settings.tenant != tenant:
-            raise UnknownSession(session_id)
+        session = await self._context.catalog.sessions.get(session_id, tenant)
         live = self._context.sessions.activate(session)
         try:
             async with self._context.sessions.claim_turn(live, request.queue):

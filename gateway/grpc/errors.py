@@ -16,6 +16,7 @@ from google.rpc.status_pb2 import Status
 from gateway.grpc.convert import find_field
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.protocol.sessions_v1 import ERROR_DOMAIN
+from services.access.keys import redact_keys
 
 # In UTF-8 bytes. The message is sent twice: in the status, and percent-encoded in `grpc-message`.
 _MAX_MESSAGE = 400
@@ -106,4 +107,5 @@ def _to_text(value: object) -> str:
 
 
 def _cut(text: str, size: int) -> str:
-    return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+    """Cut a text to a number of bytes, without the keys that a client sent in the wrong place."""
+    return redact_keys(text).encode("utf-8", "replace")[:size].decode("utf-8", "ignore")

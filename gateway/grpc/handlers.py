@@ -15,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_status.rpc_status import to_status
 from pydantic import ValidationError
 
+from gateway.authentication import build_rate_headers
 from gateway.errors import (
     RETRY_AFTER_SECONDS,
     build_problem,
@@ -23,7 +24,7 @@ from gateway.errors import (
     log_unexpected_error,
     to_problem,
 )
-from gateway.grpc.caller import Caller, read_caller, read_request_id
+from gateway.grpc.caller import get_rule_of_call, read_credentials, read_request_id
 from gateway.grpc.errors import CallRefused, build_status
 from gateway.grpc.servicer import SessionsServicer
 from gateway.settings import GatewaySettings
@@ -31,9 +32,12 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import Overloaded, ServiceError
 from kvrecall.protocol.sessions_v1 import REQUEST_ID_KEY
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
+from services.access.control import AccessControl, Admitted
+from services.access.principals import Principal, acting_as
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Sessions"]
 Context = grpc.aio.ServicerContext[Any, Any]
+Trailing = list[tuple[str, str]]
 CallObserver = Callable[[str, str], None]
 """Called at the end of a call with its name and the name of its status."""
 
@@ -49,11 +53,13 @@ class CallHandlers:
     def __init__(
         self,
         servicer: SessionsServicer,
+        access: AccessControl,
         settings: GatewaySettings,
         max_calls: int,
         observer: CallObserver,
     ) -> None:
         self._servicer = servicer
+        self._access = access
         self._settings = settings
         self._max_calls = max_calls
         self._observer = observer
@@ -79,12 +85,11 @@ class CallHandlers:
     def _answer(
         self,
         method: MethodDescriptor,
-        call: Callable[[Any, Caller], Awaitable[Message]],
+        call: Callable[[Any, Principal], Awaitable[Message]],
         kind: type[Message],
     ) -> Callable[[Any, Context], Awaitable[Message]]:
         async def answer(_: object, context: Context) -> Message:
-            async with self._guard(method, context):
-                caller = read_caller(context.invocation_metadata() or ())
+            async with self._guard(method, context) as caller:
                 return await call(await self._read(kind, context), caller)
 
         return answer
@@ -92,12 +97,11 @@ class CallHandlers:
     def _stream(
         self,
         method: MethodDescriptor,
-        call: Callable[[Any, Caller], AsyncGenerator[Message, None]],
+        call: Callable[[Any, Principal], AsyncGenerator[Message, None]],
         kind: type[Message],
     ) -> Callable[[Any, Context], Awaitable[None]]:
         async def stream(_: object, context: Context) -> None:
-            async with self._guard(method, context):
-                caller = read_caller(context.invocation_metadata() or ())
+            async with self._guard(method, context) as caller:
                 request = await self._read(kind, context)
                 async with aclosing(call(request, caller)) as events:
                     async for event in events:
@@ -132,10 +136,10 @@ class CallHandlers:
             raise CallRefused(build_problem(ErrorCode.CANCELLED, detail)) from error
 
     @asynccontextmanager
-    async def _guard(self, method: MethodDescriptor, context: Context) -> AsyncIterator[None]:
-        """Map errors to the call's status; log and count the call."""
+    async def _guard(self, method: MethodDescriptor, context: Context) -> AsyncIterator[Principal]:
+        """Admit a call, and provide its caller. Map errors to a status; log and count the call."""
         request_id = read_request_id(context.invocation_metadata() or ())
-        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+        trailing: Trailing = [(REQUEST_ID_KEY, request_id)]
         bound = structlog.contextvars.bind_contextvars(request_id=request_id)
         started = time.monotonic()
         status = grpc.StatusCode.CANCELLED
@@ -146,7 +150,11 @@ class CallHandlers:
                 if self._running > self._max_calls:
                     detail = f"{self._max_calls} calls run, which is the limit; try again later"
                     raise Overloaded(detail, RETRY_AFTER_SECONDS)
-                yield
+                admitted = await self._admit(method, context)
+                trailing += build_rate_headers(admitted.rates).items()
+                context.set_trailing_metadata(tuple(trailing))
+                with acting_as(admitted.principal):
+                    yield admitted.principal
                 status = grpc.StatusCode.OK
             except Exception as error:
                 problem, retry_seconds = _describe(error)
@@ -154,7 +162,7 @@ class CallHandlers:
                     build_status(problem, method.input_type, request_id, retry_seconds)
                 )
                 status = found.code
-                await self._abort(context, found, request_id)
+                await self._abort(context, found, trailing)
         finally:
             self._running -= 1
             seconds = round(time.monotonic() - started, 6)
@@ -162,12 +170,18 @@ class CallHandlers:
             self._log.info("call", method=method.name, status=status.name, seconds=seconds)
             structlog.contextvars.reset_contextvars(**bound)
 
-    async def _abort(self, context: Context, found: grpc.Status, request_id: str) -> None:
+    async def _admit(self, method: MethodDescriptor, context: Context) -> Admitted:
+        """Authenticate the caller, and count the call for its rates. Raises ServiceError."""
+        rule = get_rule_of_call(method.name)
+        credentials = read_credentials(context.invocation_metadata() or (), context.peer())
+        return await self._access.admit(credentials, rule.scopes, computes=rule.computes)
+
+    async def _abort(self, context: Context, found: grpc.Status, trailing: Trailing) -> None:
         """End a call with a status; give up on a client that reads nothing, as the status waits."""
-        trailing = (*(found.trailing_metadata or ()), (REQUEST_ID_KEY, request_id))
+        details = tuple(found.trailing_metadata or ())
         try:
             async with asyncio.timeout(self._settings.send_seconds):
-                await context.abort(found.code, found.details or "", trailing)
+                await context.abort(found.code, found.details or "", (*details, *trailing))
         except TimeoutError as error:
             raise asyncio.CancelledError("the status was left unread") from error
 

@@ -6,7 +6,6 @@ from google.protobuf.message import Message
 from pydantic import Field
 
 from gateway.errors import build_problem
-from gateway.grpc.caller import Caller
 from gateway.grpc.convert import read_message
 from gateway.grpc.errors import CallRefused
 from gateway.idempotency import build_idempotency_key
@@ -15,6 +14,7 @@ from gateway.rest.schemas.events import CompletedBody, DeltaBody, FailedBody, St
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.tool_events import ToolEvent
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
+from services.access.principals import Principal
 from services.catalog.records import REPAIRS_RETAINED, IdempotencyKey
 
 _MAX_SESSION = 256
@@ -58,7 +58,7 @@ def get_session_id(request: Any) -> str:
 
 
 def get_key(
-    request: WriteRequest, call: str, caller: Caller, session: str = "", body: Body | None = None
+    request: WriteRequest, call: str, caller: Principal, session: str = "", body: Body | None = None
 ) -> IdempotencyKey | None:
     """Return the idempotency key of a write; None when the client sent none. Raises CallRefused."""
     key = request.idempotency_key

@@ -37,7 +37,9 @@ class GrpcServer:
     async def start(self, service: SessionService, observer: CallObserver) -> None:
         """Answer calls with `service`, and report SERVING in grpc.health.v1."""
         servicer = SessionsServicer(service)
-        handlers = CallHandlers(servicer, self._limits, self._settings.max_calls, observer)
+        handlers = CallHandlers(
+            servicer, service.access, self._limits, self._settings.max_calls, observer
+        )
         self._server.add_generic_rpc_handlers((handlers.build(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._settings.reflection:

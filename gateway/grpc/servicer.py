@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from gateway.grpc.caller import Caller
 from gateway.grpc.convert import build_message, fill_message, parse_body
 from gateway.grpc.requests import (
     ListRepairsBody,
@@ -25,6 +24,7 @@ from gateway.sse import read_outcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
+from services.access.principals import Principal
 from services.service import SessionService
 from services.turn_stream import (
     TextDelta,
@@ -45,7 +45,9 @@ class SessionsServicer:
     def __init__(self, service: SessionService) -> None:
         self._service = service
 
-    async def create_session(self, request: pb.CreateSessionRequest, caller: Caller) -> pb.Session:
+    async def create_session(
+        self, request: pb.CreateSessionRequest, caller: Principal
+    ) -> pb.Session:
         """Create a session of the caller's tenant."""
         body = parse_body(CreateSessionBody, request)
         session = await self._service.create(
@@ -54,13 +56,13 @@ class SessionsServicer:
         )
         return self._describe(session, session.committed_state)
 
-    async def get_session(self, request: pb.GetSessionRequest, caller: Caller) -> pb.Session:
+    async def get_session(self, request: pb.GetSessionRequest, caller: Principal) -> pb.Session:
         """Get a session."""
         found, state = await self._service.get(get_session_id(request), caller.tenant)
         return self._describe(found, state)
 
     async def list_sessions(
-        self, request: pb.ListSessionsRequest, caller: Caller
+        self, request: pb.ListSessionsRequest, caller: Principal
     ) -> pb.ListSessionsResponse:
         """List a page of the tenant's sessions."""
         query = parse_body(ListSessionsBody, request)
@@ -74,35 +76,36 @@ class SessionsServicer:
         )
 
     async def delete_session(
-        self, request: pb.DeleteSessionRequest, caller: Caller
+        self, request: pb.DeleteSessionRequest, caller: Principal
     ) -> pb.DeleteSessionResponse:
         """Delete a session."""
-        session = await self._check_session(request, caller)
-        await self._service.delete(session, get_key(request, "DeleteSession", caller, session))
+        session = get_session_id(request)
+        key = get_key(request, "DeleteSession", caller, session)
+        await self._service.delete(session, key, caller.tenant)
         return pb.DeleteSessionResponse()
 
-    async def fork_session(self, request: pb.ForkSessionRequest, caller: Caller) -> pb.Session:
+    async def fork_session(self, request: pb.ForkSessionRequest, caller: Principal) -> pb.Session:
         """Fork a session."""
-        session = await self._check_session(request, caller)
+        session = get_session_id(request)
         body = parse_body(ForkBody, request)
-        fork = await self._service.fork(
-            session, body.to_domain(), get_key(request, "ForkSession", caller, session, body)
-        )
+        key = get_key(request, "ForkSession", caller, session, body)
+        fork = await self._service.fork(session, body.to_domain(), key, caller.tenant)
         return self._describe(fork, fork.committed_state)
 
-    async def move_session(self, request: pb.MoveSessionRequest, caller: Caller) -> pb.Session:
+    async def move_session(self, request: pb.MoveSessionRequest, caller: Principal) -> pb.Session:
         """Move a session to another worker."""
-        session = await self._check_session(request, caller)
-        moved = await self._service.move(session, parse_body(MoveBody, request).worker)
+        session = get_session_id(request)
+        worker = parse_body(MoveBody, request).worker
+        moved = await self._service.move(session, worker, caller.tenant)
         return self._describe(moved, moved.committed_state)
 
-    async def send_turn(self, request: pb.SendTurnRequest, caller: Caller) -> pb.Turn:
+    async def send_turn(self, request: pb.SendTurnRequest, caller: Principal) -> pb.Turn:
         """Run a turn and return it when it is committed."""
         async with aclosing(self._start_turn(request, caller)) as stream:
             return build_message(pb.Turn, TurnView.from_domain(await read_outcome(stream)))
 
     async def stream_turn(
-        self, request: pb.SendTurnRequest, caller: Caller
+        self, request: pb.SendTurnRequest, caller: Principal
     ) -> AsyncGenerator[pb.TurnEvent, None]:
         """Run a turn and yield its events."""
         async with aclosing(self._start_turn(request, caller)) as stream:
@@ -111,58 +114,58 @@ class SessionsServicer:
                 if event is not None:
                     yield event
 
-    async def send_event(self, request: pb.SendEventRequest, caller: Caller) -> pb.EventReceipt:
+    async def send_event(self, request: pb.SendEventRequest, caller: Principal) -> pb.EventReceipt:
         """Record a tool event."""
-        session = await self._check_session(request, caller)
+        session = get_session_id(request)
         body, event = parse_event(request)
-        receipt = await self._service.event(
-            session, event, get_key(request, "SendEvent", caller, session, body)
-        )
+        key = get_key(request, "SendEvent", caller, session, body)
+        receipt = await self._service.event(session, event, key, caller.tenant)
         return build_message(pb.EventReceipt, EventView.from_domain(receipt))
 
-    async def get_memory(self, request: pb.GetMemoryRequest, caller: Caller) -> pb.Memory:
+    async def get_memory(self, request: pb.GetMemoryRequest, caller: Principal) -> pb.Memory:
         """Get a session's memory."""
-        session = await self._check_session(request, caller)
-        memory = await self._service.memory(session)
+        session = get_session_id(request)
+        memory = await self._service.memory(session, caller.tenant)
         return build_message(pb.Memory, MemoryView.from_domain(session, memory))
 
     async def list_repairs(
-        self, request: pb.ListRepairsRequest, caller: Caller
+        self, request: pb.ListRepairsRequest, caller: Principal
     ) -> pb.ListRepairsResponse:
         """List a session's last repairs."""
-        session = await self._check_session(request, caller)
+        session = get_session_id(request)
         limit = parse_body(ListRepairsBody, request).limit
-        view = RepairsView.from_domain(session, await self._service.repairs(session, limit))
+        found = await self._service.repairs(session, limit, caller.tenant)
+        view = RepairsView.from_domain(session, found)
         repairs = [{**each, "repair": each} for each in view.model_dump()["repairs"]]
         return fill_message(pb.ListRepairsResponse(session=session), {"repairs": repairs})
 
     async def list_episodes(
-        self, request: pb.ListEpisodesRequest, caller: Caller
+        self, request: pb.ListEpisodesRequest, caller: Principal
     ) -> pb.ListEpisodesResponse:
         """List a session's episodes."""
-        session = await self._check_session(request, caller)
-        view = EpisodesView.from_domain(*await self._service.episodes(session))
+        session = get_session_id(request)
+        view = EpisodesView.from_domain(*await self._service.episodes(session, caller.tenant))
         return build_message(pb.ListEpisodesResponse, view)
 
-    async def get_model(self, request: pb.GetModelRequest, caller: Caller) -> pb.Model:
+    async def get_model(self, request: pb.GetModelRequest, caller: Principal) -> pb.Model:
         """Get the served model and its limits."""
         return build_message(pb.Model, WorkerView.model_validate(self._service.info))
 
     async def list_methods(
-        self, request: pb.ListMethodsRequest, caller: Caller
+        self, request: pb.ListMethodsRequest, caller: Principal
     ) -> pb.ListMethodsResponse:
         """List the eviction methods and the repair."""
         return build_message(pb.ListMethodsResponse, MethodsView.from_domain(self._service.info))
 
     async def list_workers(
-        self, request: pb.ListWorkersRequest, caller: Caller
+        self, request: pb.ListWorkersRequest, caller: Principal
     ) -> pb.ListWorkersResponse:
         """List the reachable workers."""
         records = sorted(await self._service.workers(), key=lambda record: record.name)
         view = WorkersView(workers=[WorkerLoadView.model_validate(record) for record in records])
         return build_message(pb.ListWorkersResponse, view)
 
-    def _start_turn(self, request: pb.SendTurnRequest, caller: Caller) -> TurnStream:
+    def _start_turn(self, request: pb.SendTurnRequest, caller: Principal) -> TurnStream:
         session = get_session_id(request)
         body = parse_body(TurnBody, request)
         return self._service.turn(
@@ -172,22 +175,6 @@ class SessionsServicer:
             get_key(request, "SendTurn", caller, session, body),
             caller.tenant,
         )
-
-    async def _check_session(
-        self,
-        request: pb.DeleteSessionRequest
-        | pb.ForkSessionRequest
-        | pb.MoveSessionRequest
-        | pb.SendEventRequest
-        | pb.GetMemoryRequest
-        | pb.ListRepairsRequest
-        | pb.ListEpisodesRequest,
-        caller: Caller,
-    ) -> str:
-        """Return the request's session. Raises UnknownSession for another tenant's."""
-        session = get_session_id(request)
-        await self._service.check_tenant(session, caller.tenant)
-        return session
 
     def _describe(self, session: Session, state: SessionState) -> pb.Session:
         view = SessionView.from_domain(session, state, self._service.info.model)

@@ -104,6 +104,8 @@ def to_openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
 def _get_type(code: str, status: int) -> str:
     if code == ErrorCode.QUOTA_EXCEEDED:
         return "insufficient_quota"
+    if status == 403:
+        return "permission_error"
     if status == 429:
         return "rate_limit_error"
     if status == 409:

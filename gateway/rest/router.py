@@ -1,6 +1,6 @@
 """Routes of the REST API under /v1."""
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.routing import BaseRoute
 
 from gateway.errors import problem_responses
@@ -11,20 +11,21 @@ from gateway.rest.routes.sessions import add_session_reads, add_session_routes
 from gateway.rest.routes.turns import add_turn_routes
 from gateway.rest.routes.workers import add_worker_routes
 from gateway.settings import GatewaySettings
-from gateway.tenants import create_tenant_route, document_tenant
+from gateway.tenants import create_tenant_route
 from services.service import SessionService
 
 _PREFIX = "/v1"
-_STATUSES = (400, 408, 413, 422, 500, 503)
-_OPENAI_STATUSES = (400, 404, 408, 409, 413, 429, 500, 503)
+_STATUSES = (400, 401, 403, 408, 413, 422, 429, 500, 503)
+_OPENAI_STATUSES = (400, 401, 403, 404, 408, 409, 413, 429, 500, 503)
 
 
 def create_routes(service: SessionService, settings: GatewaySettings) -> list[BaseRoute]:
     """Build all routes under /v1, the most frequent ones first.
 
-    Each checks the tenant of its session. Turns and reads of a session pass the tenant on, so that
-    the check needs no read of the session of its own. A flat list: a router that includes others
-    matches a request against all of its routes once more for each level.
+    Each passes its tenant on to the service, which knows no other's sessions. Turns and reads of a
+    session do no more, as a look at the session before the body would be one read more. A flat
+    list: a router that includes others matches a request against all of its routes once more for
+    each level.
     """
     own = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
     add_turn_routes(own, service, settings)
@@ -34,7 +35,6 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     checked = APIRouter(
         prefix=_PREFIX,
         responses=problem_responses(*_STATUSES),
-        dependencies=[Depends(document_tenant)],
         route_class=create_tenant_route(service),
     )
     add_event_routes(checked, service)

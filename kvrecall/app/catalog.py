@@ -1,5 +1,7 @@
 """The catalog of a process that serves, and its upgrade."""
 
+from pathlib import Path
+
 import structlog
 
 from kvrecall.app.errors import CannotServe
@@ -48,10 +50,15 @@ async def upgrade_catalog(settings: Settings) -> tuple[CatalogUpgrade, int]:
         await catalog.close()
 
 
+def get_path(settings: Settings) -> Path:
+    """Return the file of a catalog that is not in Redis."""
+    return settings.data / "catalog.sqlite3"
+
+
 async def _open(settings: Settings) -> SqliteCatalog | RedisCatalog:
     try:
         if settings.catalog_url is None:
-            return await SqliteCatalog.open(settings.data / "catalog.sqlite3")
+            return await SqliteCatalog.open(get_path(settings))
         client = redis_client(settings.catalog_url.get_secret_value())
         return await RedisCatalog.open(client, f"{settings.store.redis_namespace}:catalog")
     except CatalogError as error:

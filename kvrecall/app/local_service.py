@@ -1,5 +1,6 @@
 """Construction of the whole service in one process: worker, catalog and session service."""
 
+from kvrecall.app.access import build_access
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.local_worker import LocalWorkerClient
@@ -20,6 +21,12 @@ async def build_service(settings: Settings) -> SessionService:
     except CannotServe:
         await calls.close()
         raise
+    try:
+        access = build_access(settings, catalog)
+    except CannotServe:
+        await catalog.close()
+        await calls.close()
+        raise
     worker = LocalWorkerClient(calls, catalog.id)
     try:
         await worker.describe()
@@ -27,4 +34,4 @@ async def build_service(settings: Settings) -> SessionService:
         await worker.close()
         await catalog.close()
         raise CannotServe(refusal.message) from refusal
-    return SessionService(worker, catalog, settings.service)
+    return SessionService(worker, catalog, settings.service, access)

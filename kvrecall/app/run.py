@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import LogFormat, Settings
-from kvrecall.domain.addresses import is_loopback
+from services.access.keys import redact_keys
 
 if TYPE_CHECKING:
     from gateway.grpc.server import GrpcServer
@@ -55,8 +56,9 @@ async def run_service(
 
     from gateway.app import create_app
     from gateway.server import server_options
+    from kvrecall.app.access import require_key
 
-    warn_if_exposed(settings)
+    await require_key(settings)
     with _listener(settings.host, settings.port) as listener:
         rpc = _bind_grpc(settings)
         service = await build()
@@ -110,26 +112,11 @@ def _bind_grpc(settings: Settings) -> "GrpcServer | None":
         raise CannotServe(str(error)) from error
 
 
-def warn_if_exposed(settings: Settings) -> None:
-    """Warn if clients on other machines could choose their tenant."""
-    hosts = [settings.host]
-    if settings.grpc.listen is not None:
-        hosts.append(settings.grpc.listen.rpartition(":")[0])
-    exposed = [host for host in hosts if not is_loopback(host)]
-    if exposed and not settings.gateway.behind_proxy:
-        structlog.get_logger("kvrecall").warning(
-            "any client of this address can use every tenant's sessions: put a proxy in front "
-            "that authenticates clients and sets X-Kvrecall-Tenant, then set "
-            "KVRECALL_GATEWAY__BEHIND_PROXY=true",
-            host=exposed[0],
-        )
-
-
 def set_up_logs(form: LogFormat) -> None:
     """Log to standard error: structlog's events and the libraries' warnings."""
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     renderer: Any = (
         structlog.processors.JSONRenderer(_to_json)
         if form == "json"
@@ -140,12 +127,49 @@ def set_up_logs(form: LogFormat) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            *([structlog.processors.format_exc_info] if form == "json" else []),
+            structlog.processors.ExceptionRenderer(format_error),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=lambda *_: _StderrLogger(),
     )
+
+
+def format_error(info: Any) -> str:
+    """Format an exception, the newest first, as a traceback that repeats nothing of a request.
+
+    Without variables; and without the messages of errors about values and keys, which quote them.
+    """
+    parts = []
+    error: BaseException | None = info[1]
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        parts.append(f"{frames}{describe_error(error)}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\nwhile handling:\n".join(parts)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type of an exception, and its message unless that may quote a request."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    quotes = isinstance(error, ValueError | LookupError | AssertionError)
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    lines = [name if quotes else f"{name}: {error}", *(describe_error(each) for each in inner)]
+    return "\n".join(lines)
+
+
+class _Formatter(logging.Formatter):
+    """Format of the libraries' log lines, with the same care as for our own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a line without the secrets of keys."""
+        return redact_keys(super().format(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 the name is logging's
+        """Format an exception without what it may quote."""
+        return format_error(ei)
 
 
 def _to_json(event: Any, default: Callable[[Any], Any]) -> str:
@@ -160,8 +184,8 @@ class _StderrLogger:
     """Writes lines to the standard error of the moment: a test that replaces it may close it."""
 
     def msg(self, line: str) -> None:
-        """Write a line."""
-        sys.stderr.write(f"{line}\n")
+        """Write a line, without the secrets of keys."""
+        sys.stderr.write(f"{redact_keys(line)}\n")
         sys.stderr.flush()
 
     log = debug = info = warning = error = critical = exception = msg

@@ -11,6 +11,7 @@ from gateway.settings import GatewaySettings
 from kvrecall.app.models import REFERENCE, is_reference
 from kvrecall.domain.limits import ServiceLimits
 from kvstore.settings import StoreSettings
+from services.access.settings import AccessSettings
 from services.cluster.settings import WireSettings
 from workers.engine.settings import WorkerSettings
 from workers.rpc.settings import ServerSettings
@@ -62,6 +63,12 @@ class Settings(BaseSettings):
         default=1 << 30, ge=1 << 20, description="Size of the RAM tier, in bytes."
     )
     host: str = Field(default="127.0.0.1", description="Address that the HTTP API listens on.")
+    api_key: SecretStr | None = Field(
+        default=None,
+        min_length=8,
+        description="One key, with all rights, of the default tenant: for a service that needs no "
+        "`kvrecall keys`. Clients and commands send it too.",
+    )
     port: int = Field(
         default=8420, ge=0, le=65535, description="Port of the HTTP API; 0: any free one."
     )
@@ -69,6 +76,7 @@ class Settings(BaseSettings):
     store: StoreSettings = StoreSettings()
     worker: WorkerSettings = WorkerSettings()
     service: ServiceLimits = ServiceLimits()
+    access: AccessSettings = AccessSettings()
     gateway: GatewaySettings = GatewaySettings()
     grpc: GrpcSettings = GrpcSettings()
     server: ServerSettings = ServerSettings()

@@ -15,6 +15,7 @@ from kvrecall.cli.demo import demo_command
 from kvrecall.cli.eval import eval_app
 from kvrecall.cli.fsck import fsck_command
 from kvrecall.cli.gateway import gateway_command
+from kvrecall.cli.keys import keys_app
 from kvrecall.cli.methods import methods_command
 from kvrecall.cli.profile_layers import profile_layers_command
 from kvrecall.cli.replay import replay_command
@@ -70,3 +71,4 @@ app.command("report")(report_command)
 app.command("methods")(methods_command)
 app.command("profile-layers")(profile_layers_command)
 app.add_typer(eval_app, name="eval")
+app.add_typer(keys_app, name="keys")

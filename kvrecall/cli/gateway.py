@@ -11,6 +11,7 @@ from kvrecall.app.errors import CannotServe
 from kvrecall.app.run import run_service, set_up_process
 from kvrecall.app.settings import Settings
 from kvrecall.cli.options import (
+    ApiKey,
     Data,
     Grpc,
     Host,
@@ -45,6 +46,7 @@ def gateway_command(
     host: Host = None,
     port: Port = None,
     grpc: Grpc = None,
+    api_key: ApiKey = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -60,6 +62,7 @@ def gateway_command(
         host=host,
         port=port,
         grpc={"listen": grpc},
+        api_key=api_key,
         log=log,
         wire={"worker": worker, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key},
     )
@@ -74,6 +77,7 @@ def gateway_command(
 async def _build_service(settings: Settings) -> "SessionService":
     """The session service over a pool with at least one ready worker. Raises CannotServe."""
     # Imported here, like everything that only a server needs.
+    from kvrecall.app.access import build_access
     from kvrecall.app.catalog import open_catalog
     from kvrecall.domain.errors import WorkerLost
     from services.cluster.pool import WorkerPool
@@ -82,14 +86,18 @@ async def _build_service(settings: Settings) -> "SessionService":
     registry = _build_registry(settings)
     catalog = await open_catalog(settings)
     try:
+        access = build_access(settings, catalog)
         pool = await WorkerPool.start(registry, settings.wire, catalog.id)
     except OSError as error:
         await catalog.close()
         raise CannotServe(f"a certificate cannot be read: {error}") from error
+    except CannotServe:
+        await catalog.close()
+        raise
     except WorkerLost as error:
         await catalog.close()
         raise CannotServe(error.message) from error
-    service = SessionService(pool, catalog, settings.service)
+    service = SessionService(pool, catalog, settings.service, access)
     pool.on_join(service.worker_joined)
     return service
 

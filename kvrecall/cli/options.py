@@ -48,6 +48,13 @@ Grpc = Annotated[
     str | None,
     typer.Option(help="HOST:PORT of the gRPC API; port 0: any free one. Default: no gRPC."),
 ]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="One key, with all rights, that clients must send. Other users of this machine can see "
+        "it among the processes: KVRECALL_API_KEY hides it. Default: those of `kvrecall keys`."
+    ),
+]
 TlsCert = Annotated[
     Path | None, typer.Option(help="Certificate chain of this process, PEM. Default: no TLS.")
 ]

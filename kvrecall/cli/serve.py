@@ -7,6 +7,7 @@ from rich.console import Console
 
 from kvrecall.app.run import run_service, set_up_process, warn_about_reference_model
 from kvrecall.cli.options import (
+    ApiKey,
     Block,
     Data,
     Dtype,
@@ -40,6 +41,7 @@ def serve_command(
     host: Host = None,
     port: Port = None,
     grpc: Grpc = None,
+    api_key: ApiKey = None,
     log: Log = None,
     until_input_ends: UntilInputEnds = False,
 ) -> None:
@@ -56,6 +58,7 @@ def serve_command(
         host=host,
         port=port,
         grpc={"listen": grpc},
+        api_key=api_key,
         log=log,
         worker={"slots": slots, "max_budget": budget, "block_tokens": block},
     )

@@ -5,6 +5,7 @@ from kvrecall.client._streams import AsyncTurnStream, TurnStream
 from kvrecall.client._sync import KvrecallClient, SessionHandle
 from kvrecall.client.events import TextDelta, ToolCallEvent, TurnCompleted, TurnEvent
 from kvrecall.client.exceptions import (
+    AccessDenied,
     Conflict,
     ConnectionFailed,
     InvalidRequest,
@@ -51,6 +52,7 @@ from kvrecall.client.sessions import (
 )
 
 __all__ = [
+    "AccessDenied",
     "AsyncKvrecallClient",
     "AsyncSessionHandle",
     "AsyncTurnStream",

@@ -33,8 +33,9 @@ Result = TypeVar("Result")
 class AsyncKvrecallClient:
     """Client of the service at `base_url`. A context manager; not to be shared between event loops.
 
-    `tenant` selects the owner of the sessions, where no proxy sets it. `timeout_seconds` bounds the
-    wait for data. With `max_retries`, a call is repeated after a failed connection and when the
+    `api_key` is sent with each request, by default that of the environment (KVRECALL_API_KEY); it
+    decides whose the sessions are. `tenant` does where the service needs no key. `timeout_seconds`
+    bounds the wait for data. With `max_retries`, a call is repeated after a failed connection and when the
     service is overloaded; writes then get an idempotency key, so that they run once.
 
     Methods raise ServiceProblem when the service responds with a problem, ConnectionFailed without
@@ -48,13 +49,14 @@ class AsyncKvrecallClient:
         timeout_seconds: float = 300.0,
         *,
         tenant: str = "",
+        api_key: str | None = None,
         max_retries: int = 0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._http = httpx.AsyncClient(
             base_url=base_url,
             timeout=_transport.build_timeout(timeout_seconds),
-            headers=_transport.build_headers(tenant),
+            headers=_transport.build_headers(tenant, api_key),
             transport=transport,
         )
         self._retries = _transport.RetryPolicy(max_retries)

@@ -1,5 +1,6 @@
 """Requests and responses of both clients: headers, problems, retries."""
 
+import os
 import secrets
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,6 +19,7 @@ from kvrecall.client.exceptions import (
 
 Result = TypeVar("Result")
 CONNECT_SECONDS = 10.0
+KEY_VARIABLE = "KVRECALL_API_KEY"
 # Backoff of retries: doubles from the first delay up to the longest.
 FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 8.0
@@ -28,9 +30,13 @@ def build_timeout(seconds: float) -> httpx.Timeout:
     return httpx.Timeout(seconds, connect=CONNECT_SECONDS)
 
 
-def build_headers(tenant: str) -> dict[str, str]:
-    """Build the headers of every request."""
-    return {"X-Kvrecall-Tenant": tenant} if tenant else {}
+def build_headers(tenant: str, api_key: str | None) -> dict[str, str]:
+    """Build the headers of every request; a key that is None is the environment's, if it has one."""
+    key = os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key
+    return {
+        **({"X-Kvrecall-Tenant": tenant} if tenant else {}),
+        **({"Authorization": f"Bearer {key}"} if key else {}),
+    }
 
 
 def build_request(http: httpx.Client | httpx.AsyncClient, call: Call[Result]) -> httpx.Request:

@@ -6,6 +6,7 @@ KvrecallError
 ├── InvalidResponse     a response that this version of the client cannot parse
 └── ServiceProblem      an RFC 9457 problem of the service
     ├── InvalidRequest  400, 405, 413, 422: the request violates the API or a limit
+    ├── AccessDenied    401, 403: no valid key, or one without this right
     ├── NotFound        404: unknown session, tool call, turn or route
     ├── Conflict        409: busy session, outstanding tool calls, another result
     ├── QuotaExceeded   429: the tenant's quota is reached
@@ -77,6 +78,10 @@ class InvalidRequest(ServiceProblem):
     """The request violates the API or a limit; nothing was changed."""
 
 
+class AccessDenied(ServiceProblem):
+    """The service needs a key: there was none, or it is not valid, or lacks this right."""
+
+
 class NotFound(ServiceProblem):
     """The session, tool call, turn or route does not exist."""
 
@@ -99,6 +104,8 @@ class ServerError(ServiceProblem):
 
 _CLASS_BY_STATUS: Mapping[int, type[ServiceProblem]] = {
     400: InvalidRequest,
+    401: AccessDenied,
+    403: AccessDenied,
     404: NotFound,
     405: InvalidRequest,
     408: InvalidRequest,

@@ -46,6 +46,10 @@ class ErrorCode(StrEnum):
     BAD_MESSAGES = "bad_messages", 422, "INVALID_ARGUMENT"
     NOT_COMPARABLE = "not_comparable", 422, "FAILED_PRECONDITION"
 
+    # Who sends it.
+    INVALID_API_KEY = "invalid_api_key", 401, "UNAUTHENTICATED"
+    INSUFFICIENT_SCOPE = "insufficient_scope", 403, "PERMISSION_DENIED"
+
     # What the request names is not there.
     UNKNOWN_SESSION = "unknown_session", 404, "NOT_FOUND"
     UNKNOWN_CALL = "unknown_call", 404, "NOT_FOUND"
@@ -65,6 +69,7 @@ class ErrorCode(StrEnum):
 
     # Limits and load.
     QUOTA_EXCEEDED = "quota_exceeded", 429, "RESOURCE_EXHAUSTED"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded", 429, "RESOURCE_EXHAUSTED"
     OVERLOADED = "overloaded", 429, "RESOURCE_EXHAUSTED"
     SHUTTING_DOWN = "shutting_down", 503, "UNAVAILABLE"
 

@@ -1,6 +1,6 @@
 """The exceptions of the service. `code` is stable and public; the message is for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from kvrecall.domain.codes import ErrorCode
@@ -100,6 +100,21 @@ class ResultConflict(ServiceError):
     code = ErrorCode.RESULT_CONFLICT
 
 
+class Unauthenticated(ServiceError):
+    """The request has no key, or one that is unknown, expired or revoked."""
+
+    code = ErrorCode.INVALID_API_KEY
+
+
+class InsufficientScope(ServiceError):
+    """The key has none of the scopes that the request needs."""
+
+    code = ErrorCode.INSUFFICIENT_SCOPE
+
+    def __init__(self, scopes: Sequence[str]) -> None:
+        super().__init__(f"the key lacks the scope {' or '.join(scopes)}", scopes=list(scopes))
+
+
 class UnknownSession(ServiceError):
     """There is no session of that id."""
 
@@ -192,6 +207,12 @@ class Overloaded(ServiceError):
     def __init__(self, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class RateLimited(Overloaded):
+    """The key or the tenant has used up its rate for now."""
+
+    code = ErrorCode.RATE_LIMIT_EXCEEDED
 
 
 class ShuttingDown(Overloaded):

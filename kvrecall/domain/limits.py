@@ -126,6 +126,12 @@ class ServiceLimits(BaseModel):
         ge=1,
         description="Token quota of one tenant over all its sessions; unset: unlimited.",
     )
+    tenant_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Quota of one tenant in bytes of rows: its tokens, times the bytes that a token's "
+        "rows take uncompressed. Unset: unlimited.",
+    )
     tenant_sessions: int = Field(
         default=200_000,
         ge=1,

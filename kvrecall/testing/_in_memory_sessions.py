@@ -34,9 +34,12 @@ class InMemorySessions:
         self._state.add(StoredSession(session, worker_state, refs=session.shared))
         self._state.store_record(record, created=session.id)
 
-    async def get(self, session_id: str) -> Session:
-        """Return the session as last committed. Raises UnknownSession."""
-        return self._state.get(session_id).to_session()
+    async def get(self, session_id: str, tenant: str | None = None) -> Session:
+        """Return the session as last committed, if it is the tenant's. Raises UnknownSession."""
+        stored = self._state.get(session_id)
+        if tenant not in (None, stored.session.settings.tenant):
+            raise UnknownSession(session_id)
+        return stored.to_session()
 
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""

@@ -15,6 +15,7 @@ from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.testing._catalog_changes import append_turn, mark_done, pair_built
 from kvrecall.testing._catalog_state import CatalogState, StoredSession
+from kvrecall.testing._in_memory_keys import InMemoryApiKeys
 from kvrecall.testing._in_memory_sessions import InMemorySessions
 from services.catalog.claims import Claims
 from services.catalog.records import (
@@ -54,6 +55,7 @@ class InMemoryCatalog:
         self.episodes = InMemoryEpisodes(state)
         self.page_refs = InMemoryPageRefs(state)
         self.idempotency = InMemoryIdempotency(state)
+        self.api_keys = InMemoryApiKeys()
 
     async def close(self) -> None:
         """Do nothing: the sessions stay readable."""

@@ -14,6 +14,7 @@ from typing import Protocol
 from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
+from services.catalog.api_keys.base import ApiKeys
 from services.catalog.records import (
     BuildCommit,
     EpisodeSet,
@@ -43,8 +44,12 @@ class Sessions(Protocol):
         """Add a session, whose lease starts with its own `epoch` and `worker`."""
         ...
 
-    async def get(self, session_id: str) -> Session:
-        """Return the session as last committed. Raises UnknownSession."""
+    async def get(self, session_id: str, tenant: str | None = None) -> Session:
+        """Return the session as last committed. Raises UnknownSession.
+
+        With a `tenant`, another tenant's session is unknown, and takes the same reads as one that
+        does not exist: neither the answer nor its time tells them apart.
+        """
         ...
 
     async def get_worker_state(self, session_id: str) -> bytes:
@@ -361,6 +366,11 @@ class Catalog(Protocol):
     @property
     def idempotency(self) -> Idempotency:
         """Stored responses by idempotency key."""
+        ...
+
+    @property
+    def api_keys(self) -> ApiKeys:
+        """API keys of the tenants."""
         ...
 
     async def close(self) -> None:

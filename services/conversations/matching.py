@@ -112,7 +112,9 @@ class Conversations:
         history = build_history(self._scope(conversation.settings), conversation.messages)
         async for number, entry in self._find(history):
             try:
-                session = await self._catalog.sessions.get(entry.session)
+                session = await self._catalog.sessions.get(
+                    entry.session, conversation.settings.tenant
+                )
             except UnknownSession:
                 continue  # deleted since
             return await self._continue(conversation, history, number, entry, session)

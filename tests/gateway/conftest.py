@@ -16,11 +16,16 @@ import pytest
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from limits.aio.storage import MemoryStorage
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.testing import StubWorker
+from services.access.authenticator import AccessPolicy
+from services.access.control import AccessControl
+from services.access.rates import Rates
+from services.access.settings import AccessSettings
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 
@@ -73,13 +78,31 @@ def gateway_settings() -> GatewaySettings:
 
 
 @pytest.fixture
+def access_policy() -> AccessPolicy:
+    """Whom the application believes; everybody, as no test but those of access makes keys."""
+    return AccessPolicy()
+
+
+@pytest.fixture
+def access_settings() -> AccessSettings | None:
+    """Settings with limits on rates; None: there are none."""
+    return None
+
+
+@pytest.fixture
 async def assembled(
-    tmp_path: Path, service_settings: ServiceLimits, gateway_settings: GatewaySettings
+    tmp_path: Path,
+    service_settings: ServiceLimits,
+    gateway_settings: GatewaySettings,
+    access_policy: AccessPolicy,
+    access_settings: AccessSettings | None,
 ) -> AsyncIterator[Api]:
     """Application that is not started or served yet."""
     worker = StubWorker()
     catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
-    service = SessionService(worker, catalog, service_settings)
+    rates = None if access_settings is None else Rates(MemoryStorage(), access_settings)
+    access = AccessControl(catalog.api_keys, access_policy, rates)
+    service = SessionService(worker, catalog, service_settings, access)
     app = create_app(service, gateway_settings)
     yield Api(app, service, worker, catalog, httpx.AsyncClient())
     for gate in worker.gates.values():

@@ -1,16 +1,17 @@
-"""A gateway on an open address: catalog failures without addresses, and a warning at start."""
+"""A gateway on an open address: catalog failures without addresses, and no start without keys."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
-from gateway.settings import GatewaySettings
-from kvrecall.app.run import warn_if_exposed
+from kvrecall.app.access import open_keys, require_key
+from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import Settings
 from kvrecall.domain.errors import CatalogError
+from services.catalog.api_keys.base import KeyRecord
 
 
 async def test_a_failed_catalog_is_logged_and_its_address_not_sent(
@@ -36,21 +37,31 @@ async def test_a_failed_catalog_is_logged_and_its_address_not_sent(
 
 
 @pytest.mark.parametrize(
-    ("host", "behind_proxy", "warns"),
+    "settings",
     [
-        ("127.0.0.1", False, False),
-        ("::1", False, False),
-        ("0.0.0.0", False, True),
-        ("0.0.0.0", True, False),
+        {"host": "127.0.0.1"},
+        {"host": "::1"},
+        {"grpc": {"listen": "[::1]:0"}},
+        {"host": "0.0.0.0", "api_key": "a-single-key"},
+        {"grpc": {"listen": "0.0.0.0:0"}, "api_key": "a-single-key"},
+        {"host": "0.0.0.0", "access": {"trusted_proxies": ["10.0.0.0/8"]}},
     ],
 )
-def test_a_start_off_loopback_without_a_proxy_is_warned_of(
-    host: str, behind_proxy: bool, warns: bool, tmp_path: Path
+async def test_a_gateway_starts_where_senders_are_known(settings: Any, tmp_path: Path) -> None:
+    await require_key(Settings(data=tmp_path, **settings))
+
+
+@pytest.mark.parametrize("listen", [{"host": "0.0.0.0"}, {"grpc": {"listen": "0.0.0.0:0"}}])
+async def test_a_gateway_that_others_reach_needs_a_key_to_start(
+    listen: Any, tmp_path: Path
 ) -> None:
-    settings = Settings(
-        host=host, data=tmp_path, gateway=GatewaySettings(behind_proxy=behind_proxy)
-    )
-    structlog.get_logger().bind()
-    with capture_logs() as logs:
-        warn_if_exposed(settings)
-    assert [each["log_level"] for each in logs] == ["warning"] * warns
+    settings = Settings(data=tmp_path, **listen)
+    for command in ("kvrecall keys create", "KVRECALL_API_KEY", "TRUSTED_PROXIES", "127.0.0.1"):
+        with pytest.raises(CannotServe, match=command):
+            await require_key(settings)
+    assert not os.listdir(tmp_path)
+    async with open_keys(settings) as keys:
+        with pytest.raises(CannotServe):
+            await require_key(settings)
+        await keys.add(KeyRecord("k0000000", "", "", "", "", (), 1.0))
+    await require_key(settings)

@@ -191,6 +191,36 @@ async def test_route_and_tenant_are_checked_before_the_body_is_received(
         assert problem(await rest(reader)) == expected
 
 
+async def test_a_refused_body_is_discarded_so_that_the_answer_is_read(
+    assembled: Any, port: int
+) -> None:
+    session = await assembled.service.create(CreateSession(tenant="ann"))
+    path, body = f"/v1/sessions/{session.id}/fork", b"{" * MEBIBYTE
+    async with connected(port, head(path, len(body), "X-Kvrecall-Tenant: ben")) as (reader, writer):
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b"404 Not Found" in answer
+        writer.write(body)
+        await writer.drain()
+        length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        assert b"unknown_session" in await reader.readexactly(length)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"alive" in await rest(reader)
+
+
+async def test_a_refused_body_that_is_too_long_ends_the_connection(
+    assembled: Any, port: int
+) -> None:
+    session = await assembled.service.create(CreateSession(tenant="ann"))
+    path = f"/v1/sessions/{session.id}/fork"
+    sent = head(path, 2 * MEBIBYTE, "X-Kvrecall-Tenant: ben") + b"{"
+    endless = sent.replace(b"Content-Length: %d" % (2 * MEBIBYTE), b"Content-Length: 1000000000")
+    assert endless != sent
+    async with connected(port, endless) as (reader, writer):
+        assert b"404" in await reader.readuntil(b"\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            await _send_until_cut(writer, b"{" * 65536)
+
+
 async def test_a_response_that_is_not_read_ends_the_connection(port: int) -> None:
     request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
     async with connected(port) as (reader, writer):

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request
 from gateway.errors import problem_responses
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.rest.schemas.events import EventBody, EventView
+from gateway.tenants import Tenant
 from services.service import SessionService
 
 
@@ -15,13 +16,13 @@ def add_event_routes(router: APIRouter, service: SessionService) -> None:
         "/sessions/{session}/events", responses=problem_responses(404, 409, 429), tags=["events"]
     )
     async def send_event(
-        request: Request, session: str, body: EventBody, key: Key = None
+        request: Request, session: str, body: EventBody, key: Key = None, tenant: Tenant = ""
     ) -> EventView:
         """Report a tool call's start, a chunk of its output, its result or its failure.
 
         A repair conditioned on the new information may start at once.
         """
         receipt = await service.event(
-            session, body.to_domain(), get_idempotency_key(request, key, body)
+            session, body.to_domain(), get_idempotency_key(request, key, body), tenant
         )
         return EventView.from_domain(receipt)

@@ -74,9 +74,11 @@ def _add_writes(router: APIRouter, service: SessionService) -> None:
         responses=problem_responses(404, 409, 429),
         tags=["sessions"],
     )
-    async def delete_session(request: Request, session: str, key: Key = None) -> Response:
+    async def delete_session(
+        request: Request, session: str, key: Key = None, tenant: Tenant = ""
+    ) -> Response:
         """Delete a session with its conversation and its stored rows."""
-        await service.delete(session, get_idempotency_key(request, key))
+        await service.delete(session, get_idempotency_key(request, key), tenant)
         return Response(status_code=204)
 
 
@@ -88,7 +90,11 @@ def _add_fork_and_move(router: APIRouter, service: SessionService) -> None:
         tags=["sessions"],
     )
     async def fork_session(
-        request: Request, session: str, body: ForkBody = ForkBody(), key: Key = None
+        request: Request,
+        session: str,
+        body: ForkBody = ForkBody(),
+        key: Key = None,
+        tenant: Tenant = "",
     ) -> SessionView:
         """Create a session that continues this one from the end of a turn; both stay independent.
 
@@ -96,24 +102,26 @@ def _add_fork_and_move(router: APIRouter, service: SessionService) -> None:
         shares the stored rows; a fork at the last turn computes nothing.
         """
         fork = await service.fork(
-            session, body.to_domain(), get_idempotency_key(request, key, body)
+            session, body.to_domain(), get_idempotency_key(request, key, body), tenant
         )
         return SessionView.from_domain(fork, fork.committed_state, service.info.model)
 
     @router.post(
         "/sessions/{session}/move", responses=problem_responses(404, 409, 429), tags=["sessions"]
     )
-    async def move_session(session: str, body: MoveBody = MoveBody()) -> SessionView:
+    async def move_session(
+        session: str, body: MoveBody = MoveBody(), tenant: Tenant = ""
+    ) -> SessionView:
         """Move a session to another worker; its rows are loaded there, nothing is recomputed."""
-        moved = await service.move(session, body.worker)
+        moved = await service.move(session, body.worker, tenant)
         return SessionView.from_domain(moved, moved.committed_state, service.info.model)
 
 
 def _add_reports(router: APIRouter, service: SessionService) -> None:
     @router.get("/sessions/{session}/memory", responses=problem_responses(404), tags=["sessions"])
-    async def session_memory(session: str) -> MemoryView:
+    async def session_memory(session: str, tenant: Tenant = "") -> MemoryView:
         """Get the memory of a session: rows per layer, bytes per tier."""
-        return MemoryView.from_domain(session, await service.memory(session))
+        return MemoryView.from_domain(session, await service.memory(session, tenant))
 
     @router.get("/sessions/{session}/repairs", responses=problem_responses(404), tags=["sessions"])
     async def session_repairs(
@@ -121,11 +129,12 @@ def _add_reports(router: APIRouter, service: SessionService) -> None:
         limit: Annotated[
             int, Query(ge=1, le=REPAIRS_RETAINED, description="Repairs to return.")
         ] = 10,
+        tenant: Tenant = "",
     ) -> RepairsView:
         """List the last repairs of a session, newest first: signals and promoted passages."""
-        return RepairsView.from_domain(session, await service.repairs(session, limit))
+        return RepairsView.from_domain(session, await service.repairs(session, limit, tenant))
 
     @router.get("/sessions/{session}/episodes", responses=problem_responses(404), tags=["sessions"])
-    async def session_episodes(session: str) -> EpisodesView:
+    async def session_episodes(session: str, tenant: Tenant = "") -> EpisodesView:
         """List the episodes of a session: size, medoid, number of matched turns."""
-        return EpisodesView.from_domain(*await service.episodes(session))
+        return EpisodesView.from_domain(*await service.episodes(session, tenant))

@@ -19,6 +19,7 @@ memory still lets sessions be claimed, taken over and deleted. Redis 6.2 or late
 from uuid import uuid4
 
 from kvrecall.domain.errors import CatalogError
+from services.catalog.api_keys.redis import RedisApiKeys
 from services.catalog.redis.client import CatalogRedis, Client
 from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.conversations.histories import RedisHistories
@@ -54,6 +55,7 @@ class RedisCatalog:
         self._redis = redis
         self.upgrade = upgrade
         self.idempotency = RedisIdempotency(redis, keys)
+        self.api_keys = RedisApiKeys(redis, keys)
         self.page_refs = RedisPageRefs(redis, slots, refs, prefixes, deletion)
         reads = SessionReads(slots, redis.one_server)
         self.expiry = RedisExpiry(redis, keys, slots, indexes)

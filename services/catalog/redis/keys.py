@@ -115,6 +115,15 @@ class Keys:
         """Return the key of the turn at whose end a conversation has this digest."""
         return f"{self.namespace}:history:{quote(digest, safe='')}"
 
+    def get_api_key(self, key_id: str) -> str:
+        """Return the key of an API key's hash."""
+        return f"{self.namespace}:api-key:{quote(key_id, safe='')}"
+
+    @property
+    def api_keys(self) -> str:
+        """Key of the ids of all API keys, by their creation."""
+        return f"{self.namespace}:api-keys"
+
     @property
     def tenants(self) -> str:
         """Key of the tenants that may have sessions, by the last time they created one."""

@@ -43,8 +43,9 @@ SESSION_FIELDS = (
     "worker",
 )
 
-# Counts in META of what lies in other keys of the session: open calls, repairs since the last turn.
-COUNT_FIELDS = ("calls", "recent")
+# What is looked at before a session is decoded: the counts of what lies in other keys of it (open
+# calls, repairs since the last turn), and its tenant.
+HEAD_FIELDS = ("calls", "recent", "tenant")
 
 _COUNTS = ("segments", "built_segments", "next_token", "last_turn", "last_utterance", "dimensions")
 _SEGMENT = struct.Struct("<qq")

@@ -10,9 +10,10 @@ from services.catalog.redis.slot import SessionSlots
 
 @dataclass(frozen=True)
 class _Read:
-    """A session's id and the future of the session."""
+    """A session's id, the tenant that it must be of, and the future of the session."""
 
     session_id: str
+    tenant: str | None
     result: "asyncio.Future[Session | None]"
 
 
@@ -28,14 +29,17 @@ class SessionReads:
         self._waiting: list[_Read] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def get(self, session_id: str) -> Session | None:
-        """Return a session as last committed, None if there is none. Raises CatalogError."""
+    async def get(self, session_id: str, tenant: str | None = None) -> Session | None:
+        """Return a session as last committed, None if there is none. Raises CatalogError.
+
+        With a `tenant`, there is none of another tenant.
+        """
         if not self._one_server:
-            return (await self._slots.get_each([session_id]))[0]
+            return (await self._slots.get_each([session_id], [tenant]))[0]
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._start)
-        read = _Read(session_id, loop.create_future())
+        read = _Read(session_id, tenant, loop.create_future())
         self._waiting.append(read)
         return await read.result
 
@@ -48,7 +52,9 @@ class SessionReads:
     async def _read(self, batch: list[_Read]) -> None:
         waiting = [read for read in batch if not read.result.done()]
         try:
-            sessions = await self._slots.get_each([read.session_id for read in waiting])
+            sessions = await self._slots.get_each(
+                [read.session_id for read in waiting], [read.tenant for read in waiting]
+            )
         except Exception as error:  # raised to everyone who asked
             for read in waiting:
                 if not read.result.done():

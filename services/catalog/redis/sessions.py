@@ -53,9 +53,9 @@ class RedisSessions:
         commit = build_create(session, worker_state)
         await run_to_completion(self._add(session, commit, record))
 
-    async def get(self, session_id: str) -> Session:
-        """Return the session as last committed. Raises UnknownSession."""
-        session = await self._reads.get(session_id)
+    async def get(self, session_id: str, tenant: str | None = None) -> Session:
+        """Return the session as last committed, if it is the tenant's. Raises UnknownSession."""
+        session = await self._reads.get(session_id, tenant)
         if session is None:
             raise UnknownSession(session_id)
         return session

@@ -1,5 +1,6 @@
 """Access to single sessions in Redis: scripts on the keys of one session, which share a slot."""
 
+from collections.abc import Sequence
 from secrets import token_hex
 from typing import Any
 
@@ -59,26 +60,32 @@ class SessionSlots:
             return int(current), tenant
         raise _build_refusal(session_id, epoch, outcome.decode(), details)
 
-    async def get_each(self, session_ids: list[str]) -> list[Session | None]:
+    async def get_each(
+        self, session_ids: list[str], tenants: Sequence[str | None] | None = None
+    ) -> list[Session | None]:
         """Return sessions, each as last committed; None in place of one that does not exist.
+
+        With `tenants`, None as well for a session of another tenant than the one given for it.
 
         One command reads a session of which META has everything; a script reads those with open
         calls or repairs since the last turn.
         """
         names = [self._keys.get_meta(session_id) for session_id in session_ids]
-        fields = (*mapping.COUNT_FIELDS, *mapping.SESSION_FIELDS)
+        fields = (*mapping.HEAD_FIELDS, *mapping.SESSION_FIELDS)
         replies = await self._redis.read_each([(name, ("HMGET", name, *fields)) for name in names])
-        sessions: dict[str, Session | None] = {}
+        sessions: list[Session | None] = [None] * len(session_ids)
         scripted = []
-        for session_id, (calls, recent, *values) in zip(session_ids, replies, strict=True):
-            if calls is None:
-                sessions[session_id] = None
-            elif int(calls) or int(recent):
-                scripted.append(session_id)
+        for index, (calls, recent, tenant, *values) in enumerate(replies):
+            if calls is None or (tenants and not _is_of(tenant, tenants[index])):
+                continue
+            if int(calls) or int(recent):
+                scripted.append(index)
             else:
-                sessions[session_id] = mapping.from_session_parts(session_id, values, (), ())
-        sessions |= await self._get_scripted(scripted)
-        return [sessions[session_id] for session_id in session_ids]
+                sessions[index] = mapping.from_session_parts(session_ids[index], values, (), ())
+        found = await self._get_scripted([session_ids[index] for index in scripted])
+        for index in scripted:
+            sessions[index] = found[session_ids[index]]
+        return sessions
 
     async def _get_scripted(self, session_ids: list[str]) -> dict[str, Session | None]:
         commands = [
@@ -117,6 +124,10 @@ class SessionSlots:
         """Build the call of a script on a session's keys, after the key to route it by."""
         names = self._keys.get_session_keys(session_id)
         return names[META], ("EVAL", script, len(names), *names, *words)
+
+
+def _is_of(owner: bytes, tenant: str | None) -> bool:
+    return tenant is None or owner == tenant.encode()
 
 
 def build_incomplete(session_id: str) -> CatalogError:

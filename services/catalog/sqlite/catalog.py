@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from services.catalog.api_keys.sqlite import SqliteApiKeys
 from services.catalog.claims import Claims
 from services.catalog.sqlite.conversations.expiry import SqliteExpiry
 from services.catalog.sqlite.conversations.histories import SqliteHistories
@@ -40,6 +41,7 @@ class SqliteCatalog:
         self.repairs = SqliteRepairs(database)
         self.episodes = SqliteEpisodes(database)
         self.page_refs = SqlitePageRefs(database)
+        self.api_keys = SqliteApiKeys(database)
 
     @classmethod
     async def open(cls, path: Path) -> "SqliteCatalog":

@@ -13,9 +13,9 @@ import aiosqlite
 from kvrecall.domain.errors import CatalogError
 from services.cancellation import run_to_completion
 from services.catalog.sqlite.lock import FileLock
-from services.catalog.sqlite.migrate import migrate
+from services.catalog.sqlite.migrate import migrate, read_version
 from services.catalog.sqlite.queries import fence
-from services.catalog.sqlite.schema import PRAGMAS
+from services.catalog.sqlite.schema import PRAGMAS, SCHEMA_VERSION
 from services.catalog.sqlite.session_cache import SessionCache
 from services.catalog.versions import CatalogUpgrade
 
@@ -29,7 +29,7 @@ _WAIT_MILLISECONDS = 5_000
 class Database:
     """One connection. Statements of different transactions are never interleaved."""
 
-    def __init__(self, connection: aiosqlite.Connection, file_lock: FileLock) -> None:
+    def __init__(self, connection: aiosqlite.Connection, file_lock: FileLock | None = None) -> None:
         self._connection = connection
         self._file_lock = file_lock
         self._lock = asyncio.Lock()
@@ -47,7 +47,8 @@ class Database:
         """Finish the running transaction and close the file."""
         async with self._lock:
             await self._connection.close()
-            self._file_lock.release()
+            if self._file_lock is not None:
+                self._file_lock.release()
 
     async def read(self, query: Query[T]) -> T:
         """Run a query that changes nothing. Raises CatalogError."""
@@ -129,6 +130,33 @@ async def _connect(path: Path) -> tuple[aiosqlite.Connection, CatalogUpgrade]:
         raise
 
 
+async def open_beside(path: Path) -> Database | None:
+    """Open a catalog's file that another process may be using, for the tables that none caches.
+
+    None if there is no file, or one that `open_database` has to create or migrate first. Raises
+    CatalogError.
+    """
+    if not await asyncio.to_thread(path.is_file):
+        return None
+    try:
+        connection = await aiosqlite.connect(path, isolation_level=None)
+    except sqlite3.Error as error:
+        raise _build_unopened(path, error) from error
+    try:
+        await _set_up(connection)
+        current = await read_version(connection, path) == SCHEMA_VERSION
+    except sqlite3.Error as error:
+        await connection.close()
+        raise _build_unopened(path, error) from error
+    except BaseException:
+        await connection.close()
+        raise
+    if current:
+        return Database(connection)
+    await connection.close()
+    return None
+
+
 def _build_unopened(path: Path, error: Exception) -> CatalogError:
     return CatalogError(f"the catalog {path} cannot be opened: {error}")
 
@@ -141,8 +169,12 @@ def _lock(path: Path) -> FileLock:
 
 
 async def _prepare(connection: aiosqlite.Connection, path: Path) -> CatalogUpgrade:
+    await _set_up(connection)
+    return await migrate(connection, path)
+
+
+async def _set_up(connection: aiosqlite.Connection) -> None:
     connection.row_factory = sqlite3.Row
     await connection.execute(f"PRAGMA busy_timeout={_WAIT_MILLISECONDS}")
     for pragma in PRAGMAS:
         await connection.execute(pragma)
-    return await migrate(connection, path)

@@ -39,7 +39,7 @@ async def migrate(connection: aiosqlite.Connection, path: Path) -> CatalogUpgrad
     a version that cannot be read, CatalogError for another program's database.
     """
     await connection.execute("BEGIN IMMEDIATE")
-    found = await _read_version(connection, path)
+    found = await read_version(connection, path)
     backup = None
     if found is None:
         await _create(connection)
@@ -56,8 +56,8 @@ def get_backup_path(path: Path, version: int) -> Path:
     return path.with_name(f"{path.name}.v{version}-backup")
 
 
-async def _read_version(connection: aiosqlite.Connection, path: Path) -> int | None:
-    """Return the file's schema version, None for an empty file."""
+async def read_version(connection: aiosqlite.Connection, path: Path) -> int | None:
+    """Return the file's schema version, None for an empty file. Raises as `migrate`."""
     if await fetch_value(connection, "SELECT count(*) FROM sqlite_master") == 0:
         return None
     if await fetch_value(connection, "PRAGMA application_id") != APPLICATION_ID:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 APPLICATION_ID = 0x6B767263
 
 # The version that this program writes.
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 # By the version they start from: the migration to the next version.
 MIGRATIONS: Mapping[int, str] = MappingProxyType(
@@ -22,6 +22,7 @@ MIGRATIONS: Mapping[int, str] = MappingProxyType(
         9: "0010_creations.sql",
         10: "0011_histories.sql",
         11: "0012_expiry_and_seals.sql",
+        12: "0013_api_keys.sql",
     }
 )
 

@@ -217,3 +217,18 @@ CREATE TABLE idempotency_records (
     PRIMARY KEY (scope, key)
 ) STRICT;
 CREATE INDEX idempotency_records_by_age ON idempotency_records (stored_at);
+
+-- `digest` verifies the secret part of a key, `scopes` is a JSON list; times in Unix seconds. The
+-- process that owns the file is not the only one that writes here: `kvrecall keys` does too.
+CREATE TABLE api_keys (
+    id TEXT PRIMARY KEY,
+    digest TEXT NOT NULL,
+    pepper TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    scopes TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL,
+    revoked_at REAL,
+    last_used_at REAL
+) STRICT, WITHOUT ROWID;

@@ -22,10 +22,15 @@ class SessionCache:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._reading: dict[str, object] = {}
 
-    async def get(self, session_id: str, read: Callable[[], Awaitable[Session]]) -> Session:
-        """Return the cached session, or the result of `read`. Raises what `read` raises."""
+    async def get(
+        self, session_id: str, read: Callable[[], Awaitable[Session]], tenant: str | None = None
+    ) -> Session:
+        """Return the cached session, or the result of `read`. Raises what `read` raises.
+
+        With a `tenant`, another tenant's session is read as if it were not cached.
+        """
         found = self._sessions.get(session_id)
-        if found is not None:
+        if found is not None and tenant in (None, found.settings.tenant):
             self._sessions.move_to_end(session_id)
             return found
         reading = self._reading[session_id] = object()

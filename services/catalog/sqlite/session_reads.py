@@ -14,9 +14,12 @@ from services.catalog.sqlite.queries import Row
 from services.catalog.sqlite.tool_calls import IS_OPEN
 
 
-def read_session(db: sqlite3.Connection, session_id: str) -> Session:
-    """Read a session as last committed. Raises UnknownSession."""
-    row = db.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
+def read_session(db: sqlite3.Connection, session_id: str, tenant: str | None = None) -> Session:
+    """Read a session as last committed, if it is the tenant's. Raises UnknownSession."""
+    row = db.execute(
+        "SELECT * FROM sessions WHERE id = :id AND (:tenant IS NULL OR tenant = :tenant)",
+        {"id": session_id, "tenant": tenant},
+    ).fetchone()
     if row is None:
         raise UnknownSession(session_id)
     return _read_whole_session(db, row)

@@ -54,11 +54,13 @@ class SqliteSessions:
 
         await self._database.write(change, session.id)
 
-    async def get(self, session_id: str) -> Session:
-        """Return the session as last committed. Raises UnknownSession."""
-        return await self._database.cache.get(
-            session_id, lambda: self._reader.read(lambda db: read_session(db, session_id))
-        )
+    async def get(self, session_id: str, tenant: str | None = None) -> Session:
+        """Return the session as last committed, if it is the tenant's. Raises UnknownSession."""
+
+        async def read() -> Session:
+            return await self._reader.read(lambda db: read_session(db, session_id, tenant))
+
+        return await self._database.cache.get(session_id, read, tenant)
 
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from limits.aio.storage import MemoryStorage
 
 from gateway.app import create_app
 from gateway.grpc.server import GrpcServer
@@ -17,6 +18,10 @@ from gateway.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.sessions_v1.sessions_pb2_grpc import SessionsStub
 from kvrecall.testing import StubWorker
+from services.access.authenticator import AccessPolicy
+from services.access.control import AccessControl
+from services.access.rates import Rates
+from services.access.settings import AccessSettings
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 
@@ -27,6 +32,7 @@ class Rpc:
 
     server: GrpcServer
     service: SessionService
+    catalog: SqliteCatalog
     worker: StubWorker
     app: Any
     channel: grpc.aio.Channel
@@ -37,7 +43,9 @@ NewRpc = Callable[..., Any]
 
 
 @pytest.fixture
-async def new_rpc(tmp_path: Path) -> AsyncIterator[NewRpc]:
+async def new_rpc(
+    tmp_path: Path, access_policy: AccessPolicy, access_settings: AccessSettings | None
+) -> AsyncIterator[NewRpc]:
     """new_rpc(settings, limits, credentials): starts a server, which ends with the test."""
     numbers = count()
     async with AsyncExitStack() as stack:
@@ -48,8 +56,11 @@ async def new_rpc(tmp_path: Path) -> AsyncIterator[NewRpc]:
             credentials: grpc.ChannelCredentials | None = None,
         ) -> Rpc:
             catalog = await SqliteCatalog.open(tmp_path / f"{next(numbers)}.db")
+            rates = None if access_settings is None else Rates(MemoryStorage(), access_settings)
+            access = AccessControl(catalog.api_keys, access_policy, rates)
+            own = settings or GrpcSettings()
             return await stack.enter_async_context(
-                run(catalog, settings or GrpcSettings(), limits or GatewaySettings(), credentials)
+                run(catalog, access, own, limits or GatewaySettings(), credentials)
             )
 
         yield start
@@ -65,13 +76,15 @@ async def rpc(new_rpc: NewRpc) -> Rpc:
 @asynccontextmanager
 async def run(
     catalog: SqliteCatalog,
+    access: AccessControl,
     settings: GrpcSettings,
     limits: GatewaySettings,
     credentials: grpc.ChannelCredentials | None,
 ) -> AsyncIterator[Rpc]:
     """Run a server on a free port."""
     worker = StubWorker()
-    service = SessionService(worker, catalog, ServiceLimits(drain_seconds=5, queue_seconds=5))
+    limited = ServiceLimits(drain_seconds=5, queue_seconds=5)
+    service = SessionService(worker, catalog, limited, access)
     server = GrpcServer("127.0.0.1:0", settings, limits)
     app = create_app(service, limits, server)
     # Read at once what was sent, so that a client that does not read is seen as one.
@@ -82,6 +95,6 @@ async def run(
         else grpc.aio.secure_channel(server.address, credentials, options=options)
     )
     async with app.router.lifespan_context(app), channel:
-        yield Rpc(server, service, worker, app, channel, SessionsStub(channel))
+        yield Rpc(server, service, catalog, worker, app, channel, SessionsStub(channel))
         for gate in worker.gates.values():
             gate.set()

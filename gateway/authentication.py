@@ -1,0 +1,95 @@
+"""Authentication of requests: key, scope and rate, before any route sees one."""
+
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import service_error_response
+from gateway.scopes import get_rule
+from gateway.tenants import TENANT_HEADER
+from kvrecall.domain.errors import InvalidRequest, ServiceError
+from services.access.control import AccessControl
+from services.access.principals import Credentials, acting_as
+from services.access.rates import RateReport, Window
+
+_TENANT = TENANT_HEADER.lower().encode()
+
+
+class Authentication:
+    """Admits requests, each as its principal, and tells what is left of the principal's rates.
+
+    Routes find the principal's tenant in the header `X-Kvrecall-Tenant`, whatever the client sent.
+    """
+
+    def __init__(self, app: ASGIApp, access: AccessControl) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; one that is refused is answered without a look at its body."""
+        rule = get_rule(scope["path"]) if scope["type"] == "http" else None
+        if rule is None or not rule.scopes:
+            await self._app(scope, receive, send)
+            return
+        try:
+            admitted = await self._access.admit(
+                _read_credentials(scope),
+                rule.scopes,
+                computes=rule.computes and scope["method"] == "POST",
+            )
+        except ServiceError as error:
+            await service_error_response(scope["path"], error)(scope, receive, send)
+            return
+        lines = build_rate_headers(admitted.rates)
+
+        async def send_with_rates(message: Message) -> None:
+            if lines and message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(lines)
+            await send(message)
+
+        with acting_as(admitted.principal):
+            headers = _set_tenant(scope["headers"], admitted.principal.tenant)
+            await self._app({**scope, "headers": headers}, receive, send_with_rates)
+
+
+def build_rate_headers(rates: RateReport) -> dict[str, str]:
+    """Build `x-ratelimit-...` as OpenAI's API has them, for the limits that there are."""
+    return {
+        **_build_window_headers("requests", rates.requests),
+        **_build_window_headers("tokens", rates.tokens),
+    }
+
+
+def _build_window_headers(what: str, window: Window | None) -> dict[str, str]:
+    if window is None:
+        return {}
+    return {
+        f"x-ratelimit-limit-{what}": str(window.limit),
+        f"x-ratelimit-remaining-{what}": str(window.remaining),
+        f"x-ratelimit-reset-{what}": f"{window.reset_seconds:.3f}s",
+    }
+
+
+def _read_credentials(scope: Scope) -> Credentials:
+    """Read who a request says it is from. Raises InvalidRequest for several tenants.
+
+    A proxy that adds its header to the client's own instead of replacing it must not be believed.
+    """
+    headers = Headers(scope=scope)
+    tenants = headers.getlist(TENANT_HEADER)
+    if len(tenants) > 1:
+        raise InvalidRequest(TENANT_HEADER, f"the header {TENANT_HEADER} may be sent once")
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    key = bearer.strip() if scheme.lower() == "bearer" else ""
+    client = scope.get("client")
+    return Credentials(
+        key or headers.get("x-api-key") or None,
+        tenants[0] if tenants else None,
+        client[0] if client else "",
+    )
+
+
+def _set_tenant(headers: Iterable[tuple[bytes, bytes]], tenant: str) -> list[tuple[bytes, bytes]]:
+    others = [(name, value) for name, value in headers if name != _TENANT]
+    return [*others, (_TENANT, tenant.encode())] if tenant else others

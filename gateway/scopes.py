@@ -1,0 +1,56 @@
+"""The scopes that each route needs, in one table; an application with a route outside it is refused."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.routing import BaseRoute
+
+from services.access.principals import ALL_SCOPES, Scope
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Routes by path, and the scopes of which a key needs one; none: no key is needed.
+
+    `computes`: a POST takes tokens of the model, and so counts for the rates of tokens.
+    """
+
+    paths: re.Pattern[str]
+    scopes: frozenset[Scope]
+    computes: bool = False
+
+
+def _rule(paths: str, *scopes: Scope, computes: bool = False) -> Rule:
+    return Rule(re.compile(paths), frozenset(scopes), computes)
+
+
+# The first that matches the whole path counts.
+RULES = (
+    _rule(r"/healthz|/readyz|/openapi\.json"),
+    _rule(r"/metrics|/v1/workers", Scope.ADMIN),
+    _rule(r"/v1/(methods|worker|models(/.*)?)", *Scope),
+    _rule(r"/v1/(chat/completions|responses|messages)", Scope.INFER, computes=True),
+    _rule(r"/v1/(chat|responses|conversations|messages)(/.*)?", Scope.INFER),
+    _rule(r"/v1/sessions/[^/]+/(turns|fork)", Scope.SESSIONS, computes=True),
+    _rule(r"/v1/sessions(/.*)?", Scope.SESSIONS),
+)
+# What no rule is about is no route: whoever has a key is told so.
+_NO_ROUTE = Rule(re.compile(""), ALL_SCOPES)
+
+
+def get_rule(path: str) -> Rule:
+    """Return the rule of a path, as it is matched by the routes."""
+    return next((rule for rule in RULES if rule.paths.fullmatch(path)), _NO_ROUTE)
+
+
+def require_rules(routes: Iterable[BaseRoute]) -> None:
+    """Check that each route has a rule. Raises ValueError."""
+    unknown = [path for route in routes if get_rule(path := get_path(route)) is _NO_ROUTE]
+    if unknown:
+        raise ValueError(f"gateway/scopes.py has no rule for {', '.join(unknown)}")
+
+
+def get_path(route: BaseRoute) -> str:
+    """Return the path of a route, with its parameters in braces."""
+    return str(getattr(route, "path", ""))

@@ -1,0 +1,1 @@
+"""API keys in each kind of catalog."""
