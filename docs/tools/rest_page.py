@@ -15,6 +15,7 @@ INTRODUCTION = """# REST API
 Generated from [openapi.json](openapi.json), which a running service also has at `/openapi.json`;
 `/docs` shows it in a browser. Bodies are JSON; unknown fields are refused. Writes take an
 `Idempotency-Key` header: a request that is sent again with its key is answered as it was, once.
+A service with [keys](../keys.md) wants one in each request: `Authorization: Bearer KEY`.
 Errors are problem documents (RFC 9457) with a stable `code`; see [`Problem`](#problem).
 """
 
@@ -24,12 +25,12 @@ def describe_api(root: Path) -> dict[str, Any]:
     from gateway.app import create_app
     from gateway.settings import GatewaySettings
     from kvrecall.domain.limits import ServiceLimits
-    from services.catalog.base import Catalog
+    from kvrecall.testing import InMemoryCatalog
     from services.cluster.worker_client import Worker
     from services.service import SessionService
 
-    # Describing calls neither: the service is never started.
-    service = SessionService(cast("Worker", None), cast("Catalog", None), ServiceLimits())
+    # Describing calls no worker: the service is never started.
+    service = SessionService(cast("Worker", None), InMemoryCatalog(), ServiceLimits())
     described = create_app(service, GatewaySettings()).openapi()
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     described["info"]["version"] = project["version"]

@@ -64,7 +64,7 @@ def build_redis_storage(url: str, prefix: str) -> Storage:
     hosts = ",".join(f"{host}:{port}" for host, port in address.hosts)
     if address.scheme.endswith("+cluster"):
         return RedisClusterStorage(f"redis+cluster://{hosts}", **options)
-    own = {"username": None, "password": address.sentinel_password}
+    own: dict[str, Any] = {"username": None, "password": address.sentinel_password}
     return RedisSentinelStorage(
         f"redis+sentinel://{hosts}{address.path}",
         use_replicas=False,

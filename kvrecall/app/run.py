@@ -135,13 +135,13 @@ def set_up_logs(form: LogFormat) -> None:
     )
 
 
-def format_error(info: Any) -> str:
+def format_error(exc_info: Any) -> str:
     """Format an exception, the newest first, as a traceback that repeats nothing of a request.
 
     Without variables; and without the messages of errors about values and keys, which quote them.
     """
     parts = []
-    error: BaseException | None = info[1]
+    error: BaseException | None = exc_info[1]
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

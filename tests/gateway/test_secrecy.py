@@ -122,7 +122,7 @@ async def test_keys_and_texts_reach_no_log_metric_or_error(
 def test_an_errors_type_and_frames_are_logged_and_its_values_are_not() -> None:
     try:
         try:
-            {}[TEXT]
+            {"": 1}[TEXT]
         except KeyError as error:
             raise RuntimeError("out of memory") from error
     except RuntimeError:

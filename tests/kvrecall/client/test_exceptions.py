@@ -5,6 +5,7 @@ import pytest
 
 from kvrecall import KvrecallClient
 from kvrecall.client import (
+    AccessDenied,
     Conflict,
     InvalidRequest,
     InvalidResponse,
@@ -20,6 +21,8 @@ from kvrecall.domain.codes import ErrorCode
 
 CLASSES = {
     400: InvalidRequest,
+    401: AccessDenied,
+    403: AccessDenied,
     404: NotFound,
     405: InvalidRequest,
     408: InvalidRequest,

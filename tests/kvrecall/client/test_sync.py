@@ -8,6 +8,7 @@ import pytest
 
 from kvrecall import KvrecallClient, KvrecallError
 from kvrecall.client import (
+    AccessDenied,
     Conflict,
     ConnectionFailed,
     InvalidRequest,
@@ -209,6 +210,37 @@ def test_a_tenant_sees_its_own_sessions_only(client: KvrecallClient, live_url: s
         assert [known.id for known in ann.list_sessions().sessions] == [session.id]
         with pytest.raises(NotFound):
             client.get_session(session)
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "sent"),
+    [
+        (None, None, None),
+        ("kvr-given", None, "Bearer kvr-given"),
+        (None, "kvr-env", "Bearer kvr-env"),
+        ("kvr-given", "kvr-env", "Bearer kvr-given"),
+        ("", "kvr-env", None),
+    ],
+)
+def test_a_key_is_the_given_one_or_the_environments(
+    given: str | None, environment: str | None, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVRECALL_API_KEY", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("KVRECALL_API_KEY", environment)
+    members = {"code": "invalid_api_key", "detail": "the key is unknown"}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        assert request.headers.get("Authorization") == sent
+        return httpx.Response(401, json=members)
+
+    transport = httpx.MockTransport(handle)
+    with (
+        KvrecallClient("http://t", api_key=given, transport=transport) as client,
+        pytest.raises(AccessDenied) as caught,
+    ):
+        client.list_sessions()
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 
 def test_tool_calls_are_typed_in_streams_and_turns() -> None:

@@ -32,6 +32,26 @@ async def test_reads_at_once_each_get_their_session(
     assert [each.id for each in found if isinstance(each, Session)] == names * 2
 
 
+async def test_another_tenants_session_is_unknown_whether_it_was_read_before_or_not(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: Any
+) -> None:
+    sessions = catalog.sessions
+    await sessions.create(make_session("plain", tenant="ann"), b"", None)
+    await sessions.create(make_session("waits", tenant="ann"), b"", None)
+    await catalog.turns.commit(make_turn("waits", 1, *calls), 1, None)
+    for _ in range(2):
+        for name in ("plain", "waits"):
+            reads = [sessions.get(name, tenant) for tenant in ("ben", "ann", "", None)]
+            found = await asyncio.gather(*reads, return_exceptions=True)
+            assert [isinstance(each, UnknownSession) for each in found] == [True, False] * 2, name
+            with pytest.raises(UnknownSession):
+                await sessions.get(name, "ben")
+            assert (await sessions.get(name, "ann")).id == name
+            assert (await sessions.get(name)).id == name
+    with pytest.raises(UnknownSession):
+        await sessions.get("none", "ann")
+
+
 async def test_a_read_that_is_cancelled_harms_no_other(
     catalog: Catalog, make_session: MakeSession
 ) -> None:
