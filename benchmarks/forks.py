@@ -3,7 +3,8 @@
 `python benchmarks/forks.py` builds a session of 20,000 tokens in a service of this process (over
 files, as in `kvrecall serve`) and forks it 100 times: seconds of each fork, and bytes added to
 catalog and tiers, as shares of the session's own. Then `kvrecall serve` starts over the same files:
-the session is forked 100 times over HTTP, and parent and forks are asked the same questions in
+the session is forked 100 times over HTTP, and 100 times at one of the 15 turns before its last one;
+parent and forks are asked the same questions in
 turn. On a shorter session 100 forks are each asked a question of their own, and 100 sessions that
 were built separately (each in a tenant of its own, so that no pages are shared) are asked the same.
 Answers are greedy. The result file goes to `benchmarks/results/`.
@@ -140,11 +141,21 @@ def measure(plan: Plan) -> list[Row]:
         added = StoredBytes(catalog_bytes(data) - alone.catalog, more)
         needs = ServerNeeds(model=str(model), slots=SLOTS, max_budget=plan.budget, data=data)
         with server_at(None, needs) as url, KvrecallClient(url) as client:
-            over_http = fork_over_http(client, session, plan)
+            turns = client.get_session(session).turns
+            over_http = fork_over_http(client, session, plan, [turns])
+            earlier = fork_over_http(client, session, plan, range(max(1, turns - 15), turns))
             same_long = ask_in_turn(client, session, plan)
             same_short = compare_with_separate(client, url, plan)
     return [
         speed_row("over HTTP", "fork", "seconds", over_http, tokens=plan.tokens, **plan.common),
+        speed_row(
+            "over HTTP, at an earlier turn",
+            "fork",
+            "seconds",
+            earlier,
+            tokens=plan.tokens,
+            **plan.common,
+        ),
         speed_row(
             "inside the service", "fork", "seconds", in_service, tokens=plan.tokens, **plan.common
         ),
@@ -246,15 +257,17 @@ def catalog_bytes(data: Path) -> int:
     return sum(os.path.getsize(path) for path in data.glob("catalog.sqlite3*"))
 
 
-def fork_over_http(client: KvrecallClient, session: str, plan: Plan) -> list[float]:
-    """Seconds of each fork, measured by a client."""
+def fork_over_http(
+    client: KvrecallClient, session: str, plan: Plan, turns: Sequence[int]
+) -> list[float]:
+    """Seconds of each fork at one of these turns after the other, measured by a client."""
     for _ in range(WARM_FORKS):
         client.delete_session(client.fork(session).id)
     seconds = []
     made = []
-    for _ in range(plan.forks):
+    for number in range(plan.forks):
         started = time.perf_counter()
-        made.append(client.fork(session).id)
+        made.append(client.fork(session, turns[number % len(turns)]).id)
         seconds.append(time.perf_counter() - started)
     for child in made:
         client.delete_session(child)

@@ -5,14 +5,14 @@ New sessions that begin at the end of a turn of another session, over the same s
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import structlog
 
 from kvrecall.domain.commit_points import cut_points
-from kvrecall.domain.errors import ServiceError, UnknownTurn
+from kvrecall.domain.errors import ServiceError, SessionBusy, UnknownSession, UnknownTurn
 from kvrecall.domain.events import SessionForked
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
@@ -28,6 +28,9 @@ from services.context import ServiceContext
 from services.creation import build_record, find_created
 from services.session_manager import ActiveSession
 from services.turn_log import logged_turns
+
+# Opens a fork that the catalog has in the worker where its parent is open.
+OpenFork = Callable[[pb.ForkRequest], Awaitable[pb.ForkResult]]
 
 _log = structlog.get_logger("kvrecall.forks")
 
@@ -47,7 +50,8 @@ class ForkRequest:
 class ForkRunner:
     """Creates forks.
 
-    At the parent's last turn nothing is computed; up to an earlier one the worker replays the log.
+    Where the worker's state at the end of the turn is known, as it is for the last turns, nothing is
+    computed; up to another the worker replays the log.
 
     A child keeps its parent's settings, seed included: to the same request it gives its parent's
     answer.
@@ -67,19 +71,70 @@ class ForkRunner:
     ) -> Session:
         """Create a fork.
 
-        Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused.
+        At an earlier turn whose state is known no running turn is waited for. Raises
+        UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused.
         """
         live = self._sessions.activate(await self._catalog.sessions.get(parent))
         try:
-            async with self._sessions.claim_turn(live, request.queue):
+            return await self._fork_claimed(live, request, key, page_tokens, wait=False)
+        except SessionBusy:
+            child = await self._fork_beside(live, request, key, page_tokens)
+            if child is not None:
+                return child
+            if not request.queue:
+                raise
+        return await self._fork_claimed(live, request, key, page_tokens, wait=True)
+
+    async def _fork_claimed(
+        self,
+        live: ActiveSession,
+        request: ForkRequest,
+        key: IdempotencyKey | None,
+        page_tokens: int,
+        *,
+        wait: bool,
+    ) -> Session:
+        try:
+            async with self._sessions.claim_turn(live, wait):
                 if (created := await find_created(self._catalog, key)) is not None:
                     return created
-                await self._check(parent, request)
+                await self._check(live.id, request)
                 await self._background.yield_to_turn(live, wait=False)
                 await self._sessions.epoch(live)  # no process writes the parent from here on
                 return await self._fork(live, request, key, page_tokens)
         finally:
             self._background.resume(live)
+
+    async def _fork_beside(
+        self,
+        live: ActiveSession,
+        request: ForkRequest,
+        key: IdempotencyKey | None,
+        page_tokens: int,
+    ) -> Session | None:
+        """Fork beside a turn that runs, which changes nothing of what was committed before it.
+
+        Returns None where that takes the parent's last turn, or one without a kept state.
+        """
+        if (created := await find_created(self._catalog, key)) is not None:
+            return created
+        parent = await self._catalog.sessions.get(live.id)
+        turn = _fork_turn(parent, request)
+        if turn == parent.turns:
+            return None
+        await self._check(live.id, request)
+        begins, state = await self._restore(parent, turn, page_tokens)
+        if state is None:
+            return None
+        child = replace(_child(parent, request, turn, begins), worker=parent.worker)
+        started = time.monotonic()
+        child = await run_to_completion(
+            self._commit_and_open(child, state, key, lambda fork: self._worker.fork(fork))
+        )
+        self._events.publish(
+            SessionForked(parent.id, child.id, "earlier", time.monotonic() - started)
+        )
+        return child
 
     async def _check(self, parent: str, request: ForkRequest) -> None:
         """Refuse an invalid fork before a repair is interrupted for it."""
@@ -101,46 +156,73 @@ class ForkRunner:
         started = time.monotonic()
         parent = await self._catalog.sessions.get(live.id)
         turn = _fork_turn(parent, request)
-        if turn == parent.turns:
-            child = await self._fork_at_end(live, parent, request, key, page_tokens)
+        begins, state = await self._restore(parent, turn, page_tokens)
+        child = _child(parent, request, turn, begins)
+        if state is None:
+            child = await self._fork_replaying(live, parent, child, key)
         else:
-            child = await self._fork_earlier(live, parent, turn, request, key, page_tokens)
+            await self._sessions.ensure_open(live)
+            child = replace(child, worker=live.claim.worker)
+            child = await run_to_completion(
+                self._commit_and_open(
+                    child, state, key, lambda fork: self._fork_in_worker(live, fork)
+                )
+            )
         at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
         self._events.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
         return child
 
-    async def _fork_at_end(
-        self,
-        live: ActiveSession,
-        parent: Session,
-        request: ForkRequest,
-        key: IdempotencyKey | None,
-        page_tokens: int,
+    async def _restore(
+        self, parent: Session, number: int, page_tokens: int
+    ) -> tuple[Session, bytes | None]:
+        """Return the parent as it was at the end of a turn, and its worker state if it is known."""
+        if number == parent.turns:
+            state = await self._catalog.sessions.get_worker_state(parent.id)
+            length = pb.SessionState.FromString(state).length
+            own = await self._own_pages(parent, length // page_tokens, page_tokens)
+            return replace(parent, shared=_page_owners(parent, own)), state
+        turn = await self._turn(parent.id, number)
+        length = turn.outcome.memory.length
+        own = await self._own_pages(parent, length // page_tokens, page_tokens)
+        return _at_earlier_turn(parent, turn, own), await self._find_state(parent, number)
+
+    async def _find_state(self, session: Session, number: int) -> bytes | None:
+        """Return the kept worker state at the end of an earlier turn, without the active episode.
+
+        A fork has those of its own turns; of the turns before them its parent has them.
+        """
+        while (origin := session.settings.forked_from) is not None and number <= origin.turn:
+            try:
+                session = await self._catalog.sessions.get(origin.session)
+            except UnknownSession:
+                return None
+        kept = await self._catalog.turns.get_state(session.id, number)
+        if kept is None:
+            return None
+        state = pb.SessionState.FromString(kept)
+        for field in ("episode", "patched_prompt", "segments"):
+            state.ClearField(field)
+        return state.SerializeToString(deterministic=True)
+
+    async def _commit_and_open(
+        self, child: Session, state: bytes, key: IdempotencyKey | None, open_fork: OpenFork
     ) -> Session:
         """Fork in the catalog, then in the worker.
 
         The child is its parent's committed state: with the commit it exists. A worker that fails
         after it, or a gateway that is killed, leaves a session that its next use opens.
         """
-        await self._sessions.ensure_open(live)
-        state = await self._catalog.sessions.get_worker_state(parent.id)
-        length = pb.SessionState.FromString(state).length
-        own = await self._own_pages(parent, length // page_tokens, page_tokens)
-        child = _child(
-            parent, request, parent.turns, replace(parent, shared=_page_owners(parent, own))
-        )
-        return await run_to_completion(
-            self._commit_and_open(live, replace(child, worker=live.claim.worker), state, key)
-        )
-
-    async def _commit_and_open(
-        self, live: ActiveSession, child: Session, state: bytes, key: IdempotencyKey | None
-    ) -> Session:
-        commit = ForkCommit(child, live.id, child.turns, state)
+        assert child.settings.forked_from is not None, "a child has an origin"
+        parent = child.settings.forked_from.session
+        commit = ForkCommit(child, parent, child.turns, state)
         await self._catalog.sessions.fork(commit, build_record(key, child))
         try:
-            await self._fork_in_worker(
-                live, child, pb.ForkRequest(state=pb.SessionState.FromString(state))
+            await open_fork(
+                pb.ForkRequest(
+                    parent=parent,
+                    spec=session_spec_to_wire(child, child.epoch),
+                    state=pb.SessionState.FromString(state),
+                )
             )
         except ServiceError as error:
             self._worker.forget(child.id)
@@ -150,26 +232,15 @@ class ForkRunner:
         self._start_repairs(child)
         return child
 
-    async def _fork_earlier(
-        self,
-        live: ActiveSession,
-        parent: Session,
-        turn: int,
-        request: ForkRequest,
-        key: IdempotencyKey | None,
-        page_tokens: int,
+    async def _fork_replaying(
+        self, live: ActiveSession, parent: Session, child: Session, key: IdempotencyKey | None
     ) -> Session:
-        turns = await self._catalog.turns.get_after(parent.id, 0, turn)
+        turns = await self._catalog.turns.get_after(parent.id, 0, child.turns)
         log = logged_turns(
             turns, await self._catalog.repairs.get_latest(parent.id, REPAIRS_RETAINED)
         )
-        length = turns[-1].outcome.memory.length
-        own = await self._own_pages(parent, length // page_tokens, page_tokens)
-        child = _child(parent, request, turn, _at_earlier_turn(parent, turns[-1], own))
         async with self._admission.slot():
-            return await run_to_completion(
-                self._replay_and_commit(live, child, pb.ForkRequest(turns=log), key)
-            )
+            return await run_to_completion(self._replay_and_commit(live, child, log, key))
 
     async def _own_pages(self, parent: Session, pages: int, page_tokens: int) -> SharedPages:
         """Return the reference to the parent's first pages, as far as it wrote them itself."""
@@ -180,7 +251,7 @@ class ForkRunner:
         self,
         live: ActiveSession,
         child: Session,
-        request: pb.ForkRequest,
+        log: Sequence[pb.LoggedTurn],
         key: IdempotencyKey | None,
     ) -> Session:
         """Fork in the worker, which computes the child's state, then in the catalog.
@@ -190,7 +261,9 @@ class ForkRunner:
         """
         await self._catalog.page_refs.begin_creation(child.id)
         try:
-            result = await self._fork_in_worker(live, child, request)
+            spec = session_spec_to_wire(child, child.epoch)
+            request = pb.ForkRequest(parent=live.id, spec=spec, turns=log)
+            result = await self._fork_in_worker(live, request)
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
             state = result.state.SerializeToString(deterministic=True)
             commit = ForkCommit(child, live.id, child.turns, state)
@@ -202,12 +275,8 @@ class ForkRunner:
         self._start_repairs(child)
         return child
 
-    async def _fork_in_worker(
-        self, live: ActiveSession, child: Session, request: pb.ForkRequest
-    ) -> pb.ForkResult:
+    async def _fork_in_worker(self, live: ActiveSession, request: pb.ForkRequest) -> pb.ForkResult:
         epoch = await self._sessions.ensure_open(live)
-        request.parent = live.id
-        request.spec.CopyFrom(session_spec_to_wire(child, child.epoch))
         return await self._sessions.call_reopening(
             live, epoch, lambda _: self._worker.fork(request)
         )
@@ -247,7 +316,12 @@ def _at_earlier_turn(parent: Session, last: Turn, own: SharedPages) -> Session:
     )
     output_due = 0 if calls else last.outcome.output_tokens
     return replace(
-        parent, calls=calls, repairs=(), output_due=output_due, shared=_page_owners(parent, own)
+        parent,
+        calls=calls,
+        repairs=(),
+        output_due=output_due,
+        memory=last.outcome.memory,
+        shared=_page_owners(parent, own),
     )
 
 

@@ -7,8 +7,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from pydantic import TypeAdapter
-
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     InvalidRequest,
@@ -38,7 +36,8 @@ from kvrecall.protocol.convert import (
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
+from services.catalog.records import IdempotencyKey, IdempotencyRecord, KeptState, TurnCommit
+from services.catalog.serialization import OUTCOME, pack
 from services.context import ServiceContext
 from services.conversations.histories import extend
 from services.episode_router import EpisodeRouter, Match
@@ -48,7 +47,6 @@ from services.session_manager import ActiveSession, may_have_changed
 from services.stream_resume import StreamResumer
 from services.turn_stream import Publish, TextDelta, ToolCallEmitted, TurnEnded, TurnStarted
 
-OUTCOME = TypeAdapter(TurnOutcome)
 # Rebuilds within one turn: a page may break while others are rebuilt.
 _MAX_REBUILDS = 2
 
@@ -275,6 +273,10 @@ class TurnRunner:
             EpisodesFailed(live.id, "switch", refusal.code, refusal.message)
         )
 
+    async def _keep(self, state: bytes) -> KeptState | None:
+        turns = self._context.limits.kept_states
+        return KeptState(await asyncio.to_thread(pack, state), turns) if turns else None
+
     async def _commit(self, turn: "_TurnContext", done: pb.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause that it ends on."""
         live = turn.live
@@ -282,15 +284,17 @@ class TurnRunner:
         calls = turn.plan.asks
         if outcome.message is not None and done.finish_reason == "tool_calls":
             calls = outcome.message.tool_calls
+        state = done.state.SerializeToString(deterministic=True)
         commit = TurnCommit(
             turn.committed(done, outcome),
-            done.state.SerializeToString(deterministic=True),
+            state,
             calls,
             turn.plan.inline_results,
             matched="" if turn.match is None else turn.match.episode,
             active=done.state.episode,
             repaired=repair_details(signal_text(turn.plan.messages), done.repair),
             history=turn.history(outcome.message),
+            kept=await self._keep(state),
             lifetime=turn.session.settings.get_lifetime(turn.session.turns + 1),
         )
         if turn.first is not None:

@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("benchmarks", "gateway", "kvrecall", "kvstore", "reference", "services", "workers")
+PARTS = (
+    "benchmarks",
+    "evals",
+    "gateway",
+    "kvrecall",
+    "kvstore",
+    "reference",
+    "services",
+    "workers",
+)
 MINUTES = 15.0
 FAILED = 1
 

@@ -131,6 +131,12 @@ class ServiceLimits(BaseModel):
         ge=1,
         description="Largest number of sessions of one tenant, forks included.",
     )
+    kept_states: int = Field(
+        default=16,
+        ge=0,
+        description="Last turns of a session at which a fork computes nothing; every 16th before "
+        "is one, too. 0: a fork at an earlier turn computes all turns up to it.",
+    )
     matched_seconds: float = Field(
         default=7 * 86_400.0,
         ge=60,

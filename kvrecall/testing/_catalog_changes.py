@@ -48,6 +48,9 @@ def append_turn(stored: StoredSession, commit: TurnCommit) -> None:
     )
     stored.add_commit_point()
     stored.set_lifetime(commit.lifetime)
+    if commit.kept is not None:
+        stored.states[turn.number] = commit.kept.packed
+        stored.states.pop(commit.kept.get_dropped(turn.number) or 0, None)
     stored.worker_state = commit.worker_state
     _count_match(stored, commit)
     _consume_results(stored, commit)

@@ -48,6 +48,7 @@ class StoredSession:
     reserved: dict[str, int] = field(default_factory=dict)
     history: dict[int, int] = field(default_factory=dict)
     expires_at: float | None = None
+    states: dict[int, bytes] = field(default_factory=dict)
 
     def to_session(self) -> Session:
         """Return the session as last committed."""

@@ -32,6 +32,7 @@ from services.catalog.records import (
     SegmentsCommit,
     TurnCommit,
 )
+from services.catalog.serialization import unpack
 
 
 class InMemoryCatalog:
@@ -115,6 +116,12 @@ class InMemoryTurns:
         stored = self._state.sessions.get(session_id)
         turns = [] if stored is None else stored.turns
         return [turn for turn in turns if turn.number > number][:limit]
+
+    async def get_state(self, session_id: str, number: int) -> bytes | None:
+        """Return the serialized pb.SessionState at the end of turn `number`, if it was kept."""
+        stored = self._state.sessions.get(session_id)
+        packed = None if stored is None else stored.states.get(number)
+        return None if packed is None else unpack(packed)
 
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""

@@ -137,6 +137,10 @@ class Turns(Protocol):
         """Return up to `limit` turns that follow turn `number`, in order."""
         ...
 
+    async def get_state(self, session_id: str, number: int) -> bytes | None:
+        """Return the serialized pb.SessionState at the end of turn `number`, if it was kept."""
+        ...
+
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""
         ...

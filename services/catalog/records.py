@@ -15,6 +15,8 @@ CallPosition = tuple[int, int]
 
 # The number of repairs a catalog retains per session, the latest ones.
 REPAIRS_RETAINED = 32
+# Of the turns before the last ones, each whose number is a multiple keeps its worker state.
+KEPT_INTERVAL = 16
 # A session that is not committed this long after its creation began is taken for abandoned.
 CREATION_SECONDS = 60.0
 
@@ -117,6 +119,22 @@ class RepairRecord:
 
 
 @dataclass(frozen=True)
+class KeptState:
+    """A turn's worker state, to be kept for forks there: `packed` by `serialization.pack`.
+
+    Those of the last `turns` turns are kept, and of every KEPT_INTERVAL-th before.
+    """
+
+    packed: bytes
+    turns: int
+
+    def get_dropped(self, number: int) -> int | None:
+        """Return the turn whose state is dropped when turn `number` is committed, if one is."""
+        dropped = number - self.turns
+        return None if dropped < 1 or dropped % KEPT_INTERVAL == 0 else dropped
+
+
+@dataclass(frozen=True)
 class TurnCommit:
     """Everything that a turn changes.
 
@@ -125,7 +143,8 @@ class TurnCommit:
     with and `active` the episode whose rows are active now; both empty if there is none.
     `repaired` belongs to the turn's own repair, if its outcome has one. `history` is the digest of
     the conversation up to the turn's end, by which a client's whole history finds the session again
-    (empty: it is not looked for). `lifetime` is in seconds, after which the session expires unless
+    (empty: it is not looked for). `kept` is the worker state once more, if it is to be kept for forks
+    at this turn. `lifetime` is in seconds, after which the session expires unless
     another turn follows (None: never). A first turn also sets
     `shared`, the pages of other sessions that the session references, and offers `prefix` to
     others under `digest`.
@@ -139,6 +158,7 @@ class TurnCommit:
     active: str = ""
     repaired: RepairDetails = RepairDetails()
     history: str = ""
+    kept: KeptState | None = None
     lifetime: float | None = None
     shared: tuple[SharedPages, ...] | None = None
     prefix: KnownPrefix | None = None

@@ -57,6 +57,19 @@ def unseal(sealed: bytes) -> bytes:
     return data
 
 
+def pack(state: bytes) -> bytes:
+    """Compress a worker state, to about a quarter, at the fastest level of zlib."""
+    return zlib.compress(state, 1)
+
+
+def unpack(packed: bytes) -> bytes:
+    """Return what was packed. Raises ValueError if it is damaged."""
+    try:
+        return zlib.decompress(packed)
+    except zlib.error as error:
+        raise ValueError(f"a stored state is damaged: {error}") from error
+
+
 def encode_cursor(session: Session) -> str:
     """Encode the position right after `session` in a list, as opaque text."""
     return base64.urlsafe_b64encode(json.dumps([session.created_at, session.id]).encode()).decode()

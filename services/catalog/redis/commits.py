@@ -32,6 +32,7 @@ from services.catalog.redis.keys import (
     RECORD,
     REPAIRS,
     SEGMENTS,
+    STATES,
     TOKENS,
     TURNS,
 )
@@ -110,6 +111,10 @@ def build_turn(turn_commit: TurnCommit, epoch: int, at: float) -> RedisCommit:
     commit.put(META, _to_turn_fields(turn_commit, commit.at))
     commit.put(HISTORY, _to_history_fields(epoch, turn.outcome.memory))
     commit.put(EPISODE_SET, {"active": turn_commit.active})
+    if turn_commit.kept is not None:
+        commit.put(STATES, {str(turn.number): turn_commit.kept.packed})
+        if (dropped := turn_commit.kept.get_dropped(turn.number)) is not None:
+            commit.run("HDEL", STATES, str(dropped))
     if turn_commit.matched:
         commit.run("HINCRBY", EPISODES, f"matched:{turn_commit.matched}", 1)
     _put_calls(commit, turn_commit)

@@ -22,6 +22,7 @@ from services.catalog.records import IdempotencyKey
 #   TOMBSTONE   hash of cleanup that is due after the deletion
 #   UNVERIFIED  those of SHARERS that may not exist, by the time of the reference
 #   HISTORY     hash of the committed length at the end of each epoch
+#   STATES      hash of worker states at the ends of some turns, compressed, by turn
 # SHARERS, TOMBSTONE and UNVERIFIED outlive the session.
 (
     META,
@@ -40,9 +41,10 @@ from services.catalog.records import IdempotencyKey
     TOMBSTONE,
     UNVERIFIED,
     HISTORY,
-) = range(16)
+    STATES,
+) = range(17)
 # The index of an idempotency record that is stored in the session's slot.
-RECORD = 16
+RECORD = 17
 
 _SUFFIXES = (
     "",
@@ -61,6 +63,7 @@ _SUFFIXES = (
     ":gone",
     ":unverified",
     ":history",
+    ":states",
 )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import Turn
 from services.cancellation import run_to_completion
 from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
@@ -12,11 +12,11 @@ from services.catalog.redis.commits import build_turn
 from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.conversations.histories import RedisHistories
 from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import META, TOKENS, TURNS
+from services.catalog.redis.keys import META, STATES, TOKENS, TURNS
 from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.slot import SessionSlots, build_incomplete
-from services.catalog.serialization import decode_tokens
+from services.catalog.serialization import decode_tokens, unpack
 
 
 class RedisTurns:
@@ -54,6 +54,14 @@ class RedisTurns:
             session_id, ("LRANGE", TURNS, *span), ("LRANGE", TOKENS, *span)
         )
         return mapping.from_turn_entries(session_id, entries, tokens)
+
+    async def get_state(self, session_id: str, number: int) -> bytes | None:
+        """Return the serialized pb.SessionState at the end of turn `number`, if it was kept."""
+        _, packed = await self._slots.read(session_id, ("HGET", STATES, str(number)))
+        try:
+            return None if packed is None else unpack(packed)
+        except ValueError as error:
+            raise CatalogError(f"session {session_id}: {error}") from error
 
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""

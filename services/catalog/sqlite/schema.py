@@ -21,7 +21,7 @@ MIGRATIONS: Mapping[int, str] = MappingProxyType(
         8: "0009_commit_points.sql",
         9: "0010_creations.sql",
         10: "0011_histories.sql",
-        11: "0012_expiry_and_seals.sql",
+        11: "0012_expiry_and_states.sql",
     }
 )
 

@@ -60,6 +60,14 @@ CREATE TABLE worker_states (
     state BLOB NOT NULL
 ) STRICT;
 
+-- Worker states at the ends of some turns, compressed, for forks there.
+CREATE TABLE turn_states (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    turn INTEGER NOT NULL,
+    state BLOB NOT NULL,
+    PRIMARY KEY (session, turn)
+) STRICT;
+
 CREATE TABLE turns (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     number INTEGER NOT NULL,

@@ -4,6 +4,7 @@ import aiosqlite
 
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
+from services.catalog.records import KeptState
 from services.catalog.serialization import MEMORY, seal
 from services.catalog.sqlite import mapping, page_refs
 from services.catalog.sqlite.queries import insert
@@ -50,4 +51,14 @@ async def replace_memory(db: aiosqlite.Connection, session_id: str, memory: Memo
             "length": memory.length,
             "session": session_id,
         },
+    )
+
+
+async def keep_state(db: aiosqlite.Connection, session_id: str, turn: int, kept: KeptState) -> None:
+    """Keep the state at the end of a turn, and drop the one that is due to be."""
+    row = {"session": session_id, "turn": turn, "state": kept.packed}
+    await insert(db, "turn_states", [row])
+    await db.execute(
+        "DELETE FROM turn_states WHERE session = :session AND turn = :turn",
+        {"session": session_id, "turn": kept.get_dropped(turn)},
     )

@@ -4,7 +4,7 @@ import aiosqlite
 
 from kvrecall.domain.session import Turn
 from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
-from services.catalog.serialization import decode_tokens, unseal
+from services.catalog.serialization import decode_tokens, unpack, unseal
 from services.catalog.sqlite import (
     episodes,
     mapping,
@@ -16,7 +16,7 @@ from services.catalog.sqlite import (
 from services.catalog.sqlite.conversations.histories import add_history
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import fetch_all, insert, require_session
+from services.catalog.sqlite.queries import fetch_all, fetch_one, insert, require_session
 
 
 class SqliteTurns:
@@ -50,6 +50,17 @@ class SqliteTurns:
 
         return await self._database.read(read)
 
+    async def get_state(self, session_id: str, number: int) -> bytes | None:
+        """Return the serialized pb.SessionState at the end of turn `number`, if it was kept."""
+        query = "SELECT state FROM turn_states WHERE session = :session AND turn = :turn"
+        values = {"session": session_id, "turn": number}
+
+        async def read(db: aiosqlite.Connection) -> bytes | None:
+            row = await fetch_one(db, query, values)
+            return None if row is None else unpack(row["state"])
+
+        return await self._database.read(read)
+
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""
         query = "SELECT token_ids FROM turns WHERE session = :session ORDER BY number"
@@ -80,6 +91,8 @@ async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int, no
     await session_rows.replace_memory(db, turn.session, outcome.memory)
     await session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.length)
     await session_rows.replace_worker_state(db, turn.session, commit.worker_state)
+    if commit.kept is not None:
+        await session_rows.keep_state(db, turn.session, turn.number, commit.kept)
     await episodes.count_match(db, turn.session, commit.matched, commit.active)
     await tool_calls.end_pause(db, turn, commit.inline_results)
     await tool_calls.begin_pause(db, turn, commit.calls, now)
