@@ -141,7 +141,7 @@ def measure(plan: Plan) -> list[Row]:
         added = StoredBytes(catalog_bytes(data) - alone.catalog, more)
         needs = ServerNeeds(model=str(model), slots=SLOTS, max_budget=plan.budget, data=data)
         with server_at(None, needs) as url, KvrecallClient(url) as client:
-            turns = client.session(session).turns
+            turns = client.get_session(session).turns
             over_http = fork_over_http(client, session, plan, [turns])
             earlier = fork_over_http(client, session, plan, range(max(1, turns - 15), turns))
             same_long = ask_in_turn(client, session, plan)
