@@ -81,8 +81,11 @@ class TestQuotas:
         return ServiceLimits(queue_seconds=5, tenant_bytes=64 * 4)
 
     async def test_a_tenant_over_its_bytes_is_told_that_a_retry_is_no_use(self, api: Any) -> None:
-        assert (await complete(api, ANN)).status_code == 200
-        refused = await complete(api, ANN, messages=[*MESSAGES, *MESSAGES])
+        created = await api.http.post("/v1/sessions", json={"budget": 64}, headers=ANN)
+        path = f"/v1/sessions/{created.json()['id']}/turns"
+        turn = await api.http.post(path, json={"messages": MESSAGES}, headers=ANN)
+        assert turn.status_code == 200  # it was not over them before
+        refused = await complete(api, ANN)
         assert refused.status_code == 429
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
