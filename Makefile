@@ -8,10 +8,11 @@ VENV        ?= .venv
 BIN         := $(VENV)/bin
 TORCH_INDEX ?=
 FILE        ?=
+CLIENT      ?=
 FAULTS      ?= 2000
 SEED        ?= 11
 
-.PHONY: demo test lint docs types unit integration faults faults-can-fail proto clean
+.PHONY: demo test lint docs types unit integration clients faults faults-can-fail proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
@@ -43,6 +44,12 @@ unit: $(VENV)/.test
 integration: $(VENV)/.test
 	$(BIN)/pytest -m integration -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/gateway
 	$(BIN)/pytest -m integration -n 2 --dist loadfile tests/gateway
+
+# Agent frameworks, unmodified, against a scripted worker: each is installed into an environment of its
+# own under build/ (3 GB in all, Node is needed for one), and a table says what works. One client only:
+# `make clients CLIENT=langgraph`.
+clients: $(VENV)/.test
+	$(BIN)/python -m tests.clients.run $(CLIENT)
 
 # An hour or so of killed processes, lost power, partitions, failing disks and flipped bits, and a
 # report of the counts; shorter: `make faults FAULTS=50 SEED=7`. Rounds that are done are not run

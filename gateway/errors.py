@@ -1,6 +1,6 @@
 """Error responses: every error as RFC 9457 problem details, with the status of its error code.
 
-The routes of OpenAI's API answer the same errors in its own form.
+The routes of OpenAI's and Anthropic's APIs answer the same errors in their own forms.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from gateway.anthropic.errors import is_anthropic_path, to_anthropic_error
 from gateway.openai.errors import get_status, is_openai_path, to_openai_error
 from kvrecall.domain import errors
 from kvrecall.domain.codes import ErrorCode
@@ -101,6 +102,9 @@ def error_response(
     if is_openai_path(path):
         content, status = to_openai_error(members), get_status(members)
         return _RedactedResponse(content, status, sent)
+    if is_anthropic_path(path):
+        content, status = to_anthropic_error(members), get_status(members)
+        return _RedactedResponse(content, status, sent)
     return _RedactedResponse(dict(members), members["status"], sent, media_type=PROBLEM_JSON)
 
 
@@ -138,7 +142,9 @@ def _build_headers(error: errors.ServiceError, status: int) -> dict[str, str]:
 
 def get_retry_seconds(error: errors.ServiceError) -> float | None:
     """Return the time after which a transient error may be gone; None for one that stays."""
-    if error.code.http_status not in (429, 503) or isinstance(error, errors.QuotaExceeded):
+    if isinstance(error, errors.QuotaExceeded):
+        return None
+    if error.code.http_status not in (429, 503) and not isinstance(error, errors.SessionBusy):
         return None
     if isinstance(error, errors.Overloaded):
         return error.retry_after_seconds

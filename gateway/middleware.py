@@ -13,6 +13,8 @@ from gateway.errors import error_response, log_unexpected_error
 from gateway.scopes import get_path
 
 _REQUEST_ID = b"x-request-id"
+# The name under which Anthropic's clients read it.
+_OTHER_REQUEST_ID = b"request-id"
 # Logged status of a request whose client disconnected before the response; never sent.
 CLIENT_CLOSED_REQUEST = 499
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -49,7 +51,9 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (_REQUEST_ID, request_id.encode())]
+                names = (_REQUEST_ID, _OTHER_REQUEST_ID)
+                ids = [(name, request_id.encode()) for name in names]
+                message["headers"] = [*message["headers"], *ids]
             await send(message)
 
         bound = structlog.contextvars.bind_contextvars(request_id=request_id)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -12,16 +13,18 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import log_unexpected_error, to_problem
 from gateway.rest.schemas.messages import ToolCallView
-from gateway.rest.schemas.turns import TurnView
+from gateway.rest.schemas.turns import TurnView, view_logprobs
 from kvrecall.domain.errors import ServiceError, WorkerLost
+from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
+    ProgressStream,
+    ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
     TurnProgress,
     TurnStarted,
-    TurnStream,
 )
 
 Result = TypeVar("Result")
@@ -54,11 +57,17 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def read_outcome(stream: TurnStream) -> TurnOutcome:
-    """Read a turn's stream to its end and return the outcome. Raises what the turn raises."""
+async def read_outcome(stream: ProgressStream) -> TurnOutcome:
+    """Read a turn's stream to its end and return the outcome. Raises what the turn raises.
+
+    It has the log-probabilities that the turn asked for, which are not stored with it.
+    """
+    logprobs: list[TokenLogprob] = []
     async for progress in stream:
+        if isinstance(progress, TextDelta):
+            logprobs += progress.logprobs
         if isinstance(progress, TurnEnded):
-            return progress.outcome
+            return replace(progress.outcome, logprobs=tuple(logprobs))
     raise WorkerLost("the turn ended without a result; repeat it")
 
 
@@ -79,7 +88,7 @@ class Encoder(Protocol):
 
 
 class SessionEvents:
-    """The session API's events: token, tool_call, and last `done` or `error`."""
+    """The session API's events: reasoning, token, tool_call, and last `done` or `error`."""
 
     def begin(self) -> bytes:
         """Encode nothing."""
@@ -90,8 +99,11 @@ class SessionEvents:
         match progress:
             case TurnStarted():
                 return b""
-            case TextDelta(text):
-                return _encode("token", {"text": text})
+            case ReasoningDelta(text):
+                return _encode("reasoning", {"text": text})
+            case TextDelta(text, logprobs):
+                found = {"logprobs": view_logprobs(logprobs)} if logprobs else {}
+                return _encode("token", {"text": text, **found})
             case ToolCallEmitted(call):
                 return _encode("tool_call", ToolCallView.from_domain(call))
             case TurnEnded(outcome):
@@ -109,7 +121,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        stream: TurnStream,
+        stream: ProgressStream,
         heartbeat_seconds: float,
         encoder: Encoder | None = None,
         headers: Mapping[str, str] | None = None,

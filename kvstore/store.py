@@ -296,23 +296,23 @@ class RowStore:
         `gather`.
         """
         with self._sessions.locked(session) as state:
-            return self._reader.gather_layers(state, [positions], [layer])[0]
+            return self._reader.gather_layers(state, [positions], range(layer, layer + 1))[0]
 
     def gather_selection(
-        self, session: str, selection: Sequence[Tensor]
+        self, session: str, selection: Sequence[Tensor], *, promote: bool = True
     ) -> list[tuple[Tensor, Tensor]]:
         """Gather a selection, per layer int64 `[n_kv_heads, m_l]`, reading each page once.
 
-        Returns per layer keys and values `[n_kv_heads, m_l, head_dim]`; position -1 means no row
-        and yields zeros. Raises as `gather`, and RowShapeError unless there is one entry per layer.
+        Returns per layer keys and values `[n_kv_heads, m_l, head_dim]`; position -1 yields zeros.
+        `promote`: copy pages into the tiers above the one that had them. Raises as `gather`, and
+        RowShapeError unless there is one entry per layer.
         """
-        if len(selection) != self._layout.n_layers:
+        if len(selection) != (layers := self._layout.n_layers):
             raise RowShapeError(
-                f"a selection must have one entry per layer ({self._layout.n_layers}), "
-                f"got {len(selection)}"
+                f"a selection must have one entry per layer ({layers}), got {len(selection)}"
             )
         with self._sessions.locked(session) as state:
-            return self._reader.gather_layers(state, selection, range(self._layout.n_layers))
+            return self._reader.gather_layers(state, selection, range(layers), promote=promote)
 
     def scan_keys(
         self, session: str, start: int = 0, stop: int | None = None
@@ -348,7 +348,7 @@ class RowStore:
             return self._reader.summaries(state, pages)
 
     def prefetch(self, session: str) -> None:
-        """Start to bring the session's last pages into memory, up to half of its limit."""
+        """Begin to copy the session's last pages into memory, up to half of its limit."""
         self._prefetcher.request(session)
 
     def summary_bytes(self) -> int:

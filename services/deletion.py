@@ -97,11 +97,13 @@ class Retention:
     async def make_room(self, tenant: str, keep: str) -> bool:
         """Delete the tenant's matched sessions that expire next; return whether there was one.
 
-        Nobody else would: their clients know of no session. `keep` is left alone.
+        Nobody else would: their clients know of no session. `keep` is left alone, and so are
+        sessions of stored responses, which clients may delete.
         """
         made = False
         for session in await self._catalog.expiry.get_next(tenant, _ROOM_AT_ONCE):
-            if session.settings.matched and session.id != keep:
+            settings = session.settings
+            if settings.matched and not settings.stored and session.id != keep:
                 made |= await self._deleter.delete_unused(session)
         return made
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
@@ -13,6 +14,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import Observer, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Message
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, Turn
@@ -28,9 +30,7 @@ from kvrecall.domain.tool_events import (
 )
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
-from kvrecall.protocol.convert import (
-    worker_info_from_wire,
-)
+from kvrecall.protocol.convert import message_to_wire, worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.access.control import AccessControl
 from services.admission import Admission
@@ -41,6 +41,8 @@ from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyReco
 from services.cluster.worker_client import Worker
 from services.context import ServiceContext
 from services.conversations.matching import Conversations
+from services.conversations.named import NamedConversations
+from services.conversations.responses import ResponseStore
 from services.creation import SessionCreator
 from services.deletion import Retention, SessionDeleter
 from services.episode_router import EpisodeRouter
@@ -83,6 +85,8 @@ class SessionService:
         self._turns = TurnRunner(self._context, self._background, EpisodeRouter(self._context))
         self._creator = SessionCreator(self._context)
         self._forks = ForkRunner(self._context, self._background)
+        self.responses = ResponseStore(catalog, limits)
+        self.named_conversations = NamedConversations(catalog, self._quotas, limits)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
         self._deleter = SessionDeleter(self._context, self._background, self._collector)
@@ -355,6 +359,15 @@ class SessionService:
         if tenant is not None:
             await self.check_tenant(session, tenant)
         return await load_repair_history(self._catalog, self._worker, session, limit)
+
+    async def count_tokens(self, messages: Sequence[Message], tools: Sequence[str]) -> int:
+        """Count the tokens of a prompt, as a new session would be told it.
+
+        Raises WorkerRefused if the model's template refuses the messages.
+        """
+        wire = [message_to_wire(message) for message in messages]
+        request = pb.CountTokensRequest(messages=wire, tools=tools)
+        return (await self._worker.count_tokens(request)).tokens
 
     async def memory(self, session: str, tenant: str | None = None) -> MemoryReport:
         """Report what the session holds. Raises UnknownSession."""

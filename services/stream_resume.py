@@ -1,8 +1,34 @@
 """Resumption of a client's stream after failover to another worker."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from kvrecall.domain.errors import WorkerLost
-from kvrecall.domain.messages import ToolCall
-from services.turn_stream import Publish, TextDelta, ToolCallEmitted
+from kvrecall.domain.messages import TokenLogprob, ToolCall
+from kvrecall.protocol.convert import logprob_from_wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.turn_stream import Publish, ReasoningDelta, TextDelta, ToolCallEmitted
+
+
+@dataclass
+class _Text:
+    """A text as it was sent, and as the running attempt has it."""
+
+    sent: str = ""
+    attempt: str = ""
+
+    def add(self, piece: str) -> str:
+        """Add a piece to the attempt; returns the part that was not sent yet."""
+        self.attempt += piece
+        fresh = self.attempt[len(self.sent) :]
+        if self.same:
+            self.sent += fresh
+        return fresh
+
+    @property
+    def same(self) -> bool:
+        """True while the attempt says what was sent."""
+        return self.sent.startswith(self.attempt[: len(self.sent)])
 
 
 class StreamResumer:
@@ -15,35 +41,48 @@ class StreamResumer:
 
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
-        self._sent_text = ""
+        self._text = _Text()
+        self._reasoning = _Text()
         self._sent_calls: list[ToolCall] = []
-        self._text = ""
+        self._sent_logprobs = 0
         self._n_calls = 0
+        self._n_logprobs = 0
         self.attempts = 0
         self.diverged = False
 
     def begin(self) -> None:
         """Start an attempt, the first one or a retry."""
         self.attempts += 1
-        self._text = ""
-        self._n_calls = 0
+        self._text.attempt = self._reasoning.attempt = ""
+        self._n_calls = self._n_logprobs = 0
 
-    def text(self, piece: str) -> None:
-        """Publish the part of `piece` that was not sent yet.
+    def chunk(self, chunk: pb.TokenChunk) -> None:
+        """Publish what is new of a token's text and reasoning. Raises as `text`."""
+        if chunk.reasoning:
+            self.reasoning(chunk.reasoning)
+        if chunk.text or chunk.logprobs or not chunk.reasoning:
+            self.text(chunk.text, [logprob_from_wire(each) for each in chunk.logprobs])
+
+    def text(self, piece: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Publish the part of `piece`, and those of its log-probabilities, that were not sent yet.
 
         Raises WorkerLost when the answer diverges.
         """
-        start = len(self._text)
-        self._text += piece
-        n_sent = len(self._sent_text)
-        if start >= n_sent:
-            self._sent_text = self._text
-            self._publish(TextDelta(piece))
-            return
-        self._check(self._sent_text.startswith(self._text[:n_sent]))
-        if len(self._text) > n_sent:
-            self._sent_text = self._text
-            self._publish(TextDelta(self._text[n_sent:]))
+        behind = len(self._text.attempt) < len(self._text.sent)
+        fresh = self._text.add(piece)
+        self._check(self._text.same)
+        self._n_logprobs += len(logprobs)
+        count = max(0, self._n_logprobs - self._sent_logprobs)
+        self._sent_logprobs += count
+        if fresh or count or not behind:
+            self._publish(TextDelta(fresh, tuple(logprobs[len(logprobs) - count :])))
+
+    def reasoning(self, piece: str) -> None:
+        """Publish the part of a piece of reasoning that was not sent yet; as `text`."""
+        fresh = self._reasoning.add(piece)
+        self._check(self._reasoning.same)
+        if fresh:
+            self._publish(ReasoningDelta(fresh))
 
     def call(self, call: ToolCall) -> None:
         """Publish a tool call unless it was sent. Raises WorkerLost when the answer diverges."""
@@ -59,8 +98,10 @@ class StreamResumer:
 
         Raises WorkerLost when more than that was sent before.
         """
+        texts = (self._text, self._reasoning)
         self._check(
-            len(self._text) == len(self._sent_text) and self._n_calls == len(self._sent_calls)
+            all(len(text.attempt) == len(text.sent) for text in texts)
+            and self._n_calls == len(self._sent_calls)
         )
 
     def _check(self, same: bool) -> None:

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvrecall.domain.errors import WorkerLost
-from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.domain.reports import TurnOutcome
 
 
@@ -19,7 +20,18 @@ class TurnStarted:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """A piece of the generated text."""
+    """A piece of the generated text, with the log-probabilities of its tokens if they are asked for.
+
+    It may be empty: the text of a token may come with a later one's.
+    """
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    """A piece of what the model reasons before its text."""
 
     text: str
 
@@ -38,8 +50,20 @@ class TurnEnded:
     outcome: TurnOutcome
 
 
-TurnProgress = TurnStarted | TextDelta | ToolCallEmitted | TurnEnded
+TurnProgress = TurnStarted | ReasoningDelta | TextDelta | ToolCallEmitted | TurnEnded
 Publish = Callable[[TurnProgress], None]
+
+
+class ProgressStream(Protocol):
+    """The progress of one turn, for one reader."""
+
+    def __aiter__(self) -> AsyncIterator[TurnProgress]: ...
+
+    async def __anext__(self) -> TurnProgress: ...
+
+    async def aclose(self) -> None:
+        """End the turn early, unless it is committed."""
+        ...
 
 
 class TurnStream:

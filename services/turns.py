@@ -4,8 +4,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from hashlib import blake2b
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
@@ -16,22 +14,13 @@ from kvrecall.domain.errors import (
     WorkerRefused,
 )
 from kvrecall.domain.events import EpisodesFailed, TurnFailed, TurnFinished, TurnRetried
-from kvrecall.domain.messages import Message
-from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import TurnOutcome
-from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent
-from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
+from kvrecall.domain.turn_request import TurnRequest, plan_turn
 from kvrecall.protocol.convert import (
     call_from_wire,
-    episode_from_wire,
-    fidelity_from_wire,
-    memory_from_wire,
-    message_from_wire,
-    message_to_wire,
-    repair_from_wire,
-    sampling_to_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.background import BackgroundTasks
@@ -39,13 +28,21 @@ from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, KeptState, TurnCommit
 from services.catalog.serialization import OUTCOME, pack
 from services.context import ServiceContext
-from services.conversations.histories import extend
-from services.episode_router import EpisodeRouter, Match
-from services.pages.prefix_sharing import FirstTurn, PrefixSharing
+from services.episode_router import EpisodeRouter
+from services.pages.prefix_sharing import PrefixSharing
+from services.planning.constraints import check_constraint
+from services.planning.turn_context import TurnContext
 from services.repair_runner import repair_details, signal_text
 from services.session_manager import ActiveSession, may_have_changed
 from services.stream_resume import StreamResumer
-from services.turn_stream import Publish, TextDelta, ToolCallEmitted, TurnEnded, TurnStarted
+from services.turn_stream import (
+    Publish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEmitted,
+    TurnEnded,
+    TurnStarted,
+)
 
 # Rebuilds within one turn: a page may break while others are rebuilt.
 _MAX_REBUILDS = 2
@@ -117,6 +114,8 @@ class TurnRunner:
         outcome = OUTCOME.validate_json(record)
         publish(TurnStarted(outcome.session, outcome.turn))
         if outcome.message is not None:
+            if outcome.message.reasoning:
+                publish(ReasoningDelta(outcome.message.reasoning))
             if outcome.message.content:
                 publish(TextDelta(outcome.message.content))
             for call in outcome.message.tool_calls:
@@ -132,6 +131,8 @@ class TurnRunner:
         """
         if not request.queue:
             plan_turn(session, request, self._context.limits)
+        if request.sampling is not None:
+            await check_constraint(request.sampling.constraint, session.settings.tools)
         await self._context.quotas.check_quota(session.settings.tenant, keep=session.id)
         if request.compare_with:
             try:
@@ -148,7 +149,7 @@ class TurnRunner:
         publish: Publish,
         key: IdempotencyKey | None,
         arrived: float,
-    ) -> "_TurnContext":
+    ) -> TurnContext:
         """Interrupt background work, take the session over, and plan against its committed state."""
         await self._background.yield_to_turn(live, request.wait_for_repairs)
         await self._context.sessions.epoch(live)  # no other process writes the session from here on
@@ -158,9 +159,9 @@ class TurnRunner:
         waited = time.monotonic() - arrived
         match = await self._router.match(session, plan.messages)
         first = await self._prefixes.first_turn(session, plan.messages)
-        return _TurnContext(live, session, request, plan, key, waited, match, first)
+        return TurnContext(live, session, request, plan, key, waited, match, first)
 
-    async def _compute(self, turn: "_TurnContext", publish: Publish) -> None:
+    async def _compute(self, turn: TurnContext, publish: Publish) -> None:
         """Run the turn in the session's worker; retry it when that is lost before the commit.
 
         A lost worker means another one, from the committed state; missing pages mean a rebuild in
@@ -199,7 +200,7 @@ class TurnRunner:
                 )
 
     async def _attempt(
-        self, turn: "_TurnContext", resumer: StreamResumer, publish: Publish, lost: Sequence[str]
+        self, turn: TurnContext, resumer: StreamResumer, publish: Publish, lost: Sequence[str]
     ) -> None:
         live = turn.live
         epoch = await self._context.sessions.ensure_open(live, lost, turn.session)
@@ -217,7 +218,7 @@ class TurnRunner:
 
     async def _generate(
         self,
-        turn: "_TurnContext",
+        turn: TurnContext,
         request: pb.TurnRequest,
         resumer: StreamResumer,
         publish: Publish,
@@ -236,7 +237,7 @@ class TurnRunner:
                         match event.WhichOneof("event"):
                             case "token":
                                 turn.live.advance(SessionEvent.TOKEN_GENERATED)
-                                resumer.text(event.token.text)
+                                resumer.chunk(event.token)
                             case "tool_call":
                                 resumer.call(call_from_wire(event.tool_call))
                             case "done":
@@ -275,7 +276,7 @@ class TurnRunner:
         turns = self._context.limits.kept_states
         return KeptState(await asyncio.to_thread(pack, state), turns) if turns else None
 
-    async def _commit(self, turn: "_TurnContext", done: pb.TurnDone, epoch: int) -> TurnOutcome:
+    async def _commit(self, turn: TurnContext, done: pb.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause that it ends on."""
         live = turn.live
         outcome = turn.outcome(done)
@@ -308,90 +309,3 @@ class TurnRunner:
         if calls or turn.session.settings.repairs_on(RepairTrigger.LAST_OUTPUT):
             self._background.start_repairs(live)
         return outcome
-
-
-@dataclass(frozen=True)
-class _TurnContext:
-    """One turn on its way.
-
-    The session as committed, the plan, and how long it `waited` in seconds.
-    """
-
-    live: ActiveSession
-    session: Session
-    request: TurnRequest
-    plan: TurnPlan
-    key: IdempotencyKey | None
-    waited: float
-    match: Match | None
-    first: FirstTurn | None
-
-    def to_wire(self, epoch: int) -> pb.TurnRequest:
-        """Build the worker's request."""
-        return pb.TurnRequest(
-            session=self.live.id,
-            epoch=epoch,
-            messages=[message_to_wire(message) for message in self.plan.messages],
-            generate=self.request.generate,
-            sampling=sampling_to_wire(self.plan.sampling),
-            repair=self.plan.repair,
-            keep_distribution=self.request.keep_distribution,
-            compare_with=self.request.compare_with,
-            episode=None if self.match is None else self.match.load,
-            prefix=None if self.first is None else self.first.offered,
-            length=self.session.memory.length,
-        )
-
-    def history(self, reply: Message | None) -> str:
-        """Digest the conversation up to the end of the turn; empty if it is not looked for."""
-        digest = self.request.history
-        return (extend(digest, reply) if digest and reply is not None else digest).hex()
-
-    def fingerprint(self) -> str:
-        """Digest what the client asked for: the same turn in the same place of the session."""
-        request = pb.TurnRequest(
-            messages=[message_to_wire(message) for message in self.plan.messages],
-            generate=self.request.generate,
-            sampling=sampling_to_wire(self.plan.sampling),
-        )
-        text = f"{self.plan.number} ".encode() + request.SerializeToString(deterministic=True)
-        return blake2b(text, digest_size=16).hexdigest()
-
-    def committed(self, done: pb.TurnDone, outcome: TurnOutcome) -> Turn:
-        """Build the turn as it is committed."""
-        return Turn(
-            session=self.live.id,
-            number=self.plan.number,
-            messages=self.plan.messages,
-            token_ids=tuple(done.token_ids),
-            outcome=outcome,
-            utterance_tokens=tuple(done.utterance_tokens),
-        )
-
-    def outcome(self, done: pb.TurnDone) -> TurnOutcome:
-        """Build the turn's outcome from the worker's report."""
-        message: Message | None = (
-            message_from_wire(done.message) if done.HasField("message") else None
-        )
-        own_repair = repair_from_wire(done.repair) if done.HasField("repair") else None
-        repairs = self.session.repairs
-        match = self.match
-        matching = {} if match is None else {"match": match.seconds}
-        return TurnOutcome(
-            session=self.live.id,
-            turn=self.plan.number,
-            message=message,
-            finish_reason=done.finish_reason,
-            prompt_tokens=done.prompt_tokens,
-            output_tokens=done.output_tokens,
-            memory=memory_from_wire(done.memory),
-            repairs=repairs if own_repair is None else (*repairs, own_repair),
-            seconds={"waiting": self.waited, **matching, **dict(done.seconds)},
-            fidelity=fidelity_from_wire(done),
-            own_repair=own_repair,
-            episode=None
-            if match is None
-            else episode_from_wire(match.episode, match.similarity, done),
-            repairs_skipped=len(due_repairs(self.session)),
-            durable=done.durable,
-        )

@@ -33,6 +33,7 @@ TESTS = Path(__file__).parent
 # Folders and files whose tests are integration tests, relative to this folder.
 INTEGRATION_PATHS = (
     "benchmarks",
+    "clients",
     "docs",
     "end_to_end",
     "evals",

@@ -27,7 +27,8 @@ PARTS = (
     "services",
     "workers",
 )
-MINUTES = 15.0
+# A service that starts no more is waited for 10 minutes, as each of its requests is.
+MINUTES = 40.0
 FAILED = 1
 
 

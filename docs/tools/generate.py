@@ -1,4 +1,4 @@
-"""Pages of docs/reference/ that are generated from the code: REST, CLI, settings and modules.
+"""Pages of docs/reference/ that are generated from the code: REST, CLI, settings, clients, modules.
 
 `python docs/tools/generate.py` writes them; `--check` writes nothing, names the pages that are not
 current and exits with 1. Run from anywhere; the pages are committed, so that they can be read
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import cli_page
+import clients_page
 import errors_page
 import house_page
 import modules_page
@@ -31,6 +32,7 @@ def build_openapi() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "openapi.json": build_openapi,
     "rest.md": lambda: NOTICE + rest_page.build(rest_page.describe_api(ROOT)),
+    "clients.md": lambda: NOTICE + clients_page.build(ROOT),
     "cli.md": lambda: NOTICE + cli_page.build(),
     "settings.md": lambda: NOTICE + settings_page.build(),
     "errors.md": lambda: NOTICE + errors_page.build(),

@@ -16,7 +16,8 @@ Generated from [openapi.json](openapi.json), which a running service also has at
 `/docs` shows it in a browser. Bodies are JSON; unknown fields are refused. Writes take an
 `Idempotency-Key` header: a request that is sent again with its key is answered as it was, once.
 A service with [keys](../keys.md) wants one in each request: `Authorization: Bearer KEY`.
-Errors are problem documents (RFC 9457) with a stable `code`; see [`Problem`](#problem).
+Errors are problem documents (RFC 9457) with a stable `code`; see [`Problem`](#problem). Routes of
+[OpenAI's](../openai.md) and [Anthropic's](../anthropic.md) APIs are as these pages describe them.
 """
 
 

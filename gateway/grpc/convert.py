@@ -46,7 +46,7 @@ def build_message(kind: type[MessageT], view: BaseModel) -> MessageT:
     return fill_message(kind(), view.model_dump())
 
 
-def read_message(message: Message) -> Json:
+def read_message(message: Message) -> Any:
     """Return the fields that are set, under their names and in the form of REST."""
     fields = cast("Iterable[tuple[FieldDescriptor, Any]]", message.ListFields())
     values = {_rest_name(field): _read_field(field, value) for field, value in fields}
@@ -96,7 +96,7 @@ def _rest_name(field: FieldDescriptor) -> str:
 
 def _read_field(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return dict(value)  # of texts: no request has another map
+        return {str(key): each for key, each in value.items()}  # no request has one of messages
     if field.is_repeated:
         return [_read_value(field, each) for each in value]
     return _read_value(field, value)
@@ -192,6 +192,8 @@ def _set_value(message: Any, value: Any) -> None:
 
 
 def _to_scalar(field: FieldDescriptor, value: Any) -> Any:
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return bytes(value)
     if field.enum_type is None:
         return value
     word = str(value).rpartition(".")[2]  # `tool_call.started` is EVENT_TYPE_STARTED
@@ -246,6 +248,22 @@ def _episodes_from_rest(values: Json) -> Json:
     return values
 
 
+def _choice_to_rest(values: Json) -> Any:
+    mode = values.get("mode", "auto")
+    if "tools" not in values:
+        return mode
+    tools = [{"type": "function", "function": {"name": name}} for name in values["tools"]]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def _format_to_rest(values: Json) -> Json:
+    if "json_schema" in values:
+        schema = values["json_schema"]
+        parsed = {**schema, "schema": _parse_object(schema.get("schema", ""))}
+        return {"type": "json_schema", "json_schema": parsed}
+    return {"type": "json_object" if values.get("json_object") else "text"}
+
+
 def _create_to_rest(values: Json) -> Json:
     if values.pop("no_episodes", False):
         values["episodes"] = None
@@ -254,12 +272,14 @@ def _create_to_rest(values: Json) -> Json:
 
 # Messages that are flatter than REST's objects, which are OpenAI's, or have a field for a word.
 _FLAT = (pb.ToolCall.DESCRIPTOR, pb.Tool.DESCRIPTOR)
-_TO_REST: Mapping[str, Callable[[Json], Json]] = MappingProxyType(
+_TO_REST: Mapping[str, Callable[[Json], Any]] = MappingProxyType(
     {
         pb.ToolCall.DESCRIPTOR.full_name: _call_to_rest,
         pb.Tool.DESCRIPTOR.full_name: _tool_to_rest,
         pb.EpisodeSettings.DESCRIPTOR.full_name: _episodes_to_rest,
         pb.CreateSessionRequest.DESCRIPTOR.full_name: _create_to_rest,
+        pb.ToolChoice.DESCRIPTOR.full_name: _choice_to_rest,
+        pb.ResponseFormat.DESCRIPTOR.full_name: _format_to_rest,
     }
 )
 _FROM_REST: Mapping[str, Callable[[Json], Json]] = MappingProxyType(

@@ -18,7 +18,7 @@ from gateway.rest.schemas.memory import MemoryView
 from gateway.rest.schemas.messages import ToolCallView
 from gateway.rest.schemas.repairs import RepairsView
 from gateway.rest.schemas.sessions import CreateSessionBody, ForkBody, MoveBody, SessionView
-from gateway.rest.schemas.turns import TurnBody, TurnView
+from gateway.rest.schemas.turns import TurnBody, TurnView, view_logprobs
 from gateway.rest.schemas.workers import MethodsView, WorkerLoadView, WorkersView, WorkerView
 from gateway.sse import read_outcome
 from kvrecall.domain.session import Session
@@ -27,6 +27,7 @@ from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from services.access.principals import Principal
 from services.service import SessionService
 from services.turn_stream import (
+    ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
@@ -184,8 +185,11 @@ class SessionsServicer:
 def _to_event(progress: TurnProgress) -> pb.TurnEvent | None:
     """Convert a turn's progress; None for what has no event, as its start."""
     match progress:
-        case TextDelta(text):
-            return pb.TurnEvent(text=pb.TextDelta(text=text))
+        case ReasoningDelta(text):
+            return pb.TurnEvent(reasoning=pb.TextDelta(text=text))
+        case TextDelta(text, logprobs):
+            piece = {"text": text, "logprobs": view_logprobs(logprobs)}
+            return pb.TurnEvent(text=fill_message(pb.TextDelta(), piece))
         case ToolCallEmitted(call):
             view = ToolCallView.from_domain(call)
             return pb.TurnEvent(tool_call=build_message(pb.ToolCall, view))

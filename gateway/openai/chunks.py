@@ -3,15 +3,18 @@
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.openai.errors import to_openai_error
-from kvrecall.domain.messages import ToolCall
+from gateway.openai.logprobs import build_logprobs
+from gateway.openai.usage import build_receipt, count_tokens
+from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.matching import Continuation
 from services.turn_stream import (
+    ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
@@ -55,10 +58,12 @@ def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> J
     }
     if calls:
         answer["tool_calls"] = [_to_call(call) for call in calls]
+    if message is not None and message.reasoning:
+        answer |= _to_reasoning(message.reasoning)
     choice = {
         "index": 0,
         "message": answer,
-        "logprobs": None,
+        "logprobs": _to_logprobs(outcome.logprobs),
         "finish_reason": outcome.finish_reason,
     }
     return {
@@ -69,27 +74,23 @@ def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> J
 
 
 def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
-    """Build the token counts: of the whole conversation, and of those what was not computed now.
-
-    The last token of an answer has no row yet. Tokens whose rows are evicted count as cached: they
-    are stored and can come back.
-    """
-    memory = outcome.memory
-    prompt = max(outcome.prompt_tokens, memory.length + 1 - outcome.output_tokens)
-    held = found.held_tokens
-    cached = prompt - outcome.prompt_tokens if held is None else min(held, prompt)
+    """Build the token counts: of the whole conversation, and of those what was not computed now."""
+    tokens = count_tokens(outcome, found)
+    details = {
+        "cached_tokens": tokens.cached,
+        "cache_write_tokens": tokens.written,
+        "audio_tokens": 0,
+    }
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": outcome.output_tokens,
-        "total_tokens": prompt + outcome.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
-        "kvrecall": {
-            "active_rows": memory.active_rows,
-            "evicted_rows": memory.evicted_rows,
-            "promoted_rows": memory.promoted_rows,
-            "repaired_seconds": round(sum(repair.seconds for repair in outcome.repairs), 6),
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.output,
+        "total_tokens": tokens.total,
+        "prompt_tokens_details": details,
+        "completion_tokens_details": {
+            "reasoning_tokens": outcome.reasoning_tokens,
+            "audio_tokens": 0,
         },
+        "kvrecall": build_receipt(outcome),
     }
 
 
@@ -114,8 +115,10 @@ class CompletionChunks:
         match progress:
             case TurnStarted():
                 return b""
-            case TextDelta(text):
-                return self._delta({"content": text})
+            case ReasoningDelta(text):
+                return self._delta(_to_reasoning(text))
+            case TextDelta(text, logprobs):
+                return self._delta({"content": text}, logprobs=_to_logprobs(logprobs))
             case ToolCallEmitted(call):
                 return self._call(call)
             case TurnEnded(outcome):
@@ -141,8 +144,10 @@ class CompletionChunks:
             events += _encode({**self._head.members("chat.completion.chunk"), **usage})
         return events + b"data: [DONE]\n\n"
 
-    def _delta(self, delta: Json, finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _delta(
+        self, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._head.members("chat.completion.chunk"), "choices": [choice]}
         return _encode(chunk | ({"usage": None} if self._include_usage else {}))
 
@@ -150,6 +155,15 @@ class CompletionChunks:
 def _to_call(call: ToolCall) -> Json:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def _to_reasoning(text: str) -> Json:
+    """Name the reasoning as DeepSeek and as vLLM do: clients read the one or the other."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _to_logprobs(logprobs: Sequence[TokenLogprob]) -> Json | None:
+    return {"content": build_logprobs(logprobs), "refusal": None} if logprobs else None
 
 
 def _encode(data: Mapping[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from kvrecall.domain.codes import ErrorCode
 
 # The routes of this API; the session API's errors are problem details.
-_PATHS = ("/v1/chat/completions/", "/v1/models/")
+_PATHS = ("/v1/chat/completions/", "/v1/models/", "/v1/responses/", "/v1/conversations/")
 
 # OpenAI's clients repeat 408, 409, 429 and 5xx by themselves: what a retry cannot help is a 400.
 _STATUSES: Mapping[str, int] = {
@@ -32,6 +32,9 @@ _STATUSES: Mapping[str, int] = {
 _CODES: Mapping[str, str] = {
     ErrorCode.INVALID_REQUEST: "invalid_value",
     ErrorCode.UNKNOWN_MODEL: "model_not_found",
+    ErrorCode.UNKNOWN_RESPONSE: "response_not_found",
+    ErrorCode.UNKNOWN_CONVERSATION: "conversation_not_found",
+    ErrorCode.UNKNOWN_ITEM: "item_not_found",
     ErrorCode.TOOL_RESULT_WITHOUT_CALL: "tool_call_unknown",
     ErrorCode.CALLS_OUTSTANDING: "tool_result_missing",
     ErrorCode.RESULT_CONFLICT: "tool_result_conflict",

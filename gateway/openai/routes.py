@@ -1,20 +1,20 @@
-"""Routes of OpenAI's API: chat completions and models."""
+"""Routes of OpenAI's API; those of chat completions and models are here."""
 
 import time
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Request
 
+from gateway.answers import require_model, respond
 from gateway.idempotency import Key, get_idempotency_key
-from gateway.middleware import CLIENT_CLOSED_REQUEST
 from gateway.openai.chunks import CompletionChunks, Head, build_completion
+from gateway.openai.conversations.routes import add_conversation_routes
+from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody
 from gateway.settings import GatewaySettings
-from gateway.sse import ClientDisconnected, EventStream, read_outcome, run_while_connected
 from gateway.tenants import Tenant
-from kvrecall.domain.errors import UnknownModel
-from services.conversations.matching import Continuation, Conversation
+from services.conversations.matching import Conversation
 from services.service import SessionService
 
 _STREAM = {
@@ -28,6 +28,8 @@ def add_openai_routes(
 ) -> None:
     """Add the routes of OpenAI's API."""
     _add_models(router, service, settings)
+    add_response_routes(router, service, settings)
+    add_conversation_routes(router, service)
 
     @router.post("/chat/completions", responses={200: _STREAM}, tags=["openai"])
     async def create_chat_completion(
@@ -38,7 +40,7 @@ def add_openai_routes(
         The headers `kvrecall-session`, `kvrecall-match` (continued, forked, built, repeated) and
         `kvrecall-turn` tell which, and how it was found.
         """
-        _require_model(body.model, service, settings)
+        require_model(body.model, service, settings)
         body.require_honoured()
         conversation = Conversation(
             body.messages_to_domain(),
@@ -46,14 +48,16 @@ def add_openai_routes(
             body.turn_to_domain(service.limits),
             get_idempotency_key(request, key, body),
         )
-        try:
-            found = await run_while_connected(request, service.conversations.turn(conversation))
-            head = Head(body.model, service.info.fingerprint[:16])
-            if body.stream:
-                return _stream(found, head, body, settings)
-            return await _answer(request, found, head)
-        except ClientDisconnected:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        head = Head(body.model, service.info.fingerprint[:16])
+        options = body.stream_options
+        include_usage = options is not None and options.include_usage
+        return await respond(
+            request,
+            service.conversations.turn(conversation),
+            partial(build_completion, head),
+            (lambda found: CompletionChunks(head, found, include_usage)) if body.stream else None,
+            settings,
+        )
 
 
 def _add_models(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
@@ -71,33 +75,5 @@ def _add_models(router: APIRouter, service: SessionService, settings: GatewaySet
     @router.get("/models/{model:path}", tags=["openai"])
     async def get_model(model: str) -> dict[str, Any]:
         """Get the model of this name."""
-        _require_model(model, service, settings)
+        require_model(model, service, settings)
         return describe(model)
-
-
-def _require_model(name: str, service: SessionService, settings: GatewaySettings) -> None:
-    """Raise UnknownModel unless the service serves it."""
-    if name != service.info.model and name not in settings.model_aliases:
-        message = f"model {name!r} is not served here; {service.info.model!r} is"
-        raise UnknownModel("model", message)
-
-
-async def _answer(request: Request, found: Continuation, head: Head) -> Response:
-    try:
-        outcome = await run_while_connected(request, read_outcome(found.stream))
-    finally:
-        await found.stream.aclose()
-    headers = {**_get_headers(found), "kvrecall-turn": str(outcome.turn)}
-    return JSONResponse(build_completion(head, outcome, found), headers=headers)
-
-
-def _stream(
-    found: Continuation, head: Head, body: ChatCompletionBody, settings: GatewaySettings
-) -> EventStream:
-    options = body.stream_options
-    chunks = CompletionChunks(head, found, options is not None and options.include_usage)
-    return EventStream(found.stream, settings.heartbeat_seconds, chunks, _get_headers(found))
-
-
-def _get_headers(found: Continuation) -> dict[str, str]:
-    return {"kvrecall-session": found.session, "kvrecall-match": found.match}

@@ -3,6 +3,8 @@
 from fastapi import APIRouter
 from starlette.routing import BaseRoute
 
+from gateway.anthropic.errors import error_responses as anthropic_responses
+from gateway.anthropic.routes import add_anthropic_routes
 from gateway.errors import problem_responses
 from gateway.openai.errors import error_responses
 from gateway.openai.routes import add_openai_routes
@@ -16,7 +18,7 @@ from services.service import SessionService
 
 _PREFIX = "/v1"
 _STATUSES = (400, 401, 403, 408, 413, 422, 429, 500, 503)
-_OPENAI_STATUSES = (400, 401, 403, 404, 408, 409, 413, 429, 500, 503)
+_CLIENT_STATUSES = (400, 401, 403, 404, 408, 409, 413, 429, 500, 503)
 
 
 def create_routes(service: SessionService, settings: GatewaySettings) -> list[BaseRoute]:
@@ -30,8 +32,10 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     own = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
     add_turn_routes(own, service, settings)
     add_session_reads(own, service)
-    openai = APIRouter(prefix=_PREFIX, responses=error_responses(*_OPENAI_STATUSES))
+    openai = APIRouter(prefix=_PREFIX, responses=error_responses(*_CLIENT_STATUSES))
     add_openai_routes(openai, service, settings)
+    anthropic = APIRouter(prefix=_PREFIX, responses=anthropic_responses(*_CLIENT_STATUSES))
+    add_anthropic_routes(anthropic, service, settings)
     checked = APIRouter(
         prefix=_PREFIX,
         responses=problem_responses(*_STATUSES),
@@ -40,4 +44,4 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     add_event_routes(checked, service)
     add_session_routes(checked, service)
     add_worker_routes(checked, service)
-    return [*own.routes, *openai.routes, *checked.routes]
+    return [*own.routes, *openai.routes, *anthropic.routes, *checked.routes]

@@ -21,6 +21,7 @@ from kvrecall.client import (
     KvrecallClient,
     KvrecallError,
     PendingCall,
+    ReasoningDelta,
     SessionHandle,
     TextDelta,
     ToolCall,
@@ -180,6 +181,10 @@ class Talk:
         with self.session.stream(messages, max_tokens=self.max_tokens) as stream:
             for event in stream:
                 match event:
+                    case ReasoningDelta(text):
+                        self.console.print(
+                            text, end="", style="dim", markup=False, highlight=False, soft_wrap=True
+                        )
                     case TextDelta(text):
                         self.console.print(
                             text, end="", markup=False, highlight=False, soft_wrap=True

@@ -14,6 +14,7 @@ SHARED = (
     "grpc_health",
     "grpc_reflection",
     "httpx",
+    "llguidance",
     "numpy",
     "pydantic",
     "pydantic_settings",

@@ -3,7 +3,13 @@
 from kvrecall.client._async import AsyncKvrecallClient, AsyncSessionHandle
 from kvrecall.client._streams import AsyncTurnStream, TurnStream
 from kvrecall.client._sync import KvrecallClient, SessionHandle
-from kvrecall.client.events import TextDelta, ToolCallEvent, TurnCompleted, TurnEvent
+from kvrecall.client.events import (
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEvent,
+    TurnCompleted,
+    TurnEvent,
+)
 from kvrecall.client.exceptions import (
     AccessDenied,
     Conflict,
@@ -19,6 +25,7 @@ from kvrecall.client.exceptions import (
     StreamBroken,
 )
 from kvrecall.client.models import (
+    Alternative,
     Episode,
     Episodes,
     EpisodeSettings,
@@ -33,6 +40,7 @@ from kvrecall.client.models import (
     PastRepair,
     Repair,
     RepairTotals,
+    TokenLogprob,
     ToolCall,
     Turn,
     TurnEpisode,
@@ -53,6 +61,7 @@ from kvrecall.client.sessions import (
 
 __all__ = [
     "AccessDenied",
+    "Alternative",
     "AsyncKvrecallClient",
     "AsyncSessionHandle",
     "AsyncTurnStream",
@@ -81,6 +90,7 @@ __all__ = [
     "PastRepair",
     "PendingCall",
     "QuotaExceeded",
+    "ReasoningDelta",
     "Repair",
     "RepairTotals",
     "ServerError",
@@ -91,6 +101,7 @@ __all__ = [
     "SessionPage",
     "StreamBroken",
     "TextDelta",
+    "TokenLogprob",
     "ToolCall",
     "ToolCallEvent",
     "Turn",

@@ -5,9 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvrecall.client._parsing import parse
-from kvrecall.client.events import TextDelta, ToolCallEvent, TurnCompleted, TurnEvent
+from kvrecall.client.events import (
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEvent,
+    TurnCompleted,
+    TurnEvent,
+)
 from kvrecall.client.exceptions import InvalidResponse, build_problem
-from kvrecall.client.models import ToolCall, Turn
+from kvrecall.client.models import TokenLogprob, ToolCall, Turn
 
 
 class EventParser:
@@ -51,7 +57,10 @@ def _decode(text: str) -> Mapping[str, Any]:
 def _to_event(event: str, data: Mapping[str, Any]) -> TurnEvent | None:
     match event:
         case "token":
-            return TextDelta(str(data.get("text", "")))
+            logprobs = tuple(parse(TokenLogprob, each) for each in data.get("logprobs", ()))
+            return TextDelta(str(data.get("text", "")), logprobs)
+        case "reasoning":
+            return ReasoningDelta(str(data.get("text", "")))
         case "tool_call":
             return ToolCallEvent(parse(ToolCall, data))
         case "done":

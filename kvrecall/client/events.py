@@ -2,12 +2,20 @@
 
 from dataclasses import dataclass
 
-from kvrecall.client.models import ToolCall, Turn
+from kvrecall.client.models import TokenLogprob, ToolCall, Turn
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """Piece of the reply's text."""
+    """Piece of the reply's text, with its tokens' log-probabilities if they were asked for."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    """Piece of what the model reasons before its reply."""
 
     text: str
 
@@ -26,4 +34,4 @@ class TurnCompleted:
     turn: Turn
 
 
-TurnEvent = TextDelta | ToolCallEvent | TurnCompleted
+TurnEvent = ReasoningDelta | TextDelta | ToolCallEvent | TurnCompleted

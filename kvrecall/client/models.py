@@ -50,13 +50,17 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """Message of a conversation, as in the OpenAI API."""
+    """Message of a conversation, as in the OpenAI API.
+
+    `reasoning` is what the model said before its reply; it is never sent.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning: str | None = None
 
     @classmethod
     def system(cls, content: str) -> "Message":
@@ -193,10 +197,30 @@ class Memory:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of a turn."""
+    """Token counts of a turn. `reasoning_tokens` are of the output."""
 
     prompt_tokens: int
     output_tokens: int
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Token that could have been in a place, its UTF-8 bytes and its log-probability."""
+
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Token of a text, its UTF-8 bytes and its log-probability, with the likeliest in its place."""
+
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[Alternative, ...] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -235,6 +259,7 @@ class Turn:
     durable: bool
     fidelity: Fidelity | None = None
     episode: TurnEpisode | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def text(self) -> str:

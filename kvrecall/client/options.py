@@ -1,14 +1,18 @@
 """Keyword arguments of turns, as typed dictionaries. All are optional."""
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 
 class Logprobs(TypedDict, total=False):
-    """Next-token distributions: save this turn's, or compare with those of another session."""
+    """Next-token distributions: save this turn's, or compare with those of another session.
+
+    `top`: report the log-probability of each token, and of so many of the likeliest in its place.
+    """
 
     save: bool
     compare_with: str | None
+    top: int | None
 
 
 class TurnOptions(TypedDict, total=False):
@@ -24,7 +28,19 @@ class TurnOptions(TypedDict, total=False):
     stop: Sequence[str]
     # Wait (for a bounded time) while another turn of the session runs.
     queue: bool
-    # Repair on these messages before they are prefilled; None: if `repair_on` has turn.
+    # Repair on these messages before they are prefilled; None: if `repair_on` has turn
+    # and something is predicted.
     repair: bool | None
     wait_for_repairs: bool
     logprobs: Logprobs
+    # Penalties count the tokens of this answer alone.
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repetition_penalty: float | None
+    min_p: float | None
+    # By token id, as text.
+    logit_bias: Mapping[str, float] | None
+    # As in the OpenAI API.
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    response_format: Mapping[str, Any] | None

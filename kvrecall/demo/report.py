@@ -12,8 +12,8 @@ from kvrecall.reporting.html import Page
 from kvrecall.reporting.results import Results
 
 _TURN_NOTE = (
-    "Repair in turns runs before every turn, on its messages, and the turn waits for it: also before "
-    "those that are only appended. A wrong answer may be longer than a right one, and take longer."
+    "Repair in turns runs before turns that are answered, on their messages, and such a turn waits "
+    "for it. A wrong answer may be longer than a right one, and take longer."
 )
 
 

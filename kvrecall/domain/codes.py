@@ -55,6 +55,10 @@ class ErrorCode(StrEnum):
     UNKNOWN_CALL = "unknown_call", 404, "NOT_FOUND"
     UNKNOWN_TURN = "unknown_turn", 404, "NOT_FOUND"
     UNKNOWN_EPISODE = "unknown_episode", 500, "INTERNAL"
+    UNKNOWN_MESSAGE = "unknown_message", 404, "NOT_FOUND"
+    UNKNOWN_RESPONSE = "unknown_response", 404, "NOT_FOUND"
+    UNKNOWN_CONVERSATION = "unknown_conversation", 404, "NOT_FOUND"
+    UNKNOWN_ITEM = "unknown_item", 404, "NOT_FOUND"
     UNKNOWN_ROUTE = "unknown_route", 404, "UNIMPLEMENTED"
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, "UNIMPLEMENTED"
 

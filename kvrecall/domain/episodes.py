@@ -1,4 +1,4 @@
-"""Episodes of a conversation: segments, clusters, medoids, matching.
+"""Episodes of a conversation: segments, clusters, medoids, matching, and the active one.
 
 Pure; embeddings are passed in.
 
@@ -26,6 +26,33 @@ _AUTO_SEGMENTS = 8
 _SILHOUETTE_SAMPLE = 2000
 """Segments that a silhouette is computed on: its time grows with their square."""
 _KMEANS_RUNS = 10
+
+
+@dataclass(frozen=True)
+class EpisodeSegment:
+    """Token positions `start` to `stop - 1` of a session, with their similarity to an episode.
+
+    `similarity` is 1 for the episode's own segments, otherwise between 0 and 1.
+    """
+
+    start: int
+    stop: int
+    similarity: float
+
+
+@dataclass(frozen=True)
+class ActiveEpisode:
+    """An episode as evictions use it. The default value stands for no episode.
+
+    `patched_prompt` holds the token ids of the medoid segments (EpiCache section 2.3).
+    """
+
+    id: str = ""
+    patched_prompt: tuple[int, ...] = ()
+    segments: tuple[EpisodeSegment, ...] = ()
+
+
+NO_EPISODE = ActiveEpisode()
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ class CallsOutstanding(ServiceError):
             "or tool messages for all of them first",
             calls=calls,
         )
+        self.calls = tuple(calls)
 
 
 class ResultConflict(ServiceError):
@@ -162,6 +163,44 @@ class UnknownEpisode(ServiceError):
         super().__init__(
             f"session {session!r} has no episode {episode!r}", session=session, episode=episode
         )
+
+
+class UnknownMessage(ServiceError):
+    """There is no message of that id to go on from, or not any more."""
+
+    code = ErrorCode.UNKNOWN_MESSAGE
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(
+            f"there is no message {message_id!r} to go on from", field="thread.previous_message_id"
+        )
+
+
+class UnknownResponse(ServiceError):
+    """There is no stored response of that id, or not any more."""
+
+    code = ErrorCode.UNKNOWN_RESPONSE
+
+    def __init__(self, response: str) -> None:
+        super().__init__(f"there is no response {response!r}", response=response)
+
+
+class UnknownConversation(ServiceError):
+    """There is no conversation of that id."""
+
+    code = ErrorCode.UNKNOWN_CONVERSATION
+
+    def __init__(self, conversation: str) -> None:
+        super().__init__(f"there is no conversation {conversation!r}", conversation=conversation)
+
+
+class UnknownItem(ServiceError):
+    """The conversation has no item of that id."""
+
+    code = ErrorCode.UNKNOWN_ITEM
+
+    def __init__(self, item: str) -> None:
+        super().__init__(f"there is no item {item!r}", item=item)
 
 
 class EpisodesUnsupported(InvalidRequest):

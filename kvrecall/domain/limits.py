@@ -137,6 +137,17 @@ class ServiceLimits(BaseModel):
         ge=1,
         description="Largest number of sessions of one tenant, forks included.",
     )
+    response_days: float = Field(
+        default=30.0, gt=0, description="Time that a stored response can be read again, in days."
+    )
+    tenant_conversations: int = Field(
+        default=100_000,
+        ge=1,
+        description="Largest number of OpenAI's conversations of one tenant.",
+    )
+    max_conversation_items: int = Field(
+        default=4096, ge=1, description="Largest number of items of one of these conversations."
+    )
     kept_states: int = Field(
         default=16,
         ge=0,

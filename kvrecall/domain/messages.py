@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvrecall.domain.constraints import FREE, Constraint
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -32,13 +34,17 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    `reasoning`: what the model generated before the content of an answer; no template reads it.
+    """
 
     role: str
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    reasoning: str = ""
 
     @property
     def size(self) -> int:
@@ -51,11 +57,22 @@ MIN_TEMPERATURE = 1e-5
 """Lower temperatures are greedy: their logits would leave the range of numbers."""
 
 
+MAX_TOP_LOGPROBS = 20
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of one turn. top_p 1 and top_k 0 are off.
+    """Sampling parameters of one turn. top_p 1, top_k 0, min_p 0 and the default penalties are off.
 
     A temperature under `MIN_TEMPERATURE` is greedy.
+
+    - `frequency_penalty`, `presence_penalty`: taken off the logit of a token of the turn's own
+      answer, for each time it was generated, and once.
+    - `repetition_penalty`: divisor of such a token's logit, or factor of a negative one.
+    - `min_p`: least probability of a token to sample, as a share of the likeliest one's.
+    - `logit_bias`: token ids, and what is added to their logits.
+    - `top_logprobs`: the number of likeliest tokens to report at each place; None: none at all, not
+      even the generated one's.
     """
 
     max_tokens: int = 256
@@ -64,3 +81,23 @@ class Sampling:
     top_k: int = 0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+    constraint: Constraint = FREE
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The log-probability of a generated token, and those of the likeliest ones in its place.
+
+    They are the model's: before temperature, penalties, bias and constraint.
+    """
+
+    token: str
+    utf8: bytes
+    logprob: float
+    top: "tuple[TokenLogprob, ...]" = ()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvrecall.domain.messages import Message
+from kvrecall.domain.messages import Message, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class TurnOutcome:
     `repairs` are those since the previous turn; `own_repair` is the last of them when the turn ran
     it itself. `repairs_skipped` counts those that were due but not started. `durable`: the
     session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
-    lost. `seconds` are by phase.
+    lost. `seconds` are by phase. `stop_sequence` is the one that the answer ended at, if any.
+    `reasoning_tokens` of the output are not of the answer itself. `logprobs` are those of the
+    text's tokens, in an answer that asked for them; they are never stored.
     """
 
     session: str
@@ -111,3 +113,6 @@ class TurnOutcome:
     episode: EpisodeReport | None = None
     repairs_skipped: int = 0
     durable: bool = True
+    stop_sequence: str = ""
+    reasoning_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()

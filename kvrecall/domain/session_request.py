@@ -50,6 +50,7 @@ class CreateSession(WorkerOptions):
     tenant: str = ""
     expires_after_seconds: float | None = None
     matched: bool = False
+    stored: bool = False
 
 
 def resolve_settings(
@@ -83,13 +84,15 @@ def resolve_settings(
         tenant=request.tenant,
         expires_after_seconds=_get_lifetime(request, settings),
         matched=request.matched,
+        stored=request.stored,
     )
 
 
 def _get_lifetime(request: CreateSession, settings: ServiceLimits) -> float | None:
     """Return `expires_after_seconds`; who is found by its history is deleted by nobody else."""
     if request.expires_after_seconds is None and request.matched:
-        return settings.matched_seconds
+        stored = settings.response_days * 86_400.0 if request.stored else 0.0
+        return max(stored, settings.matched_seconds)
     return request.expires_after_seconds
 
 

@@ -93,6 +93,7 @@ class SessionSettings(WorkerOptions):
     - `expires_after_seconds`: the session is deleted so long after its last turn; None: never.
     - `matched`: requests find the session by their history. Its clients know nothing of pauses, so
       its tool calls never time out: a person may approve one a day later.
+    - `stored`: it was begun by a response that clients may go on from by its id.
     """
 
     budget: int
@@ -111,13 +112,15 @@ class SessionSettings(WorkerOptions):
     forked_from: ForkOrigin | None = None
     expires_after_seconds: float | None = None
     matched: bool = False
+    stored: bool = False
 
     def get_lifetime(self, turns: int) -> float | None:
         """Return the seconds after which the session is deleted unless a turn follows its `turns`.
 
         None is never. A matched session with one turn and without tools may be all there was.
         """
-        if self.expires_after_seconds is None or not self.matched or turns > 1 or self.tools:
+        goes_on = not self.matched or self.stored or turns > 1 or bool(self.tools)
+        if self.expires_after_seconds is None or goes_on:
             return self.expires_after_seconds
         return min(self.expires_after_seconds, ONE_SHOT_SECONDS)
 

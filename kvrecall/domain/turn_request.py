@@ -32,7 +32,7 @@ class TurnRequest:
 
     - `seed`: None derives it from the session's seed and the turn's number.
     - `repair`: repair on this turn's messages before they are prefilled; None: as the session's
-      settings say.
+      settings say, if something is predicted in this turn.
     - `wait_for_repairs`: let due repairs finish first instead of taking what they have found so
       far.
     - `history`: the digest of the conversation up to the last of the messages, by which the turn is
@@ -53,6 +53,11 @@ class TurnRequest:
     history: bytes = b""
     follows: int | None = None
 
+    @property
+    def predicts(self) -> bool:
+        """True if an answer is generated, or a recorded one's distribution is measured."""
+        return self.generate or self.keep_distribution or bool(self.compare_with)
+
 
 @dataclass(frozen=True)
 class TurnPlan:
@@ -60,13 +65,15 @@ class TurnPlan:
 
     `messages` begin with the results of the pause before, in call order. `inline_results` are the
     results that the turn itself brings, by call id. `asks` are recorded tool calls that the turn
-    ends on.
+    ends on. `defer_repair`: nothing is predicted that a repair could help, so what the turn leaves
+    unanswered is part of the next repair's signal.
     """
 
     number: int
     messages: tuple[Message, ...]
     sampling: Sampling
     repair: bool
+    defer_repair: bool
     inline_results: Mapping[str, str]
     asks: tuple[ToolCall, ...]
 
@@ -95,11 +102,14 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -
         )
     number = session.turns + 1
     seed = (session.settings.seed + number) % 2**64 if request.seed is None else request.seed
+    repairs = _repairs(session, request)
+    deferred = repairs and request.repair is None and not request.predicts
     return TurnPlan(
         number,
         messages,
         replace(sampling, seed=seed),
-        _repairs(session, request),
+        repairs and not deferred,
+        deferred,
         inline_results,
         asks,
     )

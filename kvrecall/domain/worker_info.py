@@ -20,7 +20,8 @@ class MethodInfo:
 class WorkerInfo:
     """Facts that are fixed while a worker lives.
 
-    Budgets in rows, `block_tokens` and `page_tokens` in tokens.
+    Budgets in rows, `block_tokens` and `page_tokens` in tokens. `call_format`: the form of the
+    model's tool calls; empty if it is not known.
     """
 
     model: str
@@ -37,3 +38,4 @@ class WorkerInfo:
     token_bytes: int
     methods: tuple[MethodInfo, ...]
     repair: MethodInfo | None
+    call_format: str = ""

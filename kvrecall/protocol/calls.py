@@ -128,6 +128,13 @@ DETOKENIZE = Call(
     "quick_seconds",
     any_worker=True,
 )
+COUNT_TOKENS = Call(
+    "CountTokens",
+    pb.CountTokensRequest,
+    pb.CountTokensResult,
+    "open_seconds",
+    any_worker=True,
+)
 EMBED = Call("Embed", pb.EmbedRequest, pb.EmbedResult, "embed_seconds", any_worker=True)
 BUILD_EPISODES = Call(
     "BuildEpisodes",
@@ -159,6 +166,7 @@ CALLS: tuple[Call[Any, Any], ...] = (
     REPAIR,
     STOP_EARLY,
     DETOKENIZE,
+    COUNT_TOKENS,
     EMBED,
     BUILD_EPISODES,
     MEMORY,

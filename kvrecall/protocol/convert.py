@@ -5,9 +5,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.commit_points import CommitPoint, limit_points
-from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
+from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
+from kvrecall.domain.messages import Message, Sampling, TokenLogprob, ToolCall
 from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
@@ -25,6 +26,7 @@ def message_to_wire(message: Message) -> pb.Message:
         tool_calls=[call_to_wire(call) for call in message.tool_calls],
         tool_call_id=message.tool_call_id,
         name=message.name,
+        reasoning=message.reasoning,
     )
 
 
@@ -36,6 +38,7 @@ def message_from_wire(message: pb.Message) -> Message:
         tool_calls=tuple(call_from_wire(call) for call in message.tool_calls),
         tool_call_id=message.tool_call_id,
         name=message.name,
+        reasoning=message.reasoning,
     )
 
 
@@ -51,6 +54,16 @@ def call_from_wire(call: pb.ToolCall) -> ToolCall:
 
 def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
     """Convert sampling parameters for a worker."""
+    constraint = None
+    if sampling.constraint != FREE:
+        constraint = pb.Constraint(
+            schema=sampling.constraint.schema,
+            strict=sampling.constraint.strict,
+            tool_choice=sampling.constraint.tool_choice,
+            tools=sampling.constraint.tools,
+            single_call=sampling.constraint.single_call,
+        )
+    repetition = sampling.repetition_penalty
     return pb.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -58,11 +71,19 @@ def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
         top_k=sampling.top_k,
         seed=sampling.seed,
         stop=sampling.stop,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=0.0 if repetition == Sampling.repetition_penalty else repetition,
+        min_p=sampling.min_p,
+        logit_bias=[pb.TokenBias(id=id, bias=bias) for id, bias in sampling.logit_bias],
+        top_logprobs=sampling.top_logprobs,
+        constraint=constraint,
     )
 
 
 def sampling_from_wire(sampling: pb.Sampling) -> Sampling:
-    """The sampling parameters of a turn; 0 for max_tokens or top_p is read as not set."""
+    """The sampling parameters of a turn; 0 for max_tokens, top_p or repetition_penalty: not set."""
+    constraint = sampling.constraint
     return Sampling(
         max_tokens=sampling.max_tokens or Sampling.max_tokens,
         temperature=sampling.temperature,
@@ -70,7 +91,26 @@ def sampling_from_wire(sampling: pb.Sampling) -> Sampling:
         top_k=sampling.top_k,
         seed=sampling.seed,
         stop=tuple(sampling.stop),
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty or Sampling.repetition_penalty,
+        min_p=sampling.min_p,
+        logit_bias=tuple((each.id, each.bias) for each in sampling.logit_bias),
+        top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
+        constraint=Constraint(
+            constraint.schema,
+            constraint.strict,
+            ToolChoice(constraint.tool_choice or ToolChoice.AUTO),
+            tuple(constraint.tools),
+            constraint.single_call,
+        ),
     )
+
+
+def logprob_from_wire(logprob: pb.TokenLogprob) -> TokenLogprob:
+    """Convert the log-probability of one token."""
+    top = tuple(logprob_from_wire(each) for each in logprob.top)
+    return TokenLogprob(logprob.token, logprob.utf8, logprob.logprob, top)
 
 
 def to_chat(message: pb.Message) -> dict[str, Any]:
@@ -248,6 +288,7 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         token_bytes=info.token_bytes,
         methods=tuple(method_info_from_wire(method) for method in info.methods),
         repair=method_info_from_wire(info.repair) if info.HasField("repair") else None,
+        call_format=info.call_format,
     )
 
 

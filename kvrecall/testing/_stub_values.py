@@ -1,6 +1,7 @@
 """Fixed answers of the stub worker, and its words as tokens and vectors."""
 
 import hashlib
+from collections.abc import Iterable
 from itertools import groupby, takewhile
 
 import numpy as np
@@ -22,6 +23,7 @@ def worker_info() -> pb.WorkerInfo:
         min_budget=16,
         block_tokens=32,
         max_context=4096,
+        call_format="hermes",
         methods=[
             pb.MethodInfo(
                 name="snapkv", summary="the last window's attention", settings_schema="{}"
@@ -66,7 +68,7 @@ def words_of_message(message: pb.Message) -> list[str]:
     return [message.role, *" ".join([message.content, *calls]).split()]
 
 
-def utterance_tokens(request: pb.TurnRequest) -> list[int]:
+def utterance_tokens(request: pb.TurnRequest | pb.CountTokensRequest) -> list[int]:
     """Count the words of each side's consecutive messages."""
     runs = groupby(request.messages, lambda message: message.role == "assistant")
     return [sum(len(words_of_message(message)) for message in run) for _, run in runs]
@@ -111,6 +113,23 @@ def shared_pages(prefix: pb.Prefix, token_ids: list[int]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))) // 4
 
 
+def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.RepairReport:
+    """Build the report of a repair in a pause; one that was `cut` scored half of its rows."""
+    return pb.RepairReport(
+        trigger=trigger,
+        signal_tokens=signal_tokens,
+        observed_tokens=signal_tokens,
+        scored_rows=4 if cut else 8,
+        candidates=8,
+        promoted=[1, 2],
+        seconds=0.5,
+        demoted_rows=1,
+        truncated=cut,
+        hops=1,
+        bytes_read=640,
+    )
+
+
 def turn_repair_report(signal_tokens: int) -> pb.RepairReport:
     """Build the report of the repair that a turn runs itself."""
     return pb.RepairReport(
@@ -126,6 +145,24 @@ def turn_repair_report(signal_tokens: int) -> pb.RepairReport:
     )
 
 
+def worker_record(name: str, *, draining: bool) -> pb.WorkerRecord:
+    """Build the record of a worker with four slots and one session."""
+    return pb.WorkerRecord(
+        name=name, address=f"{name}:1", slots=4, free_slots=3, sessions=1, draining=draining
+    )
+
+
+def built_episode(plan: pb.EpisodePlan, length: int) -> pb.Episode:
+    """Build the episode of a plan in a session of `length` words."""
+    return pb.Episode(
+        id=plan.id,
+        rows=f"rows of {plan.id}".encode(),
+        patched_prompt=plan.patched_prompt,
+        length=length,
+        segments=plan.segments,
+    )
+
+
 def answer_message(generate: bool, answer: str | list[pb.ToolCall]) -> pb.Message | None:
     """Build the assistant's message; None if nothing was generated."""
     if not generate:
@@ -133,3 +170,23 @@ def answer_message(generate: bool, answer: str | list[pb.ToolCall]) -> pb.Messag
     if isinstance(answer, str):
         return pb.Message(role="assistant", content=answer)
     return pb.Message(role="assistant", tool_calls=answer)
+
+
+def cut_at_stop(text: str, stops: Iterable[str]) -> tuple[str, str]:
+    """Cut a text before the first of the stop strings in it; returns the text and that string."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return text, ""
+    end, stop = min(found)
+    return text[:end].rstrip(), stop
+
+
+def finish(message: pb.Message | None, max_tokens: int) -> str:
+    """Return why an answer ended, and cut it to `max_tokens` words (0: it is left alone)."""
+    if message is None:
+        return "appended"
+    words = message.content.split()
+    if 0 < max_tokens < len(words):
+        message.content = " ".join(words[:max_tokens])
+        return "length"
+    return "tool_calls" if message.tool_calls else "stop"

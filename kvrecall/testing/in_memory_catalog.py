@@ -16,6 +16,7 @@ from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.testing._catalog_changes import append_turn, mark_done, pair_built
 from kvrecall.testing._catalog_state import CatalogState, StoredSession
 from kvrecall.testing._in_memory_keys import InMemoryApiKeys
+from kvrecall.testing._in_memory_responses import InMemoryConversations, InMemoryResponses
 from kvrecall.testing._in_memory_sessions import InMemorySessions
 from services.catalog.claims import Claims
 from services.catalog.records import (
@@ -50,6 +51,8 @@ class InMemoryCatalog:
         self.leases = InMemoryLeases(state, claims)
         self.turns = InMemoryTurns(state)
         self.histories = InMemoryHistories(state)
+        self.responses = InMemoryResponses(state)
+        self.conversations = InMemoryConversations()
         self.expiry = InMemoryExpiry(state)
         self.tool_calls = InMemoryToolCalls(state)
         self.repairs = InMemoryRepairs(state)

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -14,20 +14,29 @@ from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing._stub_values import (
     answer_message,
+    built_episode,
+    cut_at_stop,
     embed_words,
+    finish,
     memory_report,
+    pause_repair_report,
     shared_pages,
     token_of_word,
     turn_repair_report,
     utterance_tokens,
     words_of_message,
     worker_info,
+    worker_record,
     worker_stats,
 )
+
+Policy = Callable[[Sequence[pb.Message], Sequence[str]], str | list[pb.ToolCall]]
 
 
 class StubWorker:
     """Generates the next of `script` (texts, or tool calls) in each turn, one word per token.
+
+    With a `policy` the answer is its value for all messages of the session and its tools instead.
 
     Its rows are words. A session's selection is a hash over everything that ever changed it: equal
     selections mean the same turns and repairs in the same order, and a missed rollback shows. Texts
@@ -42,7 +51,8 @@ class StubWorker:
     - All others record what it was asked for.
     """
 
-    def __init__(self, stored: Iterable[str] = ()) -> None:
+    def __init__(self, stored: Iterable[str] = (), policy: Policy | None = None) -> None:
+        self._policy = policy
         self.script: list[str | list[pb.ToolCall]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {
@@ -88,17 +98,7 @@ class StubWorker:
 
     async def workers(self) -> list[pb.WorkerRecord]:
         """List a record per name."""
-        return [
-            pb.WorkerRecord(
-                name=name,
-                address=f"{name}:1",
-                slots=4,
-                free_slots=3,
-                sessions=1,
-                draining=name in self.draining,
-            )
-            for name in self.names
-        ]
+        return [worker_record(name, draining=name in self.draining) for name in self.names]
 
     async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
         """List a page of the open sessions by age, or of those stored by an earlier process."""
@@ -154,6 +154,8 @@ class StubWorker:
         for turn in request.turns:
             words = [self.words[token] for token in turn.token_ids]
             self._change(state, "turn", words[: turn.prompt_tokens])
+            if self._policy is not None:
+                state.recent.extend(turn.messages)
             for word in words[turn.prompt_tokens :]:
                 self._change(state, "token", [word])
         self._note_open(request.spec)
@@ -187,8 +189,13 @@ class StubWorker:
             switched = self._switch(state, request)
             prompt = [word for message in request.messages for word in words_of_message(message)]
             self._change(state, "turn" if not request.repair else "repaired turn", prompt)
-            answer = self.script.pop(0) if request.generate and self.script else "ok"
+            answer = self._answer(request, state) if request.generate else ""
+            stop = ""
+            if isinstance(answer, str):
+                answer, stop = cut_at_stop(answer, request.sampling.stop)
             message = answer_message(request.generate, answer)
+            if self._policy is not None:
+                state.recent.extend([*request.messages, *([message] if message else [])])
             spoken = message.content.split()[: request.sampling.max_tokens] if message else []
             for word in spoken:
                 await self._gate("token")
@@ -199,6 +206,7 @@ class StubWorker:
                 yield pb.TurnEvent(tool_call=call)
             self._fault("done")
             done = self._done(request, state, prompt, message, spoken)
+            done.stop_sequence = stop
             if switched is not None:
                 done.switched.CopyFrom(switched)
             yield pb.TurnEvent(done=done)
@@ -222,19 +230,7 @@ class StubWorker:
         cut = not await self._gate_or_stop(request.session)
         state.promoted_rows += 2
         state.selection = hashlib.sha256(state.selection + " ".join(signal).encode()).digest()
-        report = pb.RepairReport(
-            trigger=request.trigger,
-            signal_tokens=len(signal),
-            observed_tokens=len(signal),
-            scored_rows=4 if cut else 8,
-            candidates=8,
-            promoted=[1, 2],
-            seconds=0.5,
-            demoted_rows=1,
-            truncated=cut,
-            hops=1,
-            bytes_read=640,
-        )
+        report = pause_repair_report(request.trigger, len(signal), cut)
         return pb.RepairResult(report=report, memory=self._memory(request.session), state=state)
 
     async def stop_early(self, request: pb.StopEarlyRequest) -> None:
@@ -248,6 +244,11 @@ class StubWorker:
         return pb.DetokenizeResult(
             texts=[" ".join(self.words[id] for id in chunk.ids) for chunk in request.chunks]
         )
+
+    async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
+        """Count the words of the messages."""
+        self._fault("count_tokens")
+        return pb.CountTokensResult(tokens=sum(utterance_tokens(request)))
 
     async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """Embed texts as bags of words: unit vectors float32 `[dimensions]`."""
@@ -270,16 +271,7 @@ class StubWorker:
         await self._gate("build")
         self.builds.append(request)
         return pb.BuildEpisodesResult(
-            episodes=[
-                pb.Episode(
-                    id=plan.id,
-                    rows=f"rows of {plan.id}".encode(),
-                    patched_prompt=plan.patched_prompt,
-                    length=state.length,
-                    segments=plan.segments,
-                )
-                for plan in request.plans
-            ],
+            episodes=[built_episode(plan, state.length) for plan in request.plans],
             scored_rows=state.length,
             seconds=0.5,
         )
@@ -338,6 +330,12 @@ class StubWorker:
             episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01
         )
 
+    def _answer(self, request: pb.TurnRequest, state: pb.SessionState) -> str | list[pb.ToolCall]:
+        if self._policy is not None:
+            said = [*state.recent, *request.messages]
+            return self._policy(said, self.specs[request.session].tools)
+        return self.script.pop(0) if self.script else "ok"
+
     def _take(self, request: pb.TurnRequest, token_ids: list[int]) -> int:
         if not request.HasField("prefix"):
             return 0
@@ -374,9 +372,8 @@ class StubWorker:
         message: pb.Message | None,
         spoken: list[str],
     ) -> pb.TurnDone:
-        reason = "appended" if message is None else "tool_calls" if message.tool_calls else "stop"
         done = pb.TurnDone(
-            finish_reason=reason,
+            finish_reason=finish(message, request.sampling.max_tokens),
             message=message,
             token_ids=[token_of_word(word) for word in prompt + spoken],
             prompt_tokens=len(prompt),

@@ -32,7 +32,12 @@ class RowReader:
         )
 
     def gather_layers(
-        self, state: StoredSession, selection: Sequence[Tensor], layers: Sequence[int]
+        self,
+        state: StoredSession,
+        selection: Sequence[Tensor],
+        layers: range,
+        *,
+        promote: bool = True,
     ) -> list[tuple[Tensor, Tensor]]:
         """Gather int64 `[n_kv_heads, m_l]` per layer as keys, values `[n_kv_heads, m_l, head_dim]`.
 
@@ -43,7 +48,11 @@ class RowReader:
                 f"layers must lie in 0..{self._layout.n_layers - 1}, got {list(layers)}"
             )
         return gather_selection(
-            self._layout, selection, state.length, lambda pages: self.pages(state, pages), layers
+            self._layout,
+            selection,
+            state.length,
+            lambda pages: self.pages(state, pages, promote=promote),
+            layers,
         )
 
     def keys_between(self, state: StoredSession, begin: int, end: int) -> Tensor:

@@ -33,6 +33,7 @@ from services.catalog.records import (
     SessionPage,
     TurnCommit,
 )
+from services.catalog.responses.base import Responses, StoredConversations
 
 
 class Sessions(Protocol):
@@ -340,6 +341,16 @@ class Catalog(Protocol):
     @property
     def histories(self) -> Histories:
         """Sessions by the digests of their conversations."""
+        ...
+
+    @property
+    def responses(self) -> Responses:
+        """Stored responses."""
+        ...
+
+    @property
+    def conversations(self) -> StoredConversations:
+        """Conversations that clients name."""
         ...
 
     @property

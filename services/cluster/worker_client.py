@@ -100,6 +100,13 @@ class Worker(Protocol):
         """The text of each chunk of token ids, special tokens included."""
         ...
 
+    async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
+        """The tokens of a prompt, as a new session would be told it.
+
+        Refused with `bad_messages` if the model's template refuses the messages.
+        """
+        ...
+
     async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """A unit vector per text, from the worker's sentence encoder; `dimensions` is always set.
 
@@ -215,6 +222,10 @@ class WorkerCalls(ABC):
     async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResult:
         """See `Worker.detokenize`."""
         return await self.call(calls.DETOKENIZE, request)
+
+    async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
+        """See `Worker.count_tokens`."""
+        return await self.call(calls.COUNT_TOKENS, request)
 
     async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """See `Worker.embed`."""

@@ -24,16 +24,16 @@ _DIGEST_BYTES = 32
 class History:
     """A conversation in order: the results of a message's calls follow it, in the calls' order.
 
-    `scope` is what else the tokens depend on. Build one with `build_history`.
+    `start` is the digest of all that comes before its messages. Build one with `build_history`.
     """
 
-    scope: bytes
+    start: bytes
     messages: tuple[Message, ...]
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
-        """The digest of the scope, then of everything up to each message."""
-        digests = [_digest(self.scope)]
+        """The digest of the start, then of everything up to each message."""
+        digests = [self.start]
         for message, place in zip(self.messages, _get_places(self.messages), strict=True):
             digests.append(extend(digests[-1], message, place))
         return tuple(digests)
@@ -49,16 +49,24 @@ class History:
         return replies[::-1]
 
 
-def build_history(scope: bytes, messages: Sequence[Message]) -> History:
+def begin(scope: bytes) -> bytes:
+    """Return the digest of a conversation without a message: of what else its tokens depend on."""
+    return _digest(scope)
+
+
+def build_history(
+    start: bytes, messages: Sequence[Message], asked: Sequence[ToolCall] = (), hidden: int = 0
+) -> History:
     """Build a history from a client's messages, with the results of calls in the calls' order.
 
-    Raises ToolResultWithoutCall, CallsOutstanding and DuplicateCall: each call is answered once,
-    before the next other message.
+    `asked` are the calls that the message before them ended on; the first `hidden` messages are
+    not of this request, so that errors name the place in it. Raises ToolResultWithoutCall,
+    CallsOutstanding and DuplicateCall: each call is answered once, before the next other message.
     """
     ordered: list[Message] = []
-    calls: dict[str, ToolCall] = {}
+    calls = {call.id: call for call in asked}
     results: dict[str, Message] = {}
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages, -hidden):
         if message.role == "tool":
             _require_call(index, message, calls, results)
             results[message.tool_call_id] = message
@@ -72,7 +80,7 @@ def build_history(scope: bytes, messages: Sequence[Message]) -> History:
             )
         results = {}
     ordered += _take_results(calls, results)
-    return History(scope, tuple(ordered))
+    return History(start, tuple(ordered))
 
 
 def extend(digest: bytes, message: Message, place: int = -1) -> bytes:
@@ -109,7 +117,7 @@ def _canonical(message: Message, place: int) -> bytes:
     parts = [
         message.role,
         message.content.strip() if is_reply else message.content,
-        [[call.name, _canonical_json(call.arguments)] for call in message.tool_calls],
+        [[call.name, canonical_json(call.arguments)] for call in message.tool_calls],
         place,
         message.name if message.role == "user" else "",
     ]
@@ -118,7 +126,8 @@ def _canonical(message: Message, place: int) -> bytes:
     )
 
 
-def _canonical_json(text: str) -> str:
+def canonical_json(text: str) -> str:
+    """Return a JSON text without what differs between writers; any other text as it is."""
     try:
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):

@@ -11,7 +11,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol
 
-from kvrecall.domain.errors import InvalidRequest, SessionBusy, UnknownSession
+from kvrecall.domain.errors import (
+    InvalidRequest,
+    SessionBusy,
+    UnknownResponse,
+    UnknownSession,
+)
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
@@ -20,9 +25,18 @@ from kvrecall.domain.turn_request import TurnRequest, check_message, check_size
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry, IdempotencyKey
-from services.conversations.histories import History, build_history, rename_calls
+from services.catalog.responses.base import StoredResponse
+from services.conversations.histories import (
+    History,
+    begin,
+    build_history,
+    canonical_json,
+    extend,
+    rename_calls,
+)
 from services.forks import ForkRequest
-from services.turn_stream import TurnStream
+from services.planning.constraints import check_constraint
+from services.turn_stream import ProgressStream, TurnStarted, TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
 # Places of a history that are looked up: its last ones, and of the others the first ones.
@@ -69,13 +83,29 @@ class Conversation:
     """A whole conversation, and the turn that its last messages ask for.
 
     `settings` are those of the session that it begins if none holds it; only a session of the same
-    settings is continued. `turn` has the sampling; its messages are not read.
+    settings is continued. `turn` has the sampling; its messages are not read. `opening` comes
+    before everything else. `follows`: the response whose conversation, without its own opening,
+    comes before `messages`.
     """
 
     messages: tuple[Message, ...]
     settings: CreateSession
     turn: TurnRequest
     key: IdempotencyKey | None = None
+    opening: tuple[Message, ...] = ()
+    follows: StoredResponse | None = None
+
+
+@dataclass(frozen=True)
+class ReplyPlace:
+    """The place of a reply: that of turn `turn` in `session`.
+
+    `asked` is the digest of the conversation up to it.
+    """
+
+    session: str
+    turn: int
+    asked: bytes
 
 
 @dataclass(frozen=True)
@@ -83,12 +113,26 @@ class Continuation:
     """The accepted turn: its stream, and how its session was found.
 
     `held_tokens` of the conversation were in the session before; None for a repeated request.
+    `opening` is the digest of what comes before the conversation's first message, `asked` that of
+    the conversation up to the answer.
     """
 
-    stream: TurnStream
+    stream: ProgressStream
     session: str
+    turn: int
     match: Match
     held_tokens: int | None
+    opening: bytes
+    asked: bytes
+
+    @property
+    def place(self) -> ReplyPlace:
+        """The place of the answer, from which `Conversations.follow` goes on."""
+        return ReplyPlace(self.session, self.turn, self.asked)
+
+    def history(self, answer: Message) -> bytes:
+        """Return the digest of the conversation with the answer."""
+        return extend(self.asked, answer)
 
 
 class Conversations:
@@ -105,22 +149,95 @@ class Conversations:
         session can have, and what the creation of a session, a fork and a turn raise. What can be
         refused by the messages alone is refused before any session is forked or created.
         """
-        if not conversation.messages:
-            raise InvalidRequest("messages", "a conversation has at least one message")
-        for index, message in enumerate(conversation.messages):
-            check_message(message, f"messages[{index}]")
-        history = build_history(self._scope(conversation.settings), conversation.messages)
-        async for number, entry in self._find(history):
+        _check_messages(conversation)
+        await self._check_answer(conversation.turn, conversation.settings.tools)
+        opening, history = await self._read(conversation)
+        async for number, entry in self._find(history, conversation.follows):
             try:
                 session = await self._catalog.sessions.get(
                     entry.session, conversation.settings.tenant
                 )
             except UnknownSession:
                 continue  # deleted since
-            return await self._continue(conversation, history, number, entry, session)
-        return await self._build(conversation, history)
+            found = await self._continue(conversation, history, number, entry, session)
+            break
+        else:
+            found = await self._build(conversation, history)
+        return replace(found, opening=opening)
 
-    async def _find(self, history: History) -> AsyncIterator[tuple[int, HistoryEntry]]:
+    async def follow(self, place: ReplyPlace, conversation: Conversation) -> Continuation:
+        """Start the turn of a conversation of which a session holds all up to a reply.
+
+        Its messages are those after the reply; of its settings only the tenant counts. A reply that
+        was followed before is followed in a fork. Raises UnknownSession for a place that no session
+        of the tenant has, and otherwise as `turn`.
+        """
+        _check_messages(conversation)
+        reply = await self._read_reply(place, conversation.settings.tenant)
+        start = extend(place.asked, reply)
+        history = build_history(start, conversation.messages, reply.tool_calls)
+        for entry in await self._catalog.histories.find([start.hex()]):
+            session = await self._get_own(entry.session, conversation.settings.tenant)
+            await self._check_answer(conversation.turn, session.settings.tools)
+            return await self._continue(conversation, history, 0, entry, session)
+        raise UnknownSession(place.session)
+
+    async def _check_answer(self, turn: TurnRequest, tools: Sequence[str]) -> None:
+        """Raise InvalidRequest if an answer with these tools cannot be what the turn asks for."""
+        if turn.sampling is not None:
+            can_call = bool(self._api.info.call_format)
+            await check_constraint(turn.sampling.constraint, tools, can_call)
+
+    async def _read_reply(self, place: ReplyPlace, tenant: str) -> Message:
+        session = await self._get_own(place.session, tenant)
+        for turn in await self._catalog.turns.get_after(session.id, place.turn - 1, 1):
+            if turn.number == place.turn and turn.outcome.message is not None:
+                return turn.outcome.message
+        raise UnknownSession(place.session)
+
+    async def _get_own(self, session_id: str, tenant: str) -> Session:
+        """Return the session. Raises UnknownSession, also for another tenant's."""
+        session = await self._catalog.sessions.get(session_id)
+        if session.settings.tenant != tenant:
+            raise UnknownSession(session_id)
+        return session
+
+    async def _read(self, conversation: Conversation) -> tuple[bytes, History]:
+        """Return the digest of the opening, and the history as far as it must be known.
+
+        That of a response is known by its digest if both have the same opening; if not, it is read
+        from the turn log. Raises UnknownResponse when the log is gone.
+        """
+        scope = begin(self._scope(conversation.settings))
+        opening = build_history(scope, conversation.opening).digests[-1]
+        follows = conversation.follows
+        said: list[Message] = []
+        if follows is not None:
+            if follows.opening == opening.hex():
+                reply = (await self._read_said(follows, follows.turn - 1))[-1]
+                start = bytes.fromhex(follows.history)
+                return opening, build_history(start, conversation.messages, reply.tool_calls)
+            said = await self.read(follows)
+        before = (*conversation.opening, *said)
+        messages = (*before, *conversation.messages)
+        return opening, build_history(scope, messages, hidden=len(before))
+
+    async def read(self, response: StoredResponse) -> list[Message]:
+        """Return the conversation up to a response, without its opening. Raises UnknownResponse."""
+        return (await self._read_said(response, 0))[response.hidden :]
+
+    async def _read_said(self, response: StoredResponse, after: int) -> list[Message]:
+        """Return the messages of the turns from `after` up to the response. Raises UnknownResponse."""
+        count = response.turn - after
+        turns = await self._catalog.turns.get_after(response.session, after, count)
+        if len(turns) < count:
+            raise UnknownResponse(response.id)
+        replies = [(*turn.messages, turn.outcome.message) for turn in turns]
+        return [message for turn in replies for message in turn if message is not None]
+
+    async def _find(
+        self, history: History, follows: StoredResponse | None
+    ) -> AsyncIterator[tuple[int, HistoryEntry]]:
         """Yield the known parts of the history, the longest first, with their messages' numbers."""
         ends = history.ends
         places = [*ends[:_LAST_PLACES], *ends[_LAST_PLACES:][-_FIRST_PLACES:]]
@@ -128,6 +245,9 @@ class Conversations:
         if numbers:
             for entry in await self._catalog.histories.find(list(numbers)):
                 yield numbers[entry.digest], entry
+        if follows is not None and history.start.hex() == follows.history:
+            yield 0, HistoryEntry(follows.history, follows.session, follows.turn)
+            raise UnknownResponse(follows.id)  # its session was deleted just now
 
     async def _continue(
         self,
@@ -198,12 +318,13 @@ class Conversations:
         request = replace(request, messages=rename_calls(request.messages, calls))
         stream = self._api.turn(session.id, request, key)
         try:
-            await anext(stream)
+            started = await anext(stream)
         except BaseException:
             await stream.aclose()
             raise
+        assert isinstance(started, TurnStarted), "a turn begins with its acceptance"
         held = None if match == "repeated" else session.memory.length
-        return Continuation(stream, session.id, match, held)
+        return Continuation(stream, session.id, started.turn, match, held, b"", request.history)
 
     def _scope(self, settings: CreateSession) -> bytes:
         """Return everything but the messages that the tokens of a conversation depend on.
@@ -211,11 +332,19 @@ class Conversations:
         The catalog's id is random: without it no digest can be computed.
         """
         fields = asdict(replace(settings, metadata=None, model=None, repair_on=frozenset()))
-        del fields["expires_after_seconds"]
+        del fields["expires_after_seconds"], fields["stored"]
         fields["repair_on"] = sorted(settings.repair_on)
-        fields["tools"] = sorted(settings.tools)
+        fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)
         scope = [self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()
+
+
+def _check_messages(conversation: Conversation) -> None:
+    """Check each message by itself. Raises InvalidRequest."""
+    if not conversation.messages:
+        raise InvalidRequest("messages", "a conversation has at least one message")
+    for index, message in enumerate(conversation.messages):
+        check_message(message, f"messages[{index}]")
 
 
 def _get_turns(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:

@@ -41,6 +41,21 @@ def test_flushed_rows_survive_a_restart(
     copy.check()
 
 
+def test_after_a_restart_a_read_copies_pages_into_memory_only_if_it_is_to(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(16)
+    store.append("a", rows)
+    store.close()
+    again = open_store()
+    run = [torch.arange(16).repeat(2, 1)] * 3
+    for promote in (False, True):
+        for layer, gathered in enumerate(again.gather_selection("a", run, promote=promote)):
+            assert torch.equal(torch.stack(gathered), rows[layer])
+        assert bool(again.usage()["ram"]) is promote
+
+
 def test_uncommitted_rows_are_truncated_after_a_restart(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:

@@ -72,6 +72,21 @@ def test_a_selection_has_its_own_positions_per_layer_and_head(
             assert torch.equal(store.gather_heads("a", layer, positions)[side], expected)
 
 
+@pytest.mark.parametrize(("start", "stop"), [(0, 61), (0, 16), (5, 7), (12, 40), (60, 61)])
+def test_the_same_run_of_tokens_in_all_heads_is_gathered_as_their_positions(
+    start: int, stop: int, open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store(ram_pages=2)
+    rows = make_rows(61)
+    store.append("a", rows)
+    run = torch.arange(start, stop).repeat(2, 1)
+    for layer, gathered in enumerate(store.gather_selection("a", [run] * 3)):
+        for side in (0, 1):
+            expected = rows[layer, side, :, start:stop]
+            assert torch.equal(gathered[side], expected)
+            assert torch.equal(store.gather_heads("a", layer, run)[side], expected)
+
+
 def test_a_selection_reads_every_page_once(open_store: OpenStore, make_rows: MakeRows) -> None:
     store = open_store(ram_pages=100)
     store.append("a", make_rows(80))

@@ -9,6 +9,7 @@ from kvrecall.domain.errors import QuotaExceeded, UnknownSession
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
+from kvrecall.domain.session_request import CreateSession
 from services.background import BackgroundTasks
 from services.context import ServiceContext
 from services.deletion import Retention, SessionDeleter
@@ -106,3 +107,21 @@ async def test_a_lone_request_without_tools_goes_sooner(harness) -> None:
     assert settings.get_lifetime(2) == 90_000.0
     assert replace(settings, tools=("{}",)).get_lifetime(1) == 90_000.0
     assert replace(settings, matched=False).get_lifetime(1) == 90_000.0
+
+
+async def test_a_session_of_a_stored_response_lasts_as_long_and_makes_no_room(
+    harness, retention
+) -> None:
+    request = CreateSession(budget=64, repair_rows=8, matched=True)
+    passing, stored = [
+        (await harness.service.create(each)).id for each in (request, replace(request, stored=True))
+    ]
+    for id in (passing, stored):
+        await harness.say(id, HELLO)
+    lifetimes = [
+        (await harness.service.get(id))[0].settings.get_lifetime(1) for id in (passing, stored)
+    ]
+    assert lifetimes == [3600.0, harness.settings.response_days * 86_400]
+    assert await retention.make_room("", "")
+    assert [await exists(harness, each) for each in (passing, stored)] == [False, True]
+    assert not await retention.make_room("", "")

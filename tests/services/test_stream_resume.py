@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrecall.domain.errors import WorkerLost
-from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.messages import TokenLogprob, ToolCall
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.stream_resume import StreamResumer
-from services.turn_stream import TextDelta, ToolCallEmitted, TurnProgress
+from services.turn_stream import ReasoningDelta, TextDelta, ToolCallEmitted, TurnProgress
 
 CALL = ToolCall("call_1_0", "weather", '{"city": "Bern"}')
 
@@ -81,3 +82,34 @@ def test_calls_that_are_missing_from_the_retry_diverge() -> None:
     resumer.begin()
     with pytest.raises(WorkerLost):
         resumer.end()
+
+
+def test_log_probabilities_are_published_once() -> None:
+    published: list[TurnProgress] = []
+    resumer = StreamResumer(published.append)
+    first, second, third = (TokenLogprob(token, token.encode(), -1.0) for token in "abc")
+    resumer.begin()
+    resumer.text("", [first])
+    resumer.text("ab", [second])
+    resumer.begin()
+    resumer.text("a", [first])
+    resumer.text("bc", [second, third])
+    resumer.end()
+    deltas = [item for item in published if isinstance(item, TextDelta)]
+    assert [each for delta in deltas for each in delta.logprobs] == [first, second, third]
+    assert text_of(published) == "abc"
+
+
+def test_reasoning_is_published_once_and_must_be_the_same() -> None:
+    published: list[TurnProgress] = []
+    resumer = StreamResumer(published.append)
+    resumer.begin()
+    resumer.chunk(pb.TokenChunk(reasoning="so "))
+    resumer.begin()
+    resumer.chunk(pb.TokenChunk(reasoning="so it is"))
+    resumer.chunk(pb.TokenChunk(text="ok"))
+    resumer.end()
+    assert published == [ReasoningDelta("so "), ReasoningDelta("it is"), TextDelta("ok")]
+    resumer.begin()
+    with pytest.raises(WorkerLost):
+        resumer.chunk(pb.TokenChunk(reasoning="no"))

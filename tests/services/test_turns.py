@@ -290,6 +290,21 @@ async def test_every_turn_repairs_first_when_the_session_asks_for_it(harness) ->
     assert outcome.repairs == (outcome.own_repair,)
 
 
+async def test_a_turn_that_only_appends_leaves_its_repair_to_the_next(harness) -> None:
+    session = await harness.session(repair_on=frozenset({RepairTrigger.TURN}))
+    asked = list[tuple[bool, bool]]()
+    turn = harness.worker.turn
+
+    def watched(request: pb.TurnRequest) -> AsyncIterator[pb.TurnEvent]:
+        asked.append((request.repair, request.defer_repair))
+        return turn(request)
+
+    harness.worker.turn = watched
+    assert (await harness.say(session, HELLO, generate=False)).own_repair is None
+    assert (await harness.say(session, HELLO)).own_repair is not None
+    assert asked == [(False, True), (True, False)]
+
+
 async def test_observers_hear_of_every_turn_and_how_it_ended(harness) -> None:
     heard: list[ServiceEvent] = []
     harness.service.observe(heard.append)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from workers.cache.slot_pool import EMPTY, KVRows, KVShape, SlotPool
+from workers.cache.transfers import Transfers
 
 __all__ = ["EMPTY", "ActiveCache", "KVRows", "KVShape"]
 
@@ -44,6 +45,7 @@ class ActiveCache:
         self.bound = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self.peak = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self._free = list(range(slots))
+        self._transfers = Transfers(self.device)
 
     def free_slots(self) -> int:
         """Number of slots that no session holds."""
@@ -109,6 +111,11 @@ class ActiveCache:
         rows = self.read(slot, layer).gather(indices.clamp(min=0)).masked(indices >= 0)
         self._write(slot, layer, rows)
 
+    def fill(self, slot: int, layer: int, rows: KVRows) -> None:
+        """Write rows, ascending by position, into a layer that has none."""
+        assert not self.lengths[layer, slot].any(), "only an empty layer is filled"
+        self._write(slot, layer, KVRows(*self._transfers.to_device(rows.tensors())))
+
     def insert(
         self,
         slot: int,
@@ -134,8 +141,9 @@ class ActiveCache:
             torch.zeros_like(positions, dtype=torch.float32) if accumulated is None else accumulated
         )
         new = KVRows(keys.to(self.dtype), values.to(self.dtype), positions, promoted, sums)
-        pairs = zip(self.read(slot, layer).tensors(), new.tensors(), strict=True)
-        rows = KVRows(*(torch.cat([old, added.to(self.device)], dim=1) for old, added in pairs))
+        added = self._transfers.to_device(new.tensors())
+        pairs = zip(self.read(slot, layer).tensors(), added, strict=True)
+        rows = KVRows(*(torch.cat(pair, dim=1) for pair in pairs))
         order = rows.positions.sort(dim=1, stable=True).indices
         self._write(slot, layer, rows.gather(order))
 

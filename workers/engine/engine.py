@@ -20,6 +20,7 @@ from workers.engine.session_state import build_state, restore_state, selection_f
 from workers.engine.settings import WorkerSettings
 from workers.engine.store_io import StoreIO, commit_history, map_store_errors, shared_pages
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
+from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
@@ -50,25 +51,20 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self.model = parts.model
         self.tokenizer = parts.tokenizer
+        self.grammars = Grammars(parts.tokenizer)
         self.store = parts.store
         self.settings = parts.settings
         self.layer_sensitivity = parts.layer_sensitivity
         self.measure_sensitivity = parts.measure_sensitivity
         shape = self.model.shape
-        slot_rows = (
-            self.settings.max_budget + self.settings.block_tokens + self.settings.prompt_tokens
-        )
-        self.cache = ActiveCache(
-            shape,
-            self.settings.slots,
-            [slot_rows] * shape.n_layers,
-            self.model.dtype,
-            self.model.device,
-        )
+        settings = parts.settings
+        slot_rows = settings.max_budget + settings.block_tokens + settings.prompt_tokens
+        rows = [slot_rows] * shape.n_layers
+        self.cache = ActiveCache(shape, settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
         self.lost_pages = 0
         self.rebuilt_pages = 0
-        self.store_io = StoreIO(self.store)
+        self.store_io = StoreIO(self.store, self.model.device)
         self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
 
     # Life cycle
@@ -242,15 +238,7 @@ class Engine:
         session.selection = None
         for layer, (keys, values) in enumerate(rows):
             assert selection is not None, "rows were read for a selection"
-            self.cache.insert(
-                slot,
-                layer,
-                selection.positions[layer],
-                keys,
-                values,
-                selection.promoted[layer],
-                selection.accumulated[layer] if selection.accumulated else None,
-            )
+            self.cache.fill(slot, layer, selection.with_rows(layer, keys, values))
         return ResidentSession(session, slot)
 
     def swap_out(self, session: WorkerSession) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvrecall.domain.active_episode import EpisodeSegment
+from kvrecall.domain.episodes import EpisodeSegment
 from workers.cache.active_cache import EMPTY
 from workers.methods import LayerRows, Method
 from workers.primitives.scoring import row_ranks

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from workers.cache.active_cache import EMPTY, ActiveCache
+from workers.cache.active_cache import EMPTY, ActiveCache, KVRows
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,12 @@ class Selection:
         """Positions in the row store's form: per layer int64 `[n_kv_heads, m]`, -1 as padding."""
         return [torch.where(p == EMPTY, -1, p).to(torch.int64) for p in self.positions]
 
+    def with_rows(self, layer: int, keys: Tensor, values: Tensor) -> KVRows:
+        """The rows of a layer: keys and values `[n_kv_heads, m, head_dim]` of its positions."""
+        positions = self.positions[layer]
+        sums = self.accumulated[layer] if self.accumulated else torch.zeros(positions.shape)
+        return KVRows(keys, values, positions, self.promoted[layer], sums)
+
     def row_counts(self) -> list[int]:
         """Rows per layer, summed over the heads."""
         return [int((p != EMPTY).sum()) for p in self.positions]
@@ -79,7 +85,7 @@ class Selection:
     def fully_active_tokens(self) -> int:
         """Count the tokens that are active in every layer and head."""
         rows = torch.cat([positions.flatten() for positions in self.positions])
-        _, counts = torch.unique(rows[rows != EMPTY], return_counts=True)
+        counts = torch.bincount(rows[rows != EMPTY])  # sorting them takes thirty times as long
         return int((counts == sum(p.shape[0] for p in self.positions)).sum())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode
+from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
 from kvrecall.domain.session_settings import LayerBudgets, RepairScan, WorkerOptions
 from workers.cache.active_cache import ActiveCache
 from workers.engine.eviction_scores import EvictionScores
@@ -67,6 +67,7 @@ class WorkerSession:
 
     - `pending`: token ids that were generated and not prefilled yet.
     - `recent`: messages that the next rendering of the chat template builds on.
+    - `deferred_signal`: token ids of unanswered messages, for the next repair before a turn.
     - `eviction_scores`: of at most as many tokens as the budget has rows.
     - `block`: token ids appended since the last eviction, at most a block.
     - `peak`: most rows per head ever active, per layer.
@@ -84,6 +85,7 @@ class WorkerSession:
     length: int = 0
     pending: list[int] = field(default_factory=list)
     recent: list[ChatMessage] = field(default_factory=list)
+    deferred_signal: list[int] = field(default_factory=list)
     episode: ActiveEpisode = NO_EPISODE
     eviction_scores: EvictionScores = field(default_factory=EvictionScores)
     promoted_rows: int = 0

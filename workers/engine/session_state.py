@@ -24,6 +24,7 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     session.eviction_scores = _read_scores(state, session.config.budget)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
+    session.deferred_signal = list(state.deferred_signal)
     session.episode = convert.active_episode_from_wire(
         state.episode, state.patched_prompt, state.segments
     )
@@ -54,6 +55,7 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         eviction_scores=session.eviction_scores.to_bytes() if selection else b"",
         promoted_rows=session.promoted_rows,
         recent=[convert.chat_to_wire(message) for message in session.recent],
+        deferred_signal=session.deferred_signal,
         episode=session.episode.id,
         patched_prompt=session.episode.patched_prompt,
         segments=convert.segments_to_wire(session.episode.segments),

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -17,12 +18,14 @@ from kvstore.errors import KvStoreError, PageError, RowRangeError, StaleWriterEr
 from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory, CommitPoint
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
+from workers.cache.transfers import Transfers
 from workers.engine.session import WorkerSession
 from workers.errors import RowsMissing, StaleEpoch, StorageFailed
 
 _T = TypeVar("_T")
 # Writes of one session in flight before the session waits: their rows hold device memory.
 _MAX_PENDING_WRITES = 16
+_CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -44,8 +47,10 @@ class StoreIO:
     Its futures raise StorageFailed, RowsMissing and StaleEpoch.
     """
 
-    def __init__(self, store: RowStore) -> None:
+    def __init__(self, store: RowStore, device: torch.device = _CPU) -> None:
+        """Create the threads; device: where the sessions' rows are computed."""
         self._store = store
+        self._transfers = Transfers(device)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-through")
         self._reader = ThreadPoolExecutor(2, thread_name_prefix="swap-in")
 
@@ -80,20 +85,23 @@ class StoreIO:
         The copy off the device happens on the writer's thread.
         """
         session.writes = [write for write in session.writes if not _succeeded(write)]
-        session.writes.append(self.submit(partial(self._append, session.name, start, rows)))
+        append = partial(self._append, session.name, start, rows, self._transfers.mark())
+        session.writes.append(self.submit(append))
 
     def truncate(self, session: WorkerSession, length: int) -> None:
         """Queue the removal of the rows from position `length` on."""
         remove = partial(self._store.truncate, session.name, length)
         session.writes.append(self.submit(remove))
 
-    def _append(self, session: str, start: int, rows: Tensor) -> None:
+    def _append(
+        self, session: str, start: int, rows: Tensor, computed: torch.cuda.Event | None
+    ) -> None:
         # After a failed write none may follow: its rows would take the lost rows' positions.
         if (stored := self._store.length(session)) != start:
             raise StorageFailed(
                 f"session {session}: rows from {start} on cannot follow the {stored} stored rows"
             )
-        self._store.append(session, rows.cpu())
+        self._store.append(session, self._transfers.to_host(rows, computed))
 
     def backlog(self, session: WorkerSession) -> "Future[Any] | None":
         """The write to wait for while too many are pending; None otherwise."""
@@ -118,20 +126,26 @@ class StoreIO:
         return all(result is not False for result in results)
 
     def fetch(self, session: WorkerSession) -> "Future[Any] | None":
-        """Begin to read the rows for swapping a session in; None if it needs none."""
+        """Begin to read the rows for swapping a session in; None if it needs none.
+
+        The first token waits for this read, so pages are copied into faster tiers by it only if a
+        repair will read the rest of them next. Otherwise a `prefetch` behind the job does it.
+        """
         selection = session.selection
         if session.slot is None and selection is not None and session.prefetched is None:
-            session.prefetched = self.gather(session.name, selection.store_positions())
+            session.prefetched = self.gather(
+                session.name, selection.store_positions(), promote=session.config.repair_rows > 0
+            )
         return session.prefetched
 
     def gather(
-        self, session: str, positions: Sequence[Tensor]
+        self, session: str, positions: Sequence[Tensor], *, promote: bool = True
     ) -> "Future[list[tuple[Tensor, Tensor]]]":
         """Begin to read rows, per layer int64 `[n_kv_heads, m]`, -1 for none.
 
         The result is per layer keys and values `[n_kv_heads, m, head_dim]`.
         """
-        read = partial(self._store.gather_selection, session, positions)
+        read = partial(self._store.gather_selection, session, positions, promote=promote)
         return self._reader.submit(_run_mapping_errors, read)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
-from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
+from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY

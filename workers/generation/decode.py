@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvrecall.domain.messages import Sampling
 from workers.engine.session import WorkerSession
-from workers.generation.sampling import Sampler, sample
+from workers.generation.sampling import Logprobs, Sampler, sample
 from workers.generation.steps import Decode
-from workers.model.text_stream import TextStream
+from workers.model.text_stream import ParsedAnswer, Piece, TextStream
 from workers.model.tokenizer import ChatTokenizer
 
 
@@ -17,53 +16,83 @@ from workers.model.tokenizer import ChatTokenizer
 class Answer:
     """A generated answer as the session keeps it, up to a stop string; the reason of its end.
 
-    All but the last token have rows. `finish_reason` is "stop" or "length".
+    All but the last token have rows. `text` has the marks of its parts, which are `parsed`.
+    `finish_reason` is "stop" or "length"; `stop_sequence` is the stop string that it ended at,
+    empty if there was none.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
+    parsed: ParsedAnswer
+    reasoning_tokens: int = 0
+    stop_sequence: str = ""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of an answer: logits of its first token, float32 `[vocabulary]`, and its limits."""
+
+    logits: Tensor
+    sampler: Sampler
+    stream: TextStream
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A token of the answer, what it completes, and its log-probability where it is reported."""
+
+    token: int
+    piece: Piece
+    logprobs: Logprobs | None = None
 
 
 def decode(
     session: WorkerSession,
     tokenizer: ChatTokenizer,
-    first: Tensor,
-    sampling: Sampling,
-    emit: Callable[[int, str], None],
+    start: Start,
+    emit: Callable[[Emitted], None],
 ) -> Generator[Decode, int, Answer]:
     """Generate until an end token, a stop string or the limit.
 
-    `first` are the logits of the first token, float32 `[vocabulary]`. Yields each token to append
-    and is sent the next one. `emit` gets every token with the text that it completes. The last
-    token is not appended here: it becomes pending and opens the next turn's prefill, together with
-    the end of turn if the model did not generate one.
+    Yields each token to append and is sent the next one. `emit` gets every token with the text that
+    it completes. The last token is not appended here: it becomes pending and opens the next turn's
+    prefill, together with the end of turn if the model did not generate one.
 
     After a stop string the answer ends before it: the caller drops the rows of later tokens. Of a
-    token that the stop string begins in, the text before it becomes pending.
+    token that the stop string begins in, the text before it becomes pending. Raises BadSettings
+    where the answer's grammar fails.
     """
-    sampler = Sampler(sampling)
-    stream = TextStream(tokenizer, sampling.stop)
+    stream, sampler = start.stream, start.sampler
     token_ids: list[int] = []
-    token = sample(first[None], [sampler])[0]
+    reasoning_tokens = 0
+    token = sample(start.logits[None], [sampler])[0]
     while True:
         token_ids.append(token)
         if token in tokenizer.eos_token_ids:
+            sampler.finish()
             reason = "stop"
             session.pending = [token]
             break
-        emit(token, stream.push(token))
+        in_reasoning = stream.reasoning
+        piece = stream.push(token)
+        reasoning_tokens += bool(in_reasoning or stream.reasoning)
+        emit(Emitted(token, piece, sampler.logprobs if stream.in_text else None))
         if stream.stopped:
             reason = "stop"
             kept, rest = stream.split_at_stop()
             session.pending = [*tokenizer.encode(rest), tokenizer.eos_token_ids[0]]
             token_ids = [*token_ids[:kept], session.pending[0]]
             break
-        if len(token_ids) == sampling.max_tokens:
+        if len(token_ids) == start.max_tokens:
             reason = "length"
             session.pending = [token, tokenizer.eos_token_ids[0]]
             break
+        sampler.accept(token)
         token = yield Decode(token, sampler)
-    if rest := stream.finish():
-        emit(token, rest)
-    return Answer(tuple(token_ids), stream.text, reason)
+    if (held := stream.finish()) != Piece():
+        emit(Emitted(token, held))
+    parsed = stream.parse()
+    stopped_at = stream.stop_sequence
+    return Answer(tuple(token_ids), stream.raw, reason, parsed, reasoning_tokens, stopped_at)

@@ -1,12 +1,16 @@
-"""Rendering of prompts on threads of their own: a long one stops no other session's decoding."""
+"""Rendering and compiling on threads of their own: a long prompt stops no session's decoding."""
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from kvrecall.domain.constraints import FREE
+from kvrecall.domain.messages import Sampling
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
 from workers.generation.steps import Steps
+from workers.model.answer_grammar import AnswerGrammars
 from workers.model.tokenizer import ChatMessage, Segment
 
 _T = TypeVar("_T")
@@ -28,6 +32,21 @@ def render_prompt(
 def encode_text(engine: Engine, text: str) -> Steps[list[int]]:
     """Encode plain text."""
     return (yield from _off_thread(engine, lambda: engine.tokenizer.encode(text)))
+
+
+def build_grammars(
+    engine: Engine, session: WorkerSession, sampling: Sampling
+) -> Steps[AnswerGrammars]:
+    """Compile the grammars of a turn's answer. Raises BadSettings for what cannot be.
+
+    The vocabulary, which log-probabilities are reported by as well, is built with the first.
+    """
+    tools = [json.dumps(tool) for tool in session.config.tools]
+    if sampling.constraint == FREE and sampling.top_logprobs is None and not tools:
+        return AnswerGrammars()
+    return (
+        yield from _off_thread(engine, lambda: engine.grammars.build(sampling.constraint, tools))
+    )
 
 
 def _off_thread(engine: Engine, work: Callable[[], _T]) -> Steps[_T]:

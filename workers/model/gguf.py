@@ -9,9 +9,11 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache as memoized
 from pathlib import Path
 from typing import Any
 
+import gguf
 import structlog
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -74,8 +76,9 @@ def convert(file: Path, folder: Path) -> None:
         "local_files_only": True,
     }
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        with _parsing_once():
+            loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
+            tokenizer = AutoTokenizer.from_pretrained(**source)
     except OSError:
         raise
     except NotImplementedError as error:
@@ -96,6 +99,23 @@ def convert(file: Path, folder: Path) -> None:
     module.generation_config = loaded.generation_config
     module.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _parsing_once() -> Iterator[None]:
+    """Let transformers parse a file's metadata, and build the table of its names, once.
+
+    It parses the file for the config, the weights and the tokenizer each, in Python, and builds the
+    table for every module: half of the time of a small model's conversion.
+    """
+    originals = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    for name, original in originals.items():
+        setattr(gguf, name, memoized(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(gguf, name, original)
 
 
 def _refuse_unusable(file: Path) -> None:

@@ -55,6 +55,11 @@ class LoadedModel:
         return self.module.device
 
     @property
+    def vocabulary(self) -> int:
+        """Number of tokens that have a logit."""
+        return int(self.module.config.vocab_size)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Data type of the weights and the rows."""
         return self.module.dtype

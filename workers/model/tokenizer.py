@@ -2,18 +2,25 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import structlog
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from workers.errors import BadMessages, ModelRefused
+from workers.model.answer_formats import AnswerFormat, find_format
+
+_log = structlog.get_logger(__name__)
 
 # An OpenAI-style message: role, content, and tool_calls or tool_call_id where they apply.
 ChatMessage = dict[str, Any]
+# Tokens at the end of a prompt that tell whether it opens the reasoning.
+_LOOK_BACK = 16
 
 
 @dataclass(frozen=True)
@@ -40,16 +47,24 @@ class ChatTokenizer:
         inner: The tokenizer.
         eos_token_ids: Token ids that end a turn; the first ends a truncated answer.
         eos_texts: Texts of these tokens.
+        format: How the model's answers write reasoning and tool calls.
+        mark_texts: Texts of the tokens that are marks of this format, by id.
     """
 
     inner: PreTrainedTokenizerFast
     eos_token_ids: tuple[int, ...]
     eos_texts: tuple[str, ...] = field(init=False)
+    format: AnswerFormat = field(init=False)
+    mark_texts: Mapping[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look up the texts of the end-of-turn tokens."""
+        """Look up the texts of the end-of-turn tokens, the format and its marks."""
         texts = tuple(str(t) for t in self.inner.convert_ids_to_tokens(list(self.eos_token_ids)))
         object.__setattr__(self, "eos_texts", texts)
+        object.__setattr__(self, "format", find_format(self.inner))
+        added = self.inner.get_added_vocab()
+        marks = {added[mark]: mark for mark in self.format.marks if mark in added}
+        object.__setattr__(self, "mark_texts", marks)
 
     def prompt(
         self,
@@ -92,6 +107,16 @@ class ChatTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text, special tokens included."""
         return str(self.inner.decode(list(token_ids)))
+
+    def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
+        """Whether a prompt ends within the answer's reasoning; None if the answer itself tells."""
+        if self.format.reasoning is None:
+            return False
+        opening, closing = self.format.reasoning
+        text = self.decode(prompt[-_LOOK_BACK:]).rstrip()
+        if text.endswith(closing):
+            return False
+        return True if text.endswith(opening) else None
 
     def _encode_prompt(
         self, before: list[ChatMessage], new: list[ChatMessage], tools: list[Any], generate: bool
@@ -155,7 +180,7 @@ class ChatTokenizer:
     def _render(self, messages: list[ChatMessage], tools: list[Any], prompt: bool) -> str:
         try:
             text = self.inner.apply_chat_template(
-                [_to_template(m) for m in messages],
+                [_to_template(m, self.format.short_ids) for m in messages],
                 tools=tools or None,
                 add_generation_prompt=prompt,
                 tokenize=False,
@@ -186,7 +211,10 @@ def load_tokenizer(name: str | Path, eos_token_ids: Sequence[int]) -> ChatTokeni
         raise ModelRefused(
             f"{name} has no end-of-turn token: neither its tokenizer nor its model names one"
         )
-    return ChatTokenizer(inner, tuple(eos))
+    tokenizer = ChatTokenizer(inner, tuple(eos))
+    if not tokenizer.format.mark:
+        _log.warning("the form of tool calls is not known", model=str(name), effect="text only")
+    return tokenizer
 
 
 def keep_recent(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -204,20 +232,32 @@ def keep_recent(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [messages[index] for index in sorted(leading | asked | set(rest))]
 
 
-def _to_template(message: ChatMessage) -> ChatMessage:
+def _to_template(message: ChatMessage, short_ids: bool) -> ChatMessage:
     """Convert a message to the form that chat templates expect.
 
     The arguments of a call are an object there, and the content is a string.
     """
     rendered = {**message, "content": message.get("content") or ""}
     if message.get("tool_calls"):
-        rendered["tool_calls"] = [_to_template_call(call) for call in message["tool_calls"]]
+        rendered["tool_calls"] = [
+            _to_template_call(call, short_ids) for call in message["tool_calls"]
+        ]
+    if short_ids and message.get("tool_call_id"):
+        rendered["tool_call_id"] = _shorten(message["tool_call_id"])
     return rendered
 
 
-def _to_template_call(call: dict[str, Any]) -> dict[str, Any]:
+def _to_template_call(call: dict[str, Any], short_ids: bool) -> dict[str, Any]:
     function = call["function"]
-    return {**call, "function": {**function, "arguments": _to_object(function["arguments"])}}
+    rendered = {**call, "function": {**function, "arguments": _to_object(function["arguments"])}}
+    return {**rendered, "id": _shorten(call["id"])} if short_ids else rendered
+
+
+def _shorten(id: str) -> str:
+    """Return nine letters and digits for the id of a call, the same ones every time."""
+    return (
+        id if len(id) == 9 and id.isalnum() else blake2b(id.encode(), digest_size=5).hexdigest()[:9]
+    )
 
 
 def _to_object(arguments: str | dict[str, Any]) -> Any:

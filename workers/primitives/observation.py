@@ -104,6 +104,15 @@ class Observed:
             tuple(torch.cat(layer, dim=1) for layer in extra),
         )
 
+    def last(self, tokens: int) -> "Observed":
+        """The observation of the last `tokens` tokens, or of all if there are fewer."""
+        first = max(0, self.tokens - tokens)
+        return Observed(
+            tuple(layer[:, first:] for layer in self.queries),
+            self.positions[first:],
+            tuple(layer[:, first:] for layer in self.extra_logsumexp),
+        )
+
 
 def causal_logsumexp(queries: Tensor, keys: Tensor) -> Tensor:
     """Log-sum-exp of the causal attention logits of a prompt over its own keys.

@@ -48,10 +48,14 @@ class _Candidates:
 
 @dataclass(frozen=True)
 class _Queries:
-    """The observed queries of the signal, and those of the neutral signal if there is one."""
+    """The observed queries of the signal, and those of the neutral signal if there is one.
+
+    `wanted`: number of tokens whose queries the signal has if nothing stops its observation.
+    """
 
     signal: Observed
     contrast: Contrast | None
+    wanted: int
 
 
 def run_pause_repair(
@@ -96,8 +100,12 @@ def run_repair(
     signal: Sequence[int],
     trigger: str,
     stop_requested: Callable[[], bool] = lambda: False,
+    *,
+    asked: int | None = None,
 ) -> Steps[pb.RepairReport]:
     """Observe the signal, score every evicted token against it, promote the best `repair_rows`.
+
+    With `asked` the last so many tokens are the signal, and those before them its context.
 
     It stops early when `stop_requested` says so, or at the session's deadline (`repair_seconds`);
     at most half of that time goes into the observation.
@@ -111,7 +119,8 @@ def run_repair(
     config = resident.config
     seconds = config.options.repair_seconds
     limit = _Limit(stop_requested, started + (math.inf if seconds is None else seconds))
-    report = pb.RepairReport(trigger=trigger, signal_tokens=len(signal))
+    report = pb.RepairReport(trigger=trigger, signal_tokens=asked or len(signal))
+    wanted = asked or len(session.pending) + len(signal)
     if config.repair_rows and session.length and signal:
         session.dirty = True
         yield from wait_for_writes(engine, session)
@@ -125,8 +134,8 @@ def run_repair(
             halfway = limit.halfway()
             if not report.hops:
                 contrast = yield from observe_contrast(engine, resident)
-            observed = yield from observe_signal(engine, resident, signal, halfway.reached)
-            queries = _Queries(observed, contrast)
+            observed = yield from observe_signal(engine, resident, signal, halfway.reached, asked)
+            queries = _Queries(observed, contrast, min(wanted, engine.settings.signal_tokens))
             yield from _run_hop(engine, resident, queries, candidates, report, limit)
     report.seconds = time.perf_counter() - started
     return report
@@ -149,8 +158,7 @@ def _run_hop(
         result = yield from _scan_rows(engine, resident, queries, candidates, limit.reached)
     yield None
     scored = candidates.tokens & result.scored
-    observable = min(engine.settings.signal_tokens, len(session.pending) + report.signal_tokens)
-    report.truncated = not result.complete or observed < observable
+    report.truncated = not result.complete or observed < queries.wanted
     report.scored_rows = int(scored.sum())
     report.bytes_read += result.bytes_read
     share = report.scored_rows / max(1, report.candidates)

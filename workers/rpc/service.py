@@ -1,6 +1,7 @@
 """The worker's answers to all calls of the table, over any transport."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -10,6 +11,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
+from kvrecall.protocol.convert import to_chat
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError
 from kvstore.store import RowStore
@@ -74,6 +76,7 @@ class WorkerService:
             page_tokens=engine.store.layout.page_tokens,
             token_bytes=engine.store.layout.token_bytes,
             protocol_version=PROTOCOL_VERSION,
+            call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
         )
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:
@@ -144,6 +147,16 @@ class WorkerService:
         """The text of each chunk of tokens."""
         tokenizer = self._scheduler.engine.tokenizer
         return pb.DetokenizeResult(texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks])
+
+    async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
+        """The tokens of a new session's prompt; rendered off the event loop."""
+        engine = self._scheduler.engine
+        messages = [to_chat(message) for message in request.messages]
+        tools = [json.loads(tool) for tool in request.tools]
+        segments = await _wait(
+            engine.renderer.submit(engine.tokenizer.prompt, [], messages, tools, True)
+        )
+        return pb.CountTokensResult(tokens=sum(len(segment.token_ids) for segment in segments))
 
     async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResult:
         """A unit vector per text."""

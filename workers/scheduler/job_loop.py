@@ -17,7 +17,7 @@ from workers.errors import Cancelled, Overloaded, WorkerError
 from workers.generation.sampling import sample
 from workers.generation.steps import Decode, Steps
 from workers.scheduler.idle import IdleSessions
-from workers.scheduler.job import Job, ModelWork, StoreWork, resolve
+from workers.scheduler.job import Job, ModelWork, SlotWork, StoreWork, resolve
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -279,6 +279,9 @@ class JobLoop:
     def _finish(self, job: Job, value: Any) -> None:
         self._active.remove(job)
         self._measure(job.session)
+        if isinstance(job.work, SlotWork):
+            # Behind the job, not before it: the first token waits for the rows of the slot alone.
+            self._engine.store.prefetch(job.session)
         if isinstance(value, pb.TurnDone):
             value.seconds["queued"] = job.queued_seconds
         if not resolve(job.result, value) and not job.read_only:

@@ -40,7 +40,6 @@ class Scheduler:
         def turn(resident: ResidentSession) -> Steps[pb.TurnDone]:
             return run_turn(self.engine, resident, request, emit)
 
-        self.engine.store.prefetch(request.session)
         return self._loop.submit(Job(request.session, request.epoch, SlotWork(turn)))
 
     def repair(self, request: pb.RepairRequest) -> "Future[pb.RepairResult]":
@@ -50,7 +49,6 @@ class Scheduler:
             return run_pause_repair(self.engine, resident, request, lambda: job.stop_requested)
 
         job = Job(request.session, request.epoch, SlotWork(repair))
-        self.engine.store.prefetch(request.session)
         return self._loop.submit(job)
 
     def stop_early(self, name: str) -> "Future[None]":

@@ -31,7 +31,6 @@ def run_open(
             "they must be computed again"
         )
     engine.restore(session, request.state)
-    engine.store.prefetch(session.name)  # an opened session is about to be used
     return engine.memory(session)
 
 

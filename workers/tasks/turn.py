@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from kvrecall.domain.constraints import ToolChoice
 from kvrecall.domain.messages import Sampling
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -12,14 +13,17 @@ from workers.engine.truncation import truncate
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.switch import read_episode, switch
 from workers.errors import BadMessages, NotComparable, TurnTooLong, UnknownSession
-from workers.generation.decode import Answer, decode
+from workers.generation.decode import Answer, Emitted, Start, decode
+from workers.generation.guide import build_guide
+from workers.generation.logprobs import report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
-from workers.generation.rendering import render_prompt
-from workers.generation.sampling import require_valid
+from workers.generation.rendering import build_grammars, render_prompt
+from workers.generation.sampling import Sampler, require_valid
 from workers.generation.steps import Steps, Stopwatch, wait_for_writes
 from workers.generation.utterances import utterance_tokens
+from workers.model.answer_grammar import AnswerGrammars
+from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
-from workers.model.tool_calls import parse_tool_calls
 from workers.repair.repair import run_repair
 from workers.tasks.prefix import skip_tokens, take_prefix
 
@@ -28,13 +32,14 @@ Emit = Callable[[pb.TurnEvent], None]
 
 @dataclass(frozen=True)
 class _TurnPlan:
-    """A validated turn: rendered prompt, sampling, comparison and episode."""
+    """A validated turn: rendered prompt, sampling, grammars, comparison and episode."""
 
     request: pb.TurnRequest
     messages: tuple[ChatMessage, ...]
     segments: tuple[Segment, ...]
     prompt: tuple[int, ...]
     sampling: Sampling
+    grammars: AnswerGrammars
     reference: Distribution | None
     episode: EpisodeRows | None
 
@@ -75,8 +80,10 @@ def run_turn(
         # A truncated answer is closed by an end of turn that the model did not generate.
         token_ids += [*answer.token_ids, *session.pending[1:]]
         done.output_tokens = len(answer.token_ids)
+        done.reasoning_tokens = answer.reasoning_tokens
         messages.append(_build_answer(done, answer, answer_start, emit))
     session.recent = keep_recent([*session.recent, *messages])
+    session.deferred_signal = _defer_signal(session, plan, engine.settings.block_tokens)
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
         done.fidelity.CopyFrom(_compare(plan.reference, prefilled.distribution))
@@ -95,7 +102,10 @@ def _plan_turn(
     _require_committed(session, request)
     messages = tuple(convert.to_chat(message) for message in request.messages)
     sampling = convert.sampling_from_wire(request.sampling)
-    require_valid(sampling)
+    require_valid(sampling, engine.model.vocabulary)
+    grammars = AnswerGrammars()
+    if request.generate:
+        grammars = yield from build_grammars(engine, session, sampling)
     segments = yield from render_prompt(engine, session, messages, generate=request.generate)
     prompt = tuple(token for segment in segments for token in segment.token_ids)
     if not prompt:
@@ -105,7 +115,9 @@ def _plan_turn(
     episode = None
     if request.HasField("episode"):
         episode = read_episode(engine, session, request.episode)
-    return _TurnPlan(request, messages, tuple(segments), prompt, sampling, reference, episode)
+    return _TurnPlan(
+        request, messages, tuple(segments), prompt, sampling, grammars, reference, episode
+    )
 
 
 def _require_committed(session: WorkerSession, request: pb.TurnRequest) -> None:
@@ -147,9 +159,43 @@ def _switch_and_repair(
         run.done.switched.CopyFrom(switch(engine, resident, request.episode, plan.episode))
         run.watch.lap("switch")
     if request.repair and resident.config.repair_rows:
-        report = yield from run_repair(engine, resident, plan.prompt, "turn")
+        signal = [*resident.session.deferred_signal, *plan.prompt]
+        asked = yield from _count_asked(engine, resident.session, plan)
+        report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
         run.done.repair.CopyFrom(report)
         run.watch.lap("repair")
+
+
+def _count_asked(engine: Engine, session: WorkerSession, plan: _TurnPlan) -> Steps[int | None]:
+    """Count the tokens behind the last tool's result, where the user's message ends the turn.
+
+    They ask, and the result is their context. It would take the rows of the repair for itself: the
+    tokens of one more JSON object attend to those of all objects before it. None: all tokens ask.
+    """
+    results = [i for i, message in enumerate(plan.messages) if message["role"] == "tool"]
+    if not results or plan.messages[-1]["role"] != "user":
+        return None
+    before = plan.messages[: results[-1] + 1]
+    try:
+        segments = yield from render_prompt(engine, session, before, generate=False)
+    except BadMessages:  # the template takes a result only with what follows it
+        return None
+    asked = len(plan.prompt) - sum(len(segment.token_ids) for segment in segments)
+    return asked if asked > 0 else None
+
+
+def _defer_signal(session: WorkerSession, plan: _TurnPlan, most: int) -> list[int]:
+    """What the next repair before a turn has in its signal beside that turn's messages.
+
+    The messages that no answer has followed yet, where this turn's repair was deferred: their last
+    `most` tokens, since the next first token waits for their observation.
+    """
+    if not plan.request.defer_repair:
+        return []
+    tokens = list(session.deferred_signal)
+    for segment in plan.segments:
+        tokens = [] if segment.recorded else [*tokens, *segment.token_ids]
+    return tokens[-most:]
 
 
 def _prefill(
@@ -184,31 +230,59 @@ def _generate(
 ) -> Steps[Answer]:
     """Decode the answer, each token streamed as it is generated."""
 
-    def emit_token(token: int, text: str) -> None:
+    def emit(emitted: Emitted) -> None:
         if "first_token" not in run.watch.seconds:
             run.watch.lap("first_token")
-        run.emit(pb.TurnEvent(token=pb.TokenChunk(ids=[token], text=text)))
+        chunk = pb.TokenChunk(
+            ids=[emitted.token],
+            text=emitted.piece.text,
+            reasoning=emitted.piece.reasoning,
+            logprobs=report_logprobs(engine.grammars, emitted),
+        )
+        run.emit(pb.TurnEvent(token=chunk))
 
     session = resident.session
     start = session.length
     answer = yield from decode(
-        session, engine.tokenizer, prefilled.logits, plan.sampling, emit_token
+        session, engine.tokenizer, _start(engine, resident, plan, prefilled), emit
     )
     truncate(engine.cache, engine.store_io, resident, start + len(answer.token_ids) - 1)
     run.watch.lap("decode")
     return answer
 
 
+def _start(
+    engine: Engine, resident: ResidentSession, plan: _TurnPlan, prefilled: PrefillResult
+) -> Start:
+    """Start the answer: its stream, its constraint and its sampler."""
+    sampling = plan.sampling
+    constraint = sampling.constraint
+    stream = TextStream(
+        engine.tokenizer,
+        sampling.stop,
+        reasons=engine.tokenizer.opens_reasoning(plan.prompt),
+        calls=constraint.tool_choice is not ToolChoice.NONE,
+        tools=resident.config.tools,
+    )
+    guide = build_guide(engine.grammars, plan.grammars, constraint, engine.tokenizer, stream)
+    return Start(prefilled.logits, Sampler(sampling, guide), stream, sampling.max_tokens)
+
+
 def _build_answer(done: pb.TurnDone, answer: Answer, position: int, emit: Emit) -> ChatMessage:
     """Fill in the assistant's message and emit its tool calls; returns it for rendering."""
-    text, parsed = parse_tool_calls(answer.text)
+    parsed = answer.parsed
     # The position makes an id unique in its session, and the same whenever the turn is run again.
     calls = [
         pb.ToolCall(id=f"call_{position}_{i}", name=call.name, arguments=call.arguments)
-        for i, call in enumerate(parsed)
+        for i, call in enumerate(parsed.calls)
     ]
     done.finish_reason = "tool_calls" if calls else answer.finish_reason
-    done.message.CopyFrom(pb.Message(role="assistant", content=text, tool_calls=calls))
+    done.stop_sequence = answer.stop_sequence
+    done.message.CopyFrom(
+        pb.Message(
+            role="assistant", content=parsed.text, tool_calls=calls, reasoning=parsed.reasoning
+        )
+    )
     for call in calls:
         emit(pb.TurnEvent(tool_call=call))
     return convert.to_chat(done.message)

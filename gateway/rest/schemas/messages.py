@@ -1,5 +1,6 @@
 """Messages, tool calls and tool definitions, in the format of the OpenAI API."""
 
+import json
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -35,6 +36,9 @@ class MessageBody(Body):
     tool_calls: list[ToolCallBody] | None = Field(default=None, max_length=128)
     tool_call_id: Name | None = None
     name: Name | None = None
+    reasoning: str | None = Field(
+        default=None, description="Of a reply that is sent back. It is not read."
+    )
 
     def to_domain(self) -> Message:
         """Convert to the domain value."""
@@ -62,6 +66,10 @@ class ToolBody(Body):
     type: Literal["function"] = "function"
     function: ToolFunctionBody
 
+    def to_domain(self) -> str:
+        """Convert to the JSON text that a session has."""
+        return json.dumps(self.model_dump(exclude_unset=True) | {"type": "function"})
+
 
 class FunctionView(View):
     """Function name and arguments of a tool call."""
@@ -84,14 +92,19 @@ class ToolCallView(View):
 
 
 class AssistantMessageView(View):
-    """Assistant message, as in the OpenAI API."""
+    """Assistant message, as in the OpenAI API. `reasoning` is what the model said before it."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     tool_calls: list[ToolCallView] | None = None
+    reasoning: str | None = None
 
     @classmethod
     def from_domain(cls, message: Message) -> "AssistantMessageView":
         """Convert from the domain value."""
         calls = [ToolCallView.from_domain(call) for call in message.tool_calls]
-        return cls(content=message.content or (None if calls else ""), tool_calls=calls or None)
+        return cls(
+            content=message.content or (None if calls else ""),
+            tool_calls=calls or None,
+            reasoning=message.reasoning or None,
+        )

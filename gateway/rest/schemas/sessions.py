@@ -108,10 +108,7 @@ class CreateSessionBody(Body):
             method=self.method,
             method_settings=json.dumps(self.method_settings, sort_keys=True),
             seed=self.seed,
-            tools=tuple(
-                json.dumps(tool.model_dump(exclude_unset=True) | {"type": "function"})
-                for tool in self.tools
-            ),
+            tools=tuple(tool.to_domain() for tool in self.tools),
             metadata=self.metadata,
             model=self.model,
             episodes=self._episodes_to_domain(),

@@ -1,14 +1,16 @@
 """Turns: the request with its sampling parameters, and the committed turn."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from gateway.rest.schemas.base import MAX_SEED, Body, Name, View
+from gateway.rest.schemas.answers import AnswerOptions
+from gateway.rest.schemas.base import MAX_SEED, Body, JsonObject, Name, View
 from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, MessageBody
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import Sampling
+from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Sampling, TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.turn_request import TurnRequest
 
@@ -24,9 +26,16 @@ class LogprobsBody(Body):
         description="Session that saved the distributions of the same turn. The result is the "
         "`fidelity` of the response.",
     )
+    top: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Report the log-probability of each token of the text, and of so many of the "
+        "likeliest in its place.",
+    )
 
 
-class TurnBody(Body):
+class TurnBody(AnswerOptions, Body):
     """New messages of a conversation, the sampling parameters and options of the turn."""
 
     model_config = ConfigDict(
@@ -48,7 +57,7 @@ class TurnBody(Body):
     )
     stream: bool = Field(
         default=False,
-        description="Respond with server-sent events: token, tool_call, done, error.",
+        description="Respond with server-sent events: reasoning, token, tool_call, done, error.",
     )
     max_tokens: int | None = Field(
         default=None,
@@ -81,7 +90,7 @@ class TurnBody(Body):
     repair: bool | None = Field(
         default=None,
         description="Repair on these messages before they are prefilled; null: if the session's "
-        "repair_on has turn.",
+        "repair_on has turn and something is predicted.",
     )
     wait_for_repairs: bool = Field(
         default=False,
@@ -89,6 +98,11 @@ class TurnBody(Body):
         "partial result.",
     )
     logprobs: LogprobsBody = LogprobsBody()
+    response_format: JsonObject | None = Field(
+        default=None,
+        description='Form of the text: {"type": "text"}, {"type": "json_object"} or {"type": '
+        '"json_schema", "json_schema": {"schema": ..., "strict": ...}}.',
+    )
 
     def to_domain(self, limits: ServiceLimits) -> TurnRequest:
         """Convert to the domain value, with the default of `max_tokens` from `limits`."""
@@ -105,20 +119,53 @@ class TurnBody(Body):
         )
 
     def _sampling_to_domain(self, limits: ServiceLimits) -> Sampling:
-        return Sampling(
+        sampling = Sampling(
             max_tokens=limits.default_max_tokens if self.max_tokens is None else self.max_tokens,
             temperature=self.temperature,
             top_p=0.0 if self.top_p == 1 else self.top_p,
             top_k=self.top_k,
             stop=tuple(self.stop),
+            top_logprobs=self.logprobs.top,
         )
+        return self.constrain(sampling, self.response_format)
 
 
 class UsageView(View):
-    """Token counts of a turn."""
+    """Token counts of a turn. `reasoning_tokens` are of the output."""
 
     prompt_tokens: int
     output_tokens: int
+    reasoning_tokens: int = 0
+
+
+class AlternativeView(View):
+    """Token that could have been in a place, its UTF-8 bytes and its log-probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class LogprobView(AlternativeView):
+    """Token of the text with the likeliest ones in its place."""
+
+    top: list[AlternativeView]
+
+
+def view_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Build the log-probabilities of a text's tokens."""
+    return [
+        {**_view_token(each), "top": [_view_token(other) for other in each.top]}
+        for each in logprobs
+    ]
+
+
+def _view_token(logprob: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": logprob.token,
+        "bytes": list(logprob.utf8),
+        "logprob": logprob.logprob,
+    }
 
 
 class FidelityView(View):
@@ -166,6 +213,7 @@ class TurnView(View):
     fidelity: FidelityView | None = None
     episode: TurnEpisodeView | None = None
     durable: bool
+    logprobs: list[LogprobView] | None = None
 
     @classmethod
     def from_domain(cls, outcome: TurnOutcome) -> "TurnView":
@@ -179,11 +227,15 @@ class TurnView(View):
             message=None if message is None else AssistantMessageView.from_domain(message),
             finish_reason=outcome.finish_reason,
             usage=UsageView(
-                prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens
+                prompt_tokens=outcome.prompt_tokens,
+                output_tokens=outcome.output_tokens,
+                reasoning_tokens=outcome.reasoning_tokens,
             ),
             memory=TurnMemoryView.from_domain(outcome),
             seconds=dict(outcome.seconds),
             fidelity=None if fidelity is None else FidelityView.model_validate(fidelity),
             episode=None if episode is None else TurnEpisodeView.model_validate(episode),
             durable=outcome.durable,
+            logprobs=[LogprobView.model_validate(each) for each in view_logprobs(outcome.logprobs)]
+            or None,
         )

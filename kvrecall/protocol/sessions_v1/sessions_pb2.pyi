@@ -81,6 +81,13 @@ class EventType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_TYPE_DELTA: _ClassVar[EventType]
     EVENT_TYPE_COMPLETED: _ClassVar[EventType]
     EVENT_TYPE_FAILED: _ClassVar[EventType]
+
+class ToolMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOOL_MODE_UNSPECIFIED: _ClassVar[ToolMode]
+    TOOL_MODE_AUTO: _ClassVar[ToolMode]
+    TOOL_MODE_NONE: _ClassVar[ToolMode]
+    TOOL_MODE_REQUIRED: _ClassVar[ToolMode]
 REPAIR_TRIGGER_UNSPECIFIED: RepairTrigger
 REPAIR_TRIGGER_TOOL_CALL: RepairTrigger
 REPAIR_TRIGGER_TOOL_DELTA: RepairTrigger
@@ -124,6 +131,10 @@ EVENT_TYPE_STARTED: EventType
 EVENT_TYPE_DELTA: EventType
 EVENT_TYPE_COMPLETED: EventType
 EVENT_TYPE_FAILED: EventType
+TOOL_MODE_UNSPECIFIED: ToolMode
+TOOL_MODE_AUTO: ToolMode
+TOOL_MODE_NONE: ToolMode
+TOOL_MODE_REQUIRED: ToolMode
 
 class Tool(_message.Message):
     __slots__ = ("name", "description", "parameters")
@@ -146,18 +157,20 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name")
+    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     role: Role
     content: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
     name: str
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class Metadata(_message.Message):
     __slots__ = ("values",)
@@ -375,15 +388,48 @@ class Session(_message.Message):
     def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Logprobs(_message.Message):
-    __slots__ = ("save", "compare_with")
+    __slots__ = ("save", "compare_with", "top")
     SAVE_FIELD_NUMBER: _ClassVar[int]
     COMPARE_WITH_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
     save: bool
     compare_with: str
-    def __init__(self, save: bool = ..., compare_with: _Optional[str] = ...) -> None: ...
+    top: int
+    def __init__(self, save: bool = ..., compare_with: _Optional[str] = ..., top: _Optional[int] = ...) -> None: ...
+
+class ToolChoice(_message.Message):
+    __slots__ = ("mode", "tools")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    mode: ToolMode
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mode: _Optional[_Union[ToolMode, str]] = ..., tools: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResponseFormat(_message.Message):
+    __slots__ = ("json_object", "json_schema")
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    json_object: bool
+    json_schema: JsonSchema
+    def __init__(self, json_object: bool = ..., json_schema: _Optional[_Union[JsonSchema, _Mapping]] = ...) -> None: ...
+
+class JsonSchema(_message.Message):
+    __slots__ = ("schema", "strict")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    schema: str
+    strict: bool
+    def __init__(self, schema: _Optional[str] = ..., strict: bool = ...) -> None: ...
 
 class SendTurnRequest(_message.Message):
-    __slots__ = ("session", "idempotency_key", "messages", "generate", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "queue", "repair", "wait_for_repairs", "logprobs")
+    __slots__ = ("session", "idempotency_key", "messages", "generate", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "queue", "repair", "wait_for_repairs", "logprobs", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias", "tool_choice", "parallel_tool_calls", "response_format")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
     SESSION_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +444,14 @@ class SendTurnRequest(_message.Message):
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     WAIT_FOR_REPAIRS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     session: str
     idempotency_key: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -412,31 +466,57 @@ class SendTurnRequest(_message.Message):
     repair: bool
     wait_for_repairs: bool
     logprobs: Logprobs
-    def __init__(self, session: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., queue: bool = ..., repair: bool = ..., wait_for_repairs: bool = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    min_p: float
+    logit_bias: _containers.ScalarMap[int, float]
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    response_format: ResponseFormat
+    def __init__(self, session: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., queue: bool = ..., repair: bool = ..., wait_for_repairs: bool = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_p: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
-    __slots__ = ("text", "tool_call", "turn")
+    __slots__ = ("text", "tool_call", "turn", "reasoning")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     text: TextDelta
     tool_call: ToolCall
     turn: Turn
-    def __init__(self, text: _Optional[_Union[TextDelta, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ...) -> None: ...
+    reasoning: TextDelta
+    def __init__(self, text: _Optional[_Union[TextDelta, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., reasoning: _Optional[_Union[TextDelta, _Mapping]] = ...) -> None: ...
 
 class TextDelta(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "logprobs")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("token", "bytes", "logprob", "top")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    bytes: bytes
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, token: _Optional[str] = ..., bytes: _Optional[bytes] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens")
+    __slots__ = ("prompt_tokens", "output_tokens", "reasoning_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     output_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    reasoning_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Fidelity(_message.Message):
     __slots__ = ("tokens", "kl_mean", "top1_agreement")
@@ -550,7 +630,7 @@ class TurnMemory(_message.Message):
     def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[int] = ..., peak_rows: _Optional[int] = ..., bound_rows: _Optional[int] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., repair: _Optional[_Union[RepairTotals, _Mapping]] = ..., repairs: _Optional[_Iterable[_Union[Repair, _Mapping]]] = ...) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable")
+    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs")
     class DurationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -568,6 +648,7 @@ class Turn(_message.Message):
     FIDELITY_FIELD_NUMBER: _ClassVar[int]
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     session: str
     turn: int
     message: Message
@@ -578,7 +659,8 @@ class Turn(_message.Message):
     fidelity: Fidelity
     episode: TurnEpisode
     durable: bool
-    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class ToolCallStarted(_message.Message):
     __slots__ = ("arguments",)

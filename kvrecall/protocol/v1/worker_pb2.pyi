@@ -18,18 +18,20 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name")
+    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
     name: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
     __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "repair_scan", "options", "shared", "history")
@@ -82,7 +84,7 @@ class SharedPages(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows")
+    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows", "deferred_signal")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +96,7 @@ class SessionState(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     STATE_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYER_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_SIGNAL_FIELD_NUMBER: _ClassVar[int]
     length: int
     pending: _containers.RepeatedScalarFieldContainer[int]
     selection: bytes
@@ -105,7 +108,8 @@ class SessionState(_message.Message):
     segments: _containers.RepeatedCompositeFieldContainer[Span]
     state_version: int
     layer_rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    deferred_signal: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ..., deferred_signal: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("spec", "state")
@@ -236,23 +240,59 @@ class DeleteRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., keep_pages: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias", "top_logprobs", "constraint")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
     top_k: int
     seed: int
     stop: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    min_p: float
+    logit_bias: _containers.RepeatedCompositeFieldContainer[TokenBias]
+    top_logprobs: int
+    constraint: Constraint
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_p: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., top_logprobs: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+
+class TokenBias(_message.Message):
+    __slots__ = ("id", "bias")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    bias: float
+    def __init__(self, id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
+
+class Constraint(_message.Message):
+    __slots__ = ("schema", "strict", "tool_choice", "tools", "single_call")
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_CALL_FIELD_NUMBER: _ClassVar[int]
+    schema: str
+    strict: bool
+    tool_choice: str
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    single_call: bool
+    def __init__(self, schema: _Optional[str] = ..., strict: bool = ..., tool_choice: _Optional[str] = ..., tools: _Optional[_Iterable[str]] = ..., single_call: bool = ...) -> None: ...
 
 class TurnRequest(_message.Message):
-    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "prefix", "length")
+    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "prefix", "length", "defer_repair")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +304,7 @@ class TurnRequest(_message.Message):
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DEFER_REPAIR_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -275,7 +316,8 @@ class TurnRequest(_message.Message):
     episode: Episode
     prefix: Prefix
     length: int
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., length: _Optional[int] = ...) -> None: ...
+    defer_repair: bool
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., length: _Optional[int] = ..., defer_repair: bool = ...) -> None: ...
 
 class Prefix(_message.Message):
     __slots__ = ("owner", "token_ids", "epoch")
@@ -372,12 +414,28 @@ class EmbedResult(_message.Message):
     def __init__(self, dimensions: _Optional[int] = ..., vectors: _Optional[bytes] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
-    __slots__ = ("ids", "text")
+    __slots__ = ("ids", "text", "reasoning", "logprobs")
     IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
+    reasoning: str
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., reasoning: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("token", "utf8", "logprob", "top")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UTF8_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    utf8: bytes
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, token: _Optional[str] = ..., utf8: _Optional[bytes] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Fidelity(_message.Message):
     __slots__ = ("tokens", "kl_mean", "top1_agreement")
@@ -447,7 +505,7 @@ class MemoryReport(_message.Message):
     def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -469,6 +527,8 @@ class TurnDone(_message.Message):
     UTTERANCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     SHARED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -483,7 +543,9 @@ class TurnDone(_message.Message):
     utterance_tokens: _containers.RepeatedScalarFieldContainer[int]
     durable: bool
     shared_pages: int
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ...) -> None: ...
+    reasoning_tokens: int
+    stop_sequence: str
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
     __slots__ = ("token", "tool_call", "done")
@@ -529,6 +591,20 @@ class DetokenizeResult(_message.Message):
     texts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class CountTokensRequest(_message.Message):
+    __slots__ = ("messages", "tools")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CountTokensResult(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    def __init__(self, tokens: _Optional[int] = ...) -> None: ...
+
 class RepairResult(_message.Message):
     __slots__ = ("report", "memory", "state")
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -560,7 +636,7 @@ class MethodInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ..., episodes: bool = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes", "protocol_version")
+    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes", "protocol_version", "call_format")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -576,6 +652,7 @@ class WorkerInfo(_message.Message):
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CALL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     layers: int
@@ -591,7 +668,8 @@ class WorkerInfo(_message.Message):
     page_tokens: int
     token_bytes: int
     protocol_version: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    call_format: str
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ..., protocol_version: _Optional[int] = ..., call_format: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("slots_in_use", "sessions", "queued", "tiers", "lost_pages", "rebuilt_pages")

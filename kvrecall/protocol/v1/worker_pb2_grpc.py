@@ -93,6 +93,11 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeResult.FromString,
                 _registered_method=True)
+        self.CountTokens = channel.unary_unary(
+                '/kvrecall.v1.Worker/CountTokens',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/kvrecall.v1.Worker/Embed',
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.EmbedRequest.SerializeToString,
@@ -193,6 +198,12 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Embed(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -280,6 +291,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeResult.SerializeToString,
+            ),
+            'CountTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTokens,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -607,6 +623,33 @@ class Worker(object):
             '/kvrecall.v1.Worker/Detokenize',
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/CountTokens',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.FromString,
             options,
             channel_credentials,
             insecure,

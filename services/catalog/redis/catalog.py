@@ -39,6 +39,7 @@ from services.catalog.redis.sessions import RedisSessions
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
 from services.catalog.redis.turns import RedisTurns
+from services.catalog.responses.redis import RedisConversations, RedisResponses
 from services.catalog.versions import CatalogUpgrade
 
 
@@ -64,6 +65,8 @@ class RedisCatalog:
         )
         self.leases = RedisLeases(redis, keys, slots)
         self.histories = RedisHistories(redis, keys)
+        self.responses = RedisResponses(redis, keys)
+        self.conversations = RedisConversations(redis, keys)
         self.turns = RedisTurns(
             slots, indexes, self.page_refs, prefixes, self.histories, self.expiry
         )

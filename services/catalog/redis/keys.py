@@ -122,6 +122,18 @@ class Keys:
         """Return the key of an API key's hash."""
         return f"{self.namespace}:api-key:{quote(key_id, safe='')}"
 
+    def get_response(self, response_id: str, tenant: str) -> str:
+        """Return the key of a tenant's stored response."""
+        return f"{self.namespace}:response:{quote(tenant, safe='')}:{quote(response_id, safe='')}"
+
+    def get_conversation(self, conversation_id: str) -> str:
+        """Return the first key of a conversation; its others begin with it and share its slot."""
+        return f"{self.namespace}:conversation:{{{quote(conversation_id, safe='')}}}"
+
+    def get_conversations(self, tenant: str) -> str:
+        """Return the key of a tenant's conversations by creation time."""
+        return f"{self.namespace}:conversations:{quote(tenant, safe='')}"
+
     @property
     def api_keys(self) -> str:
         """Key of the ids of all API keys, by their creation."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from services.catalog.api_keys.sqlite import SqliteApiKeys
 from services.catalog.claims import Claims
+from services.catalog.responses.sqlite import SqliteConversations, SqliteResponses
 from services.catalog.sqlite.conversations.expiry import SqliteExpiry
 from services.catalog.sqlite.conversations.histories import SqliteHistories
 from services.catalog.sqlite.database import Database, open_database
@@ -36,6 +37,8 @@ class SqliteCatalog:
         self.leases = SqliteLeases(database, claims)
         self.turns = SqliteTurns(database, self.idempotency)
         self.histories = SqliteHistories(database)
+        self.responses = SqliteResponses(database)
+        self.conversations = SqliteConversations(database)
         self.expiry = SqliteExpiry(database, reader)
         self.tool_calls = SqliteToolCalls(database, self.idempotency)
         self.repairs = SqliteRepairs(database)

@@ -214,6 +214,40 @@ CREATE TABLE histories (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX histories_by_session ON histories (session);
 
+-- `history` is the digest of the conversation up to the end of the turn, `expires_at` in Unix seconds.
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    turn INTEGER NOT NULL,
+    opening TEXT NOT NULL,
+    history TEXT NOT NULL,
+    hidden INTEGER NOT NULL,
+    body TEXT NOT NULL,
+    expires_at REAL NOT NULL
+) STRICT;
+CREATE INDEX responses_by_session ON responses (session);
+CREATE INDEX responses_by_age ON responses (expires_at);
+
+-- `metadata` is a JSON object, `created_at` in Unix seconds.
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    metadata TEXT NOT NULL
+) STRICT;
+CREATE INDEX conversations_by_tenant ON conversations (tenant);
+
+-- `position` counts up; a deleted item leaves a gap.
+CREATE TABLE conversation_items (
+    conversation TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (conversation, position),
+    UNIQUE (conversation, id)
+) STRICT;
+
 -- `created` is the session that the request created ('': none), `stored_at` in Unix seconds.
 CREATE TABLE idempotency_records (
     scope TEXT NOT NULL,

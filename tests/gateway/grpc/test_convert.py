@@ -39,6 +39,7 @@ PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
     (episodes.EpisodesView, pb.ListEpisodesResponse, set(), set()),
     (episodes.EpisodeView, pb.Episode, set(), set()),
     (turns.TurnView, pb.Turn, set(), set()),
+    (turns.LogprobView, pb.TokenLogprob, set(), set()),
     (turns.UsageView, pb.Usage, set(), set()),
     (turns.FidelityView, pb.Fidelity, set(), set()),
     (turns.TurnEpisodeView, pb.TurnEpisode, set(), set()),

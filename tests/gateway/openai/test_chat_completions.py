@@ -22,6 +22,12 @@ TOOLS = [
 ]
 
 
+FORM: Json = {"type": "json_schema"}
+# A keyword that no grammar has, within.
+ODD = {"name": "odd", "strict": True, "schema": {"properties": {"a": {"not": {"type": "null"}}}}}
+BAD = {"parameters": ODD["schema"]}
+
+
 async def ask(api: Any, messages: list[Json], **body: Any) -> httpx.Response:
     model = api.service.info.model
     answer: httpx.Response = await api.http.post(
@@ -142,8 +148,29 @@ async def test_results_end_the_pause_however_the_client_echoes_the_call(api) -> 
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"n": 2}, "n", "unsupported_parameter"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice", "invalid_value"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "invalid_value",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": FORM | {"json_schema": ODD}}, "response_format", "invalid_value"),
+        (
+            {"response_format": FORM | {"json_schema": {"schema": 3}}},
+            "response_format.json_schema.schema",
+            "invalid_value",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"frequency_penalty": 3}, "frequency_penalty", "invalid_value"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1", "invalid_value"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True} | BAD}]},
+            "tools[0].function.parameters",
+            "invalid_value",
+        ),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "invalid_value"),
         (
@@ -275,3 +302,88 @@ async def test_no_tenant_finds_the_session_of_another(api) -> None:
     response = await api.http.post(PATH, json=body, headers={"X-Kvrecall-Tenant": "ann"})
     assert response.headers["kvrecall-match"] == "built"
     assert response.headers["kvrecall-session"] != first.headers["kvrecall-session"]
+
+
+async def test_options_of_the_answer_reach_the_worker(api) -> None:
+    seen: list[pb.Sampling] = []
+    worker_turn = api.worker.turn
+
+    def record_turn(request: pb.TurnRequest) -> Any:
+        seen.append(request.sampling)
+        return worker_turn(request)
+
+    api.worker.turn = record_turn
+    tool = {"type": "function", "function": {"name": "f"}}
+    await ask(
+        api,
+        HELLO,
+        temperature=0,
+        max_tokens=9,
+        seed=5,
+        frequency_penalty=0.5,
+        presence_penalty=-0.25,
+        repetition_penalty=1.5,
+        min_p=0.125,
+        logit_bias={"12": -100, "3": 2},
+        logprobs=True,
+        top_logprobs=4,
+        tools=TOOLS,
+        tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool]}},
+        parallel_tool_calls=False,
+        response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+    )
+    await ask(api, HELLO, temperature=0, max_tokens=9, seed=5, tool_choice="auto", logprobs=False)
+    await ask(api, HELLO, temperature=0, max_tokens=9, seed=5, tools=TOOLS, tool_choice=tool)
+    plain = {"max_tokens": 9, "seed": 5}
+    assert seen == [
+        pb.Sampling(
+            **plain,
+            frequency_penalty=0.5,
+            presence_penalty=-0.25,
+            repetition_penalty=1.5,
+            min_p=0.125,
+            logit_bias=[pb.TokenBias(id=3, bias=2.0), pb.TokenBias(id=12, bias=-100.0)],
+            top_logprobs=4,
+            constraint=pb.Constraint(
+                schema='{"type": "object"}', tool_choice="auto", tools=["f"], single_call=True
+            ),
+        ),
+        pb.Sampling(**plain),
+        pb.Sampling(
+            **plain,
+            constraint=pb.Constraint(tool_choice="required", tools=["f"], single_call=True),
+        ),
+    ]
+
+
+async def test_reasoning_and_log_probabilities_are_beside_the_text(api, reasoned) -> None:
+    answer = (await ask(api, HELLO, logprobs=True, top_logprobs=1)).json()
+    choice = answer["choices"][0]
+    assert choice["logprobs"] == {"content": reasoned, "refusal": None}
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "ok",
+        "refusal": None,
+        "reasoning_content": "so it is",
+        "reasoning": "so it is",
+    }
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
+    said = [*HELLO, choice["message"], {"role": "user", "content": "and you"}]
+    again = await ask(api, said)
+    assert again.headers["kvrecall-match"] == "continued", "reasoning is no part of the history"
+
+
+async def test_a_stream_has_the_reasoning_before_the_text(api, reasoned) -> None:
+    pieces = chunks(await ask(api, HELLO, stream=True, logprobs=True, top_logprobs=1))
+    deltas = [piece["choices"][0] for piece in pieces]
+    assert [each["delta"] for each in deltas[1:4]] == [
+        {"reasoning_content": "so ", "reasoning": "so "},
+        {"reasoning_content": "it is", "reasoning": "it is"},
+        {"content": "ok"},
+    ]
+    assert [each["logprobs"] for each in deltas[1:]] == [
+        None,
+        None,
+        {"content": reasoned, "refusal": None},
+        None,
+    ]

@@ -23,9 +23,14 @@ async def test_a_turn_returns_the_reply_usage_and_memory(api: Any) -> None:
     assert turn == {
         "session": session,
         "turn": 1,
-        "message": {"role": "assistant", "content": "it rains", "tool_calls": None},
+        "message": {
+            "role": "assistant",
+            "content": "it rains",
+            "tool_calls": None,
+            "reasoning": None,
+        },
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 2, "output_tokens": 2},
+        "usage": {"prompt_tokens": 2, "output_tokens": 2, "reasoning_tokens": 0},
         "memory": {
             "length": 4,
             "budget": 64,
@@ -51,6 +56,7 @@ async def test_a_turn_returns_the_reply_usage_and_memory(api: Any) -> None:
         "fidelity": None,
         "episode": None,
         "durable": True,
+        "logprobs": None,
     }
 
 

@@ -99,6 +99,36 @@ async def test_tokens_become_the_text_of_their_turn(worker_at: WorkerAt, tmp_pat
         assert (bool(start), nothing) == (True, "")
 
 
+async def test_a_prompt_has_as_many_tokens_as_are_computed_for_it(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
+    said = [
+        pb.Message(role="system", content="You help."),
+        pb.Message(role="user", content="My sister lives in Lisbon and paints boats."),
+    ]
+    async with worker_at(tmp_path) as worker:
+        for number, tools in enumerate(([], ['{"type": "function", "function": {"name": "f"}}'])):
+            spec = pb.SessionSpec(
+                session=f"s{number}",
+                epoch=1,
+                method="snapkv",
+                budget=64,
+                layer_budgets="uniform",
+                tools=tools,
+            )
+            await worker.open(pb.OpenRequest(spec=spec))
+            turn = pb.TurnRequest(
+                session=spec.session,
+                epoch=1,
+                messages=said,
+                generate=True,
+                sampling=pb.Sampling(max_tokens=1),
+            )
+            *_, last = [event async for event in worker.turn(turn)]
+            counted = await worker.count_tokens(pb.CountTokensRequest(messages=said, tools=tools))
+            assert counted.tokens == last.done.prompt_tokens
+
+
 async def test_a_repair_that_stops_early_reports_its_progress(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:

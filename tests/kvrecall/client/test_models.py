@@ -33,6 +33,8 @@ RESPONSES = {
     models.RepairTotals: "RepairTotalsView",
     sessions.Session: "SessionView",
     sessions.SessionPage: "SessionPageView",
+    models.Alternative: "AlternativeView",
+    models.TokenLogprob: "LogprobView",
     models.ToolCall: "ToolCallView",
     models.Turn: "TurnView",
     models.TurnEpisode: "TurnEpisodeView",

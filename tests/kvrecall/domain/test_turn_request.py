@@ -91,6 +91,26 @@ def test_a_turn_repairs_on_its_path_when_it_asks_or_every_turn_does() -> None:
     assert plan(session(asked(0)), told("c0"), repair=True).repair
 
 
+@pytest.mark.parametrize(
+    ("request_", "repair", "deferred"),
+    [
+        ({"generate": True}, True, False),
+        ({"generate": False}, False, True),
+        ({"generate": False, "keep_distribution": True}, True, False),
+        ({"generate": False, "compare_with": "other"}, True, False),
+        ({"generate": False, "repair": True}, True, False),
+        ({"generate": False, "repair": False}, False, False),
+    ],
+)
+def test_a_repair_waits_for_a_turn_in_which_something_is_predicted(
+    request_: dict[str, Any], repair: bool, deferred: bool
+) -> None:
+    planned = plan(session(repair_on=frozenset({RepairTrigger.TURN})), HELLO, **request_)
+    assert (planned.repair, planned.defer_repair) == (repair, deferred)
+    never = plan(session(), HELLO, **{**request_, "repair": None})
+    assert (never.repair, never.defer_repair) == (False, False)
+
+
 def test_a_turn_cannot_ask_for_repair_where_no_rows_are_kept_for_it() -> None:
     with pytest.raises(InvalidRequest, match="repair_rows") as caught:
         plan(session(repair_rows=0), HELLO, repair=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode, EpisodeSegment
+from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Sampling
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb

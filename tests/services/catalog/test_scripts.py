@@ -42,7 +42,7 @@ def test_each_migration_is_a_file_and_each_file_a_migration() -> None:
 
 def test_the_schema_creates_strict_tables_only() -> None:
     tables = [statement for statement in load_schema() if "CREATE TABLE" in statement]
-    assert len(tables) == 21
+    assert len(tables) == 24
     assert all("STRICT" in statement for statement in tables)
 
 

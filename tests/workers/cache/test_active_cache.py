@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
+from workers.cache.active_cache import EMPTY, ActiveCache, KVRows, KVShape
 from workers.cache.forward_step import ForwardStep
 
 LAYERS = 2
@@ -119,6 +119,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.rows[slot][layer] = [
             [rows[i] for i in row] for rows, row in zip(heads, kept, strict=True)
         ]
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def refill(self, data: st.DataObject) -> None:
+        """A layer's rows leave, and are written again together."""
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        layer = data.draw(st.integers(0, LAYERS - 1))
+        rows = KVRows(*(each.clone() for each in self.cache.read(slot, layer).tensors()))
+        self.cache.keep(slot, layer, torch.empty(KV_HEADS, 0, dtype=torch.int64))
+        self.cache.fill(slot, layer, rows)
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
+from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import TierFailedError
 from workers.errors import BadSettings, RowsMissing, StorageFailed, UnknownMethod, UnknownSession
@@ -336,7 +336,7 @@ def test_rows_that_cannot_be_read_leave_the_slot_free(
     done = worker.turn("s", words(70), max_tokens=10)
     worker.open(state=done.state, **SMALL)
 
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise TierFailedError("the disk does not answer")
 
     with monkeypatch.context() as broken:

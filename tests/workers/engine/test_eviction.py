@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.domain.active_episode import ActiveEpisode
+from kvrecall.domain.episodes import ActiveEpisode
 from workers import methods
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.forward_step import ForwardStep

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
+from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from workers import methods
 from workers.engine.session import ResidentSession
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvrecall.domain.active_episode import EpisodeSegment
+from kvrecall.domain.episodes import EpisodeSegment
 from workers.cache.active_cache import EMPTY
 from workers.engine.ranking import combine_scores, segment_similarity
 from workers.methods.epicache import EpiCache

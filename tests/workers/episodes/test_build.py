@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.domain.active_episode import ActiveEpisode
+from kvrecall.domain.episodes import ActiveEpisode
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.episodes.build import run_build

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode
+from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.engine.selection import Selection

@@ -4,18 +4,26 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from kvrecall.domain.messages import Sampling
 from workers import methods
 from workers.engine.session import SessionConfig, WorkerSession
-from workers.generation.decode import Answer, decode
-from workers.generation.sampling import sample
+from workers.generation.decode import Answer, Start, decode
+from workers.generation.sampling import Sampler, sample
+from workers.model.text_stream import ParsedAnswer, TextStream
 from workers.model.tokenizer import ChatTokenizer
 
 
 def make_session() -> WorkerSession:
     """A session without tokens, of the method full."""
     return WorkerSession.create(SessionConfig("s", 1, 50, 0, methods.build("full"), (50,)))
+
+
+def make_start(tokenizer: ChatTokenizer, first: Tensor, sampling: Sampling) -> Start:
+    """The start of an answer without a constraint."""
+    stream = TextStream(tokenizer, sampling.stop)
+    return Start(first, Sampler(sampling), stream, sampling.max_tokens)
 
 
 def _run(
@@ -26,7 +34,10 @@ def _run(
     shown: list[tuple[int, str]] = []
     first = torch.nn.functional.one_hot(torch.tensor(script[0]), 1280).float()
     running = decode(
-        session, tokenizer, first, sampling, lambda token, text: shown.append((token, text))
+        session,
+        tokenizer,
+        make_start(tokenizer, first, sampling),
+        lambda emitted: shown.append((emitted.token, emitted.piece.text)),
     )
     said = []
     try:
@@ -44,7 +55,7 @@ def test_an_end_token_ends_the_answer_and_is_appended_with_the_next_turn(
 ) -> None:
     words = tokenizer.encode("It is 42.")
     answer, said, shown, pending = _run(tokenizer, [*words, 1], Sampling())
-    assert answer == Answer((*words, 1), "It is 42.", "stop")
+    assert answer == Answer((*words, 1), "It is 42.", "stop", ParsedAnswer("It is 42.", "", ()))
     assert said == words
     assert pending == [1]
     assert "".join(text for _, text in shown) == "It is 42."
@@ -85,7 +96,7 @@ def test_sampling_follows_its_seed(tokenizer: ChatTokenizer) -> None:
     for seed in (1, 1, 2):
         session = make_session()
         sampling = Sampling(max_tokens=6, temperature=1.0, seed=seed)
-        running = decode(session, tokenizer, flat, sampling, lambda *_: None)
+        running = decode(session, tokenizer, make_start(tokenizer, flat, sampling), lambda _: None)
         try:
             wanted = next(running)
             while True:

@@ -88,12 +88,12 @@ def test_tokens_are_sampled_with_their_probabilities() -> None:
 )
 def test_settings_out_of_range_are_refused_by_name(values: dict[str, Any], field: str) -> None:
     with pytest.raises(BadSettings, match=field):
-        require_valid(Sampling(**values))
+        require_valid(Sampling(**values), 1280)
 
 
 def test_the_defaults_are_valid_and_off() -> None:
     sampling = Sampling()
-    require_valid(sampling)
+    require_valid(sampling, 1280)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop) == (0, 1, 0, ())
 
 

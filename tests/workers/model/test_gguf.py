@@ -112,6 +112,22 @@ def test_a_conversion_has_the_weights_and_the_tokenizer_of_the_file(
     assert tokenizer.encode(text) == expected.encode(text, add_special_tokens=False)
 
 
+def test_a_conversion_parses_the_file_once(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, path: str) -> None:
+            parsed.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    find_conversion(file, tmp_path)
+    assert len(parsed) == 1
+    assert gguf.GGUFReader is Counted, "for this conversion alone"
+
+
 def test_a_file_is_converted_once_under_any_name_and_again_when_it_changes(
     file: Path, tmp_path: Path, counted: list[Path]
 ) -> None:

@@ -14,10 +14,10 @@ def _stream(
     stream = TextStream(tokenizer, stop)
     sent = []
     for token in tokenizer.encode(text):
-        sent.append(stream.push(token))
+        sent.append(stream.push(token).text)
         if stream.stopped:
             break
-    return [*sent, stream.finish()], stream
+    return [*sent, stream.finish().text], stream
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def _stream(
 )
 def test_characters_are_sent_whole_and_completely(text: str, tokenizer: ChatTokenizer) -> None:
     sent, stream = _stream(tokenizer, text)
-    assert "".join(sent) == stream.text == text
+    assert "".join(sent) == stream.raw == text
     assert not any("�" in piece for piece in sent)
 
 
@@ -45,19 +45,21 @@ def test_a_stop_string_is_found_over_token_borders_and_never_sent(
 ) -> None:
     sent, stream = _stream(tokenizer, text, (stop,))
     assert stream.stopped == (stop in text)
+    assert stream.stop_sequence == (stop if stop in text else "")
     assert "".join(sent) == text.split(stop)[0]
 
 
 def test_the_first_of_several_stop_strings_counts(tokenizer: ChatTokenizer) -> None:
     sent, stream = _stream(tokenizer, "one two three", ("three", "two"))
-    assert "".join(sent) == stream.text == "one "
+    assert "".join(sent) == stream.raw == "one "
+    assert stream.stop_sequence == "two"
 
 
 def test_a_tool_call_is_not_sent(tokenizer: ChatTokenizer) -> None:
     call = '<tool_call>{"name": "lookup", "arguments": {"city": "Oslo"}}</tool_call>'
     sent, stream = _stream(tokenizer, f"Let me look. {call}")
     assert "".join(sent) == "Let me look. "
-    assert stream.text.endswith("</tool_call>")
+    assert stream.raw.endswith("</tool_call>")
 
 
 def test_malformed_tool_calls_are_sent_at_the_end(tokenizer: ChatTokenizer) -> None:

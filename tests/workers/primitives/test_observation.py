@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrecall.domain.active_episode import ActiveEpisode
+from kvrecall.domain.episodes import ActiveEpisode
 from workers.engine.selection import Selection
 from workers.methods.base import LayerRows
 from workers.methods.streaming_llm import StreamingLLM

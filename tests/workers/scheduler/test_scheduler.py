@@ -1,5 +1,6 @@
 """Many sessions on one thread: together as alone, in order, and each with its own errors."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
@@ -179,6 +180,32 @@ def test_jobs_of_one_session_run_in_order(
         list(one_by_one.turn("s", words(9, seed=number), max_tokens=6).token_ids)
         for number in range(5)
     ]
+
+
+@pytest.mark.parametrize(("repair_rows", "copied"), [(0, False), (8, True)])
+def test_the_first_token_after_a_restart_waits_for_copies_only_if_a_repair_reads_them(
+    repair_rows: int, copied: bool, make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """The rest is copied into memory behind the turn."""
+    spec = {"method": "snapkv", "budget": 64, "repair_rows": repair_rows}
+    worker = make_worker(directory="restarted")
+    worker.open(**spec)
+    state = worker.turn("s", words(200), max_tokens=2).state
+    worker.close()
+    again = make_worker(directory="restarted")
+    again.open(state=state, **spec)
+    in_memory = []
+
+    def look(_: pb.TurnEvent) -> None:
+        in_memory.append(again.engine.store.usage()["ram"] > 0)
+
+    assert again.turn("s", "hello", max_tokens=2, emit=look).output_tokens == 2
+    assert in_memory[0] is copied
+    ends = time.monotonic() + 60
+    while not again.engine.store.usage()["ram"] and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert again.engine.store.usage()["ram"] > 0
+    again.check()
 
 
 def test_unknown_sessions_and_stale_epochs_are_refused(make_worker: Callable[..., Any]) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvstore.format.summaries import PageSummary, get_midpoints, unpack_codes
 from kvstore.store import RowStore
+from workers.cache.transfers import Transfers
 from workers.repair.key_chunks import CHUNK_ROWS
 from workers.repair.scan.softmax import Signal
 
@@ -90,6 +91,7 @@ class Pages:
         self.length = length
         self._signal = signal
         self._device = device
+        self._transfers = Transfers(device)
         self.page_tokens = store.layout.page_tokens
         self.count = -(-length // self.page_tokens)
         self.bytes_read = 0
@@ -103,7 +105,8 @@ class Pages:
         keys = [
             each[:, :, : self._tokens(page)] for page, each in zip(pages, found.keys, strict=True)
         ]
-        return ReadChunk(pages, self._positions(pages), torch.cat(keys, dim=2).to(self._device))
+        joined = torch.cat(keys, dim=2)
+        return ReadChunk(pages, self._positions(pages), *self._transfers.to_device([joined]))
 
     def approximate(self, pages: Sequence[int]) -> Iterator[Chunk]:
         """Approximate pages by their summaries; read pages without a summary.

@@ -1,0 +1,38 @@
+"""The page of clients: what each could do when `make clients` ran last."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tables
+
+CAPABILITIES = ("plain", "streamed", "turns", "tools", "streamed tools")
+_INTRODUCTION = """# Clients
+
+What each client could do when `make clients` ran last, unmodified, in an environment of its own, against
+the application of `kvrecall serve` with a scripted worker. `turns` is a conversation of three requests,
+`tools` a tool's call and the answer to its result. A conversation is one session; where a client repeats
+its messages in other words or with other tools, the number of sessions is in brackets. A dash: the client
+has no such mode. The file is `benchmarks/results/clients.json`.
+
+"""
+
+
+def build(root: Path) -> str:
+    """Build the page from the results."""
+    results = json.loads((root / "benchmarks" / "results" / "clients.json").read_text("utf-8"))
+    rows = [
+        [name, ", ".join(f"`{package}`" for package in each["packages"])]
+        + [_format(each["capabilities"].get(capability)) for capability in CAPABILITIES]
+        for name, each in results.items()
+    ]
+    return _INTRODUCTION + tables.to_table(["client", "packages", *CAPABILITIES], rows)
+
+
+def _format(result: Mapping[str, Any] | None) -> str:
+    if result is None:
+        return "-"
+    if result["error"]:
+        return "failed"
+    return "yes" if result["sessions"] == 1 else f"yes ({result['sessions']})"

@@ -1,0 +1,1 @@
+"""Anthropic's API over sessions: messages, their streams and threads, and counts of tokens."""

@@ -1,0 +1,183 @@
+"""Anthropic's messages as clients read them: one object, or a stream of events.
+
+A message's id names the place of the reply: a thread goes on from it without a table of messages.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.answers import Json
+from gateway.anthropic.errors import to_anthropic_error
+from gateway.openai.usage import build_receipt, count_tokens
+from kvrecall.domain.messages import ToolCall, json_object
+from kvrecall.domain.reports import TurnOutcome
+from services.conversations.matching import Continuation, ReplyPlace
+from services.turn_stream import (
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEmitted,
+    TurnEnded,
+    TurnProgress,
+    TurnStarted,
+)
+
+_ID = re.compile(r"msg_([0-9A-Za-z]{1,64})_([1-9][0-9]{0,8})_([0-9a-f]{64})", re.ASCII)
+_STOP_REASONS: Mapping[str, str] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+# Members of a block beside its text. Nothing is signed: the session holds what was said.
+_SIGNED: Mapping[str, Json] = {"text": {}, "thinking": {"signature": ""}}
+
+
+def format_message_id(place: ReplyPlace) -> str:
+    """Build the id of the message at a place."""
+    return f"msg_{place.session.removeprefix('s_')}_{place.turn}_{place.asked.hex()}"
+
+
+def parse_message_id(text: str) -> ReplyPlace | None:
+    """Return the place that an id of `format_message_id` names; None for any other text."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        return None
+    session, turn, asked = found.groups()
+    return ReplyPlace(f"s_{session}", int(turn), bytes.fromhex(asked))
+
+
+def build_message(model: str, marked: bool, outcome: TurnOutcome, found: Continuation) -> Json:
+    """Build the object of a whole answer. `marked`: the request marked what to cache."""
+    message = outcome.message
+    content: list[Json] = []
+    if message is not None and message.reasoning:
+        content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message is not None and message.content:
+        content.append({"type": "text", "text": message.content})
+    for call in () if message is None else message.tool_calls:
+        content.append(_to_block(call, json_object(call.arguments) or {}))
+    return {
+        **_head(model, found),
+        "content": content,
+        **_end(outcome),
+        "usage": build_usage(outcome, found, marked),
+    }
+
+
+def build_usage(outcome: TurnOutcome, found: Continuation, marked: bool) -> Json:
+    """Build the token counts: those computed now and those read from the session, of the whole.
+
+    Every row is kept, so of a request that marked what to cache all that is new counts as written.
+    """
+    counts = count_tokens(outcome, found)
+    return {
+        "input_tokens": 0 if marked else counts.written,
+        "cache_creation_input_tokens": counts.written if marked else 0,
+        "cache_read_input_tokens": counts.cached,
+        "output_tokens": counts.output,
+        "output_tokens_details": {"thinking_tokens": outcome.reasoning_tokens},
+        "kvrecall": build_receipt(outcome),
+    }
+
+
+class MessageEvents:
+    """The events of a streamed answer, from `message_start` to `message_stop`, or `error`."""
+
+    def __init__(self, model: str, marked: bool, found: Continuation) -> None:
+        self._model = model
+        self._marked = marked
+        self._found = found
+        self._index = 0
+        self._open = ""  # the type of the block that goes on
+
+    def begin(self) -> bytes:
+        """Encode the message without content; its counts follow with its end."""
+        usage = {
+            "input_tokens": 0,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self._found.held_tokens or 0,
+            "output_tokens": 0,
+        }
+        message = {**_head(self._model, self._found), "content": [], "usage": usage}
+        message |= {"stop_reason": None, "stop_sequence": None}
+        return _encode("message_start", message=message) + _encode("ping")
+
+    def encode(self, progress: TurnProgress) -> bytes:
+        """Encode a piece of progress."""
+        match progress:
+            case TurnStarted():
+                return b""
+            case ReasoningDelta(text):
+                return self._piece("thinking", text)
+            case TextDelta(text):
+                return self._piece("text", text)
+            case ToolCallEmitted(call):
+                return self._call(call)
+            case TurnEnded(outcome):
+                return self._end(outcome)
+
+    def fail(self, problem: Mapping[str, Any]) -> bytes:
+        """Encode an error."""
+        members = to_anthropic_error(problem)
+        return _encode(**members)
+
+    def _piece(self, kind: str, text: str) -> bytes:
+        if not text:
+            return b""
+        events = b""
+        if self._open != kind:
+            events = self._stop_piece() + self._start({"type": kind, kind: "", **_SIGNED[kind]})
+            self._open = kind
+        return events + self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _call(self, call: ToolCall) -> bytes:
+        events = self._stop_piece() + self._start(_to_block(call, {}))
+        events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        return events + self._stop()
+
+    def _end(self, outcome: TurnOutcome) -> bytes:
+        usage = build_usage(outcome, self._found, self._marked)
+        events = self._stop_piece() + _encode("message_delta", delta=_end(outcome), usage=usage)
+        return events + _encode("message_stop")
+
+    def _start(self, block: Json) -> bytes:
+        return _encode("content_block_start", index=self._index, content_block=block)
+
+    def _delta(self, delta: Json) -> bytes:
+        return _encode("content_block_delta", index=self._index, delta=delta)
+
+    def _stop_piece(self) -> bytes:
+        events = b""
+        if self._open == "thinking":
+            events = self._delta({"type": "signature_delta", "signature": ""})
+        if self._open:
+            events += self._stop()
+        self._open = ""
+        return events
+
+    def _stop(self) -> bytes:
+        event = _encode("content_block_stop", index=self._index)
+        self._index += 1
+        return event
+
+
+def _head(model: str, found: Continuation) -> Json:
+    id = format_message_id(found.place)
+    return {"id": id, "type": "message", "role": "assistant", "model": model}
+
+
+def _end(outcome: TurnOutcome) -> Json:
+    reason = _STOP_REASONS.get(outcome.finish_reason, "end_turn")
+    if outcome.stop_sequence and reason == "end_turn":
+        reason = "stop_sequence"
+    stop = outcome.stop_sequence if reason == "stop_sequence" else None
+    return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _to_block(call: ToolCall, input: Json) -> Json:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": input}
+
+
+def _encode(type: str, **members: Any) -> bytes:
+    return f"event: {type}\ndata: {json.dumps({'type': type, **members})}\n\n".encode()

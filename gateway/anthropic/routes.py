@@ -1,0 +1,120 @@
+"""Routes of Anthropic's API: messages and counts of their tokens."""
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from gateway.answers import require_model, respond
+from gateway.anthropic.blocks import PlacedMessage
+from gateway.anthropic.messages import MessageEvents, build_message, parse_message_id
+from gateway.anthropic.schemas import MessagesBody, PromptBody
+from gateway.idempotency import Key, get_idempotency_key
+from gateway.settings import GatewaySettings
+from gateway.tenants import Tenant
+from kvrecall.domain.errors import InvalidRequest, UnknownMessage, UnknownSession
+from services.conversations.matching import Continuation, Conversation
+from services.service import SessionService
+
+_STREAM = {
+    "description": "The message, or the stream of its events.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+_PLACE = re.compile(r"messages\[(\d+)\](?:\.(\w+))?")
+# Names of a session's members in this API.
+_MEMBERS = {"tool_call_id": ".tool_use_id"}
+_FIELDS = {"response_format": "output_config.format.schema"}
+
+
+def add_anthropic_routes(
+    router: APIRouter, service: SessionService, settings: GatewaySettings
+) -> None:
+    """Add the routes of Anthropic's API."""
+
+    @router.post("/messages", responses={200: _STREAM}, tags=["anthropic"])
+    async def create_message(
+        request: Request, body: MessagesBody, key: Key = None, tenant: Tenant = ""
+    ) -> Any:
+        """Answer a conversation, in the session that holds it already.
+
+        `thread` `create` is a plain request, and `continue` says only what follows the message of
+        an earlier answer. The headers `kvrecall-session`, `kvrecall-match` (continued, forked,
+        built, repeated) and `kvrecall-turn` tell which session it is, and how it was found.
+        """
+        require_model(body.model, service, settings)
+        body.require_honoured()
+        placed = body.messages_to_domain()
+        conversation = Conversation(
+            tuple(each.message for each in placed),
+            body.settings_to_domain(tenant),
+            body.turn_to_domain(service.limits),
+            get_idempotency_key(request, key, body),
+        )
+        return await respond(
+            request,
+            _start(service, body, conversation, placed),
+            partial(build_message, body.model, body.marks_cache),
+            partial(MessageEvents, body.model, body.marks_cache) if body.stream else None,
+            settings,
+        )
+
+    @router.post("/messages/count_tokens", tags=["anthropic"])
+    async def count_message_tokens(body: PromptBody) -> dict[str, int]:
+        """Count the tokens of a conversation with its tools, up to where the answer begins."""
+        require_model(body.model, service, settings)
+        if body.thread is not None and body.thread.type == "continue":
+            raise InvalidRequest("thread", "count the whole conversation, without a thread")
+        messages = [each.message for each in body.messages_to_domain()]
+        if not messages:
+            raise InvalidRequest("messages", "a conversation has at least one message")
+        tools = [tool.to_domain() for tool in body.tools_to_domain()]
+        return {"input_tokens": await service.count_tokens(messages, tools)}
+
+
+async def _start(
+    service: SessionService,
+    body: MessagesBody,
+    conversation: Conversation,
+    placed: Sequence[PlacedMessage],
+) -> Continuation:
+    """Start the turn. Raises an error of a message by the message's place in the request."""
+    thread = body.thread
+    try:
+        if thread is None or thread.type == "create":
+            return await service.conversations.turn(conversation)
+        return await _follow(service, body, conversation, thread.previous_message_id or "")
+    except InvalidRequest as error:
+        error.details["field"] = _rename(str(error.details.get("field", "")), placed)
+        raise
+
+
+async def _follow(
+    service: SessionService, body: MessagesBody, conversation: Conversation, message_id: str
+) -> Continuation:
+    """Start the turn that follows a message of a thread. Raises UnknownMessage.
+
+    Raises InvalidRequest for what the thread was created with and cannot be changed.
+    """
+    fixed = [name for name in ("system", "tools") if getattr(body, name)]
+    fixed += ["kvrecall"] if body.kvrecall.model_fields_set else []
+    if fixed:
+        message = "a thread keeps what it was created with; leave this out, or create a new one"
+        details = {"error_code": "thread_fingerprint_mismatch"}
+        raise InvalidRequest(fixed[0], message, anthropic_details=details)
+    place = parse_message_id(message_id)
+    if place is None:
+        raise UnknownMessage(message_id)
+    try:
+        return await service.conversations.follow(place, conversation)
+    except UnknownSession as error:
+        raise UnknownMessage(message_id) from error
+
+
+def _rename(field: str, placed: Sequence[PlacedMessage]) -> str:
+    """Return the field of the request that a field of the session's messages came from."""
+    found = _PLACE.match(field)
+    if found is None:
+        return _FIELDS.get(field, field.replace(".function.parameters", ".input_schema"))
+    return placed[int(found[1])].field + _MEMBERS.get(found[2] or "", "")

@@ -1,0 +1,1 @@
+"""OpenAI's Conversations API: items that clients keep under an id."""

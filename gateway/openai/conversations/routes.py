@@ -1,0 +1,107 @@
+"""Routes of OpenAI's Conversations API."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.openai.conversations.schemas import ConversationBody, ItemsBody, MetadataBody
+from gateway.openai.pages import After, Limit, Order, build_page
+from gateway.openai.responses.ids import draw_item_id
+from gateway.openai.responses.items import parse_item, to_item
+from gateway.tenants import Tenant
+from kvrecall.domain.errors import InvalidRequest, UnknownItem
+from services.catalog.responses.base import StoredConversation, StoredItem
+from services.conversations.named import NamedConversations
+from services.service import SessionService
+
+Json = dict[str, Any]
+
+
+def add_conversation_routes(router: APIRouter, service: SessionService) -> None:
+    """Add the routes of conversations."""
+    _add_conversations(router, service.named_conversations)
+    _add_items(router, service.named_conversations)
+
+
+def _add_conversations(router: APIRouter, conversations: NamedConversations) -> None:
+    @router.post("/conversations", tags=["openai"])
+    async def create_conversation(
+        body: ConversationBody = ConversationBody(), tenant: Tenant = ""
+    ) -> Json:
+        """Create a conversation, to which responses that name it add their items."""
+        items = _build_items(body.items or ())
+        return _describe(await conversations.create(tenant, body.metadata or {}, items))
+
+    @router.get("/conversations/{conversation}", tags=["openai"])
+    async def get_conversation(conversation: str, tenant: Tenant = "") -> Json:
+        """Get a conversation, without its items."""
+        return _describe(await conversations.get(conversation, tenant))
+
+    @router.post("/conversations/{conversation}", tags=["openai"])
+    async def update_conversation(
+        conversation: str, body: MetadataBody, tenant: Tenant = ""
+    ) -> Json:
+        """Replace the metadata of a conversation."""
+        return _describe(await conversations.update(conversation, tenant, body.metadata or {}))
+
+    @router.delete("/conversations/{conversation}", tags=["openai"])
+    async def delete_conversation(conversation: str, tenant: Tenant = "") -> Json:
+        """Delete a conversation and its items; responses that it was made of stay."""
+        await conversations.delete(conversation, tenant)
+        return {"id": conversation, "object": "conversation.deleted", "deleted": True}
+
+
+def _add_items(router: APIRouter, conversations: NamedConversations) -> None:
+    @router.post("/conversations/{conversation}/items", tags=["openai"])
+    async def create_items(conversation: str, body: ItemsBody, tenant: Tenant = "") -> Json:
+        """Append items to a conversation; the next response reads them."""
+        items = _build_items(body.items)
+        await conversations.add_items(conversation, tenant, items)
+        return build_page([json.loads(item.body) for item in items], len(items))
+
+    @router.get("/conversations/{conversation}/items", tags=["openai"])
+    async def list_items(
+        conversation: str,
+        after: After = None,
+        limit: Limit = 20,
+        order: Order = "desc",
+        tenant: Tenant = "",
+    ) -> Json:
+        """List the items of a conversation."""
+        try:
+            items = await conversations.get_items(
+                conversation, tenant, after, limit + 1, order == "desc"
+            )
+        except UnknownItem as error:
+            raise InvalidRequest("after", error.message) from error
+        return build_page([json.loads(item.body) for item in items], limit)
+
+    @router.get("/conversations/{conversation}/items/{item}", tags=["openai"])
+    async def get_item(conversation: str, item: str, tenant: Tenant = "") -> Json:
+        """Get an item of a conversation."""
+        found: Json = json.loads((await conversations.get_item(conversation, tenant, item)).body)
+        return found
+
+    @router.delete("/conversations/{conversation}/items/{item}", tags=["openai"])
+    async def delete_item(conversation: str, item: str, tenant: Tenant = "") -> Json:
+        """Delete an item of a conversation: the next response is made without it."""
+        await conversations.delete_item(conversation, tenant, item)
+        return _describe(await conversations.get(conversation, tenant))
+
+
+def _build_items(items: Sequence[Json]) -> list[StoredItem]:
+    """Check items and give them ids. Raises InvalidRequest with the place."""
+    placed = [parse_item(item, f"items[{index}]") for index, item in enumerate(items)]
+    built = [to_item(each, draw_item_id(each.kind)) for each in placed]
+    return [StoredItem(item["id"], json.dumps(item)) for item in built]
+
+
+def _describe(conversation: StoredConversation) -> Json:
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": conversation.created_at,
+        "metadata": dict(conversation.metadata),
+    }

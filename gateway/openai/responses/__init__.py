@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: answers that are stored, and gone on from by their ids."""

@@ -1,0 +1,179 @@
+"""The events of a streamed response, and the response that they add up to.
+
+`response.created` and `response.in_progress`, then for each item of the output its events in order,
+then `response.completed`, `incomplete` or `failed`. Every event has a `sequence_number`, from 0
+without gaps.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gateway.openai.errors import get_status, to_openai_error
+from gateway.openai.logprobs import build_logprobs
+from gateway.openai.responses import objects
+from gateway.openai.responses.ids import TurnName
+from gateway.openai.responses.items import (
+    build_answer,
+    build_call,
+    build_reasoning,
+    build_text,
+)
+from gateway.openai.responses.schemas import ResponseBody
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.reports import TurnOutcome
+from services.conversations.matching import Continuation
+from services.turn_stream import (
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEmitted,
+    TurnEnded,
+    TurnProgress,
+    TurnStarted,
+)
+
+Json = dict[str, Any]
+_Kind = Literal["message", "reasoning"]
+
+
+class ResponseEvents:
+    """Encodes a turn's progress as events and puts the response together.
+
+    White space around a text is left out, as the session has the answer without it.
+    """
+
+    def __init__(self, body: ResponseBody, found: Continuation) -> None:
+        self._found = found
+        self._name = TurnName(found.session, found.turn)
+        self._head = objects.build_head(self._name.response, int(time.time()), body)
+        self._output: list[Json] = []
+        self._open: _Kind | None = None  # the item that is being said
+        self._text = ""
+        self._space = ""  # it is said when more text follows
+        self._logprobs: list[Json] = []
+        self._said_logprobs = 0  # those of them that an event has brought
+        self._number = 0
+        self._closing = b""  # events that were made with the response and not sent
+        self._response: Json | None = None
+
+    def begin(self) -> bytes:
+        """Encode the events before the first item."""
+        return self._event("response.created", response=self._head) + self._event(
+            "response.in_progress", response=self._head
+        )
+
+    def encode(self, progress: TurnProgress) -> bytes:
+        """Encode a piece of progress."""
+        match progress:
+            case TurnStarted():
+                return b""
+            case ReasoningDelta(text):
+                return self._say("reasoning", text)
+            case TextDelta(text, logprobs):
+                self._logprobs += build_logprobs(logprobs)
+                return self._say("message", text)
+            case ToolCallEmitted(call):
+                return self._end_text("completed") + self._call(call)
+            case TurnEnded(outcome):
+                response = self.complete(outcome)
+                return self._close(f"response.{response['status']}", response)
+
+    def complete(self, outcome: TurnOutcome) -> Json:
+        """Return the response as it ended; its last events may be encoded later."""
+        if self._response is None:
+            status = "incomplete" if outcome.finish_reason == "length" else "completed"
+            self._closing = self._end_text(status)
+            if all(item["type"] == "reasoning" for item in self._output):
+                self._closing += self._begin_text("message") + self._end_text(status)
+            self._response = objects.complete(
+                self._head, self._output, outcome, self._found, int(time.time())
+            )
+        return self._response
+
+    def fail(self, problem: Mapping[str, Any]) -> bytes:
+        """Encode an error, which ends the response."""
+        error = to_openai_error(problem)["error"]
+        failed = objects.fail(self._head, self._output, error, get_status(problem))
+        return self._close("response.failed", failed)
+
+    def _close(self, kind: str, response: Json) -> bytes:
+        return self._closing + self._event(kind, response=response)
+
+    def _say(self, kind: _Kind, piece: str) -> bytes:
+        """Encode a piece of text; white space waits until something follows it."""
+        goes_on = self._open == kind
+        text = self._space + piece if goes_on else piece.lstrip()
+        said = text.rstrip()
+        if not said and not goes_on:
+            return b""
+        events = b"" if goes_on else self._end_text("completed") + self._begin_text(kind)
+        self._space = text[len(said) :]
+        if not said:
+            return events
+        self._text += said
+        if kind == "reasoning":
+            return events + self._part_event("reasoning_text.delta", delta=said)
+        logprobs = self._logprobs[self._said_logprobs :]
+        self._said_logprobs = len(self._logprobs)
+        return events + self._part_event("output_text.delta", delta=said, logprobs=logprobs)
+
+    def _begin_text(self, kind: _Kind) -> bytes:
+        self._open = kind
+        self._text = ""
+        build = build_answer if kind == "message" else build_reasoning
+        added = self._item_event("added", build("", self._id, "in_progress") | {"content": []})
+        if kind == "reasoning":
+            return added
+        return added + self._part_event("content_part.added", part=build_text(""))
+
+    def _end_text(self, status: str) -> bytes:
+        """End the item that is being said."""
+        self._space = ""
+        if self._open is None:
+            return b""
+        if self._open == "reasoning":
+            item = build_reasoning(self._text, self._id, status)
+            events = self._part_event("reasoning_text.done", text=self._text)
+        else:
+            item = build_answer(self._text, self._id, status, self._logprobs)
+            events = self._part_event("output_text.done", text=self._text, logprobs=self._logprobs)
+            events += self._part_event("content_part.done", part=item["content"][0])
+            self._logprobs = []
+            self._said_logprobs = 0
+        self._open = None
+        return events + self._end_item(item)
+
+    def _call(self, call: ToolCall) -> bytes:
+        item = build_call(call, self._name.item("function_call", "o", len(self._output)))
+        place = {"item_id": item["id"], "output_index": len(self._output)}
+        added = self._item_event("added", item | {"arguments": "", "status": "in_progress"})
+        kind = "response.function_call_arguments"
+        delta = self._event(f"{kind}.delta", **place, delta=call.arguments)
+        done = self._event(f"{kind}.done", **place, name=call.name, arguments=call.arguments)
+        return added + delta + done + self._end_item(item)
+
+    def _end_item(self, item: Json) -> bytes:
+        done = self._item_event("done", item)
+        self._output.append(item)
+        return done
+
+    @property
+    def _id(self) -> str:
+        """The id of the item that is being said."""
+        assert self._open is not None, "text is said within an item"
+        return self._name.item(self._open, "o", len(self._output))
+
+    def _item_event(self, what: str, item: Json) -> bytes:
+        index = len(self._output)
+        return self._event(f"response.output_item.{what}", output_index=index, item=item)
+
+    def _part_event(self, what: str, **members: object) -> bytes:
+        """Encode an event of the one part of the item that is being said."""
+        place = {"item_id": self._id, "output_index": len(self._output), "content_index": 0}
+        return self._event(f"response.{what}", **place, **members)
+
+    def _event(self, kind: str, **members: object) -> bytes:
+        data = {"type": kind, "sequence_number": self._number, **members}
+        self._number += 1
+        return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()

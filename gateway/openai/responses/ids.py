@@ -1,0 +1,69 @@
+"""Ids of responses and of their items, which name the turn of a session.
+
+Nothing has to be stored to find an item again, and a request that is repeated under its idempotency
+key gets the same ids.
+"""
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Literal
+
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+_ITEM = re.compile(
+    r"[a-z]+_(?P<session>.+)_(?P<turn>[1-9]\d{0,8})_(?P<side>[io])(?P<number>\d{1,6})"
+)
+_SESSION = "s_"
+
+Side = Literal["i", "o", "c"]
+"""The items of a turn's input, of its answer, or those that a conversation got with it."""
+
+
+@dataclass(frozen=True)
+class TurnName:
+    """Names of what belongs to turn `turn` of `session`."""
+
+    session: str
+    turn: int
+
+    @property
+    def response(self) -> str:
+        """The response that the turn gave."""
+        return f"resp_{self._token}"
+
+    def item(self, kind: str, side: Side, number: int) -> str:
+        """Return the id of an item of this kind, by its place on one side of the turn."""
+        return f"{_PREFIXES[kind]}_{self._token}_{side}{number}"
+
+    @property
+    def _token(self) -> str:
+        return f"{self.session.removeprefix(_SESSION)}_{self.turn}"
+
+
+@dataclass(frozen=True)
+class ItemPlace:
+    """Where an item is: on a side of a turn."""
+
+    name: TurnName
+    side: Side
+    number: int
+
+    @classmethod
+    def parse(cls, id: str) -> "ItemPlace | None":
+        """Return the place that an id names; None if it names none."""
+        found = _ITEM.fullmatch(id)
+        if found is None:
+            return None
+        name = TurnName(f"{_SESSION}{found['session']}", int(found["turn"]))
+        side: Side = "i" if found["side"] == "i" else "o"
+        return cls(name, side, int(found["number"]))
+
+
+def draw_item_id(kind: str) -> str:
+    """Return a random id for an item that a client adds by itself."""
+    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"

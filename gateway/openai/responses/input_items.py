@@ -1,0 +1,64 @@
+"""What led to a response, read back from the turn log of its session."""
+
+from typing import Any
+
+from gateway.openai.responses.ids import ItemPlace
+from gateway.openai.responses.items import read_turn
+from kvrecall.domain.errors import InvalidRequest
+from kvrecall.domain.session import Turn
+from services.catalog.responses.base import StoredResponse
+from services.service import SessionService
+
+Json = dict[str, Any]
+_TURNS_PER_READ = 32
+
+
+async def read_input_items(
+    service: SessionService,
+    response: StoredResponse,
+    after: str | None,
+    limit: int,
+    newest_first: bool,
+) -> list[Json]:
+    """Return up to `limit` items that follow the item `after` in this order.
+
+    They are all of the conversation up to the response, but for its instructions: it reads only the
+    turns that the page is of. Raises InvalidRequest for an unknown `after`.
+    """
+    items: list[Json] = []
+    waiting = after is not None
+    turn = _get_first_turn(response, after, newest_first)
+    while len(items) < limit and 1 <= turn <= response.turn:
+        first = max(1, turn - _TURNS_PER_READ + 1) if newest_first else turn
+        count = turn - first + 1 if newest_first else _TURNS_PER_READ
+        turns = await service.responses.get_turns(response, first - 1, count)
+        found = [item for turn in turns for item in _read(turn, response)]
+        if newest_first:
+            found.reverse()
+        if waiting:
+            ids = [item["id"] for item in found]
+            if after not in ids:
+                break
+            found = found[ids.index(after) + 1 :]
+            waiting = False
+        items += found
+        turn = first - 1 if newest_first else turn + _TURNS_PER_READ
+    if waiting:
+        raise InvalidRequest("after", f"there is no item {after!r}")
+    return items[:limit]
+
+
+def _get_first_turn(response: StoredResponse, after: str | None, newest_first: bool) -> int:
+    """Return the turn to begin at. Raises InvalidRequest."""
+    if after is None:
+        return response.turn if newest_first else 1
+    place = ItemPlace.parse(after)
+    if place is None or place.name.session != response.session:
+        raise InvalidRequest("after", f"there is no item {after!r}")
+    return place.name.turn
+
+
+def _read(turn: Turn, response: StoredResponse) -> list[Json]:
+    """Return the items of one turn, without the response's own answer."""
+    hidden = response.hidden if turn.number == 1 else 0
+    return read_turn(turn, hidden, answer=turn.number < response.turn)

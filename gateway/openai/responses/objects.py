@@ -1,0 +1,107 @@
+"""The response object, with every member that strict clients expect."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.openai.responses.schemas import ResponseBody
+from gateway.openai.usage import build_receipt, count_tokens
+from kvrecall.domain.reports import TurnOutcome
+from services.conversations.matching import Continuation
+
+Json = dict[str, Any]
+
+
+def build_head(id: str, created: int, body: ResponseBody) -> Json:
+    """Build a response that is in progress; `created` is in Unix seconds."""
+    text = body.text
+    reasoning = body.reasoning
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": created,
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": body.model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {
+            "format": body.text_form or {"type": "text"},
+            "verbosity": None if text is None else text.verbosity,
+        },
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [_describe_tool(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+def complete(
+    head: Json, output: Sequence[Json], outcome: TurnOutcome, found: Continuation, at: int
+) -> Json:
+    """Build the response as it ended, at Unix time `at`."""
+    incomplete = outcome.finish_reason == "length"
+    return head | {
+        "completed_at": None if incomplete else at,
+        "status": "incomplete" if incomplete else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if incomplete else None,
+        "output": list(output),
+        "usage": _build_usage(outcome, found),
+    }
+
+
+def fail(head: Json, output: Sequence[Json], error: Mapping[str, Any], status: int) -> Json:
+    """Build the response that an error ended; `error` is OpenAI's, `status` its HTTP status."""
+    code = "server_error" if status >= 500 else "invalid_prompt"
+    if status == 429:
+        code = "rate_limit_exceeded"
+    return head | {
+        "status": "failed",
+        "error": {"code": code, "message": error["message"]},
+        "output": list(output),
+    }
+
+
+def _build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
+    tokens = count_tokens(outcome, found)
+    return {
+        "input_tokens": tokens.prompt,
+        "input_tokens_details": {
+            "cached_tokens": tokens.cached,
+            "cache_write_tokens": tokens.written,
+        },
+        "output_tokens": tokens.output,
+        "output_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
+        "total_tokens": tokens.total,
+        "kvrecall": build_receipt(outcome),
+    }
+
+
+def _describe_tool(tool: Json) -> Json:
+    return {
+        "type": "function",
+        "name": tool["name"],
+        "description": tool.get("description"),
+        "parameters": tool.get("parameters"),
+        "strict": tool.get("strict") is not False,
+    }

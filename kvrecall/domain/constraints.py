@@ -1,0 +1,53 @@
+"""What an answer may be: JSON of a schema, calls of some tools, no calls, or free text."""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+# Between two parts of JSON: a space, or a line break with an indent. A weak model would go on with
+# white space until the limit, if it could.
+_SPACE = r"( |\n {0,12})?"
+
+
+class ToolChoice(StrEnum):
+    """Whether an answer may call tools, or has to."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an answer may be; the default leaves the choice to the model.
+
+    - `schema`: JSON text of the schema that the answer's text follows, if it calls no tool; empty:
+      free text.
+    - `strict`: a keyword of the schema that is not supported is refused, else it is ignored.
+    - `tools`: names of the tools that may be called; empty: all of the session's.
+    - `single_call`: at most one call.
+    """
+
+    schema: str = ""
+    strict: bool = False
+    tool_choice: ToolChoice = ToolChoice.AUTO
+    tools: tuple[str, ...] = ()
+    single_call: bool = False
+
+
+FREE = Constraint()
+
+
+def to_grammar_schema(schema: dict[str, Any], strict: bool) -> dict[str, Any]:
+    """Return a schema with the options of llguidance that gateway and worker compile it with."""
+    return {**schema, "x-guidance": {"whitespace_pattern": _SPACE, "lenient": not strict}}
+
+
+def get_tool(text: str) -> tuple[str, dict[str, Any], bool]:
+    """Read a tool's JSON text: its name, the schema of its arguments, and whether it is strict."""
+    tool = json.loads(text)
+    function = tool.get("function", tool)
+    parameters = function.get("parameters")
+    schema = {"type": "object"} | (parameters if isinstance(parameters, dict) else {})
+    return str(function.get("name", "")), schema, function.get("strict") is True

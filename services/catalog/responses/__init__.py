@@ -1,0 +1,1 @@
+"""What clients of OpenAI's Responses and Conversations APIs read again, in each kind of catalog."""

@@ -1,0 +1,140 @@
+"""Responses and conversations of OpenAI's API as a catalog stores them, and its interface.
+
+The services that write them know their form: `body` is JSON text that a catalog does not read. What
+a method has returned from survives a crash. All methods raise CatalogError when the storage fails.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvrecall.domain.errors import LimitExceeded
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """The answer of turn `turn` of `session`, without its input: the session's turns have that.
+
+    `opening` is the digest of all that comes before the first item of the conversation, of which
+    `hidden` messages are in the session's first turn; `history` is the digest of the conversation
+    up to the end of the turn. A response goes with its session.
+    """
+
+    id: str
+    tenant: str
+    session: str
+    turn: int
+    opening: str
+    history: str
+    hidden: int
+    body: str
+
+
+@dataclass(frozen=True)
+class StoredConversation:
+    """A conversation without its items. `created_at` is in Unix seconds."""
+
+    id: str
+    tenant: str
+    created_at: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StoredItem:
+    """An item of a conversation, under an id that is unique in it."""
+
+    id: str
+    body: str
+
+
+def build_full(most: int) -> LimitExceeded:
+    """Build the error for items that a conversation does not take any more."""
+    return LimitExceeded("items", f"a conversation has at most {most} items", most)
+
+
+class Responses(Protocol):
+    """Responses by their ids."""
+
+    async def store(self, response: StoredResponse, seconds: float) -> None:
+        """Store a response for so long; one of the same id is replaced.
+
+        Deletes some of those that have expired: it costs no more than they did. Raises
+        UnknownSession.
+        """
+        ...
+
+    async def get(self, response_id: str, tenant: str) -> StoredResponse:
+        """Return a tenant's response.
+
+        Raises UnknownResponse, also when it expired or its session is gone. One of another tenant
+        is read no more than one that does not exist, so that nobody can tell them apart.
+        """
+        ...
+
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Delete a tenant's response; its turn stays. Raises UnknownResponse."""
+        ...
+
+
+class StoredConversations(Protocol):
+    """Conversations that clients name by an id, each with its items in order."""
+
+    async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
+        """Add a conversation with its first items."""
+        ...
+
+    async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
+        """Return a tenant's conversation. Raises UnknownConversation.
+
+        One of another tenant is read no more than one that does not exist.
+        """
+        ...
+
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's conversations."""
+        ...
+
+    async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
+        """Replace the metadata. Raises UnknownConversation."""
+        ...
+
+    async def delete(self, conversation_id: str) -> None:
+        """Delete a conversation with its items. Raises UnknownConversation."""
+        ...
+
+    async def add_items(self, conversation_id: str, items: Sequence[StoredItem], most: int) -> None:
+        """Append items; one whose id is there already is left out, so a call may be repeated.
+
+        Raises UnknownConversation, and LimitExceeded if the conversation would have more than
+        `most` items.
+        """
+        ...
+
+    async def get_items(
+        self, conversation_id: str, after: str | None, limit: int, newest_first: bool
+    ) -> list[StoredItem]:
+        """Return up to `limit` items that follow the item `after` in this order.
+
+        Raises UnknownConversation, UnknownItem for `after`.
+        """
+        ...
+
+    async def get_item(self, conversation_id: str, item_id: str) -> StoredItem:
+        """Return an item. Raises UnknownItem."""
+        ...
+
+    async def delete_item(self, conversation_id: str, item_id: str) -> None:
+        """Delete an item. Raises UnknownItem."""
+        ...
+
+    async def claim(self, conversation_id: str, holder: str, seconds: float) -> bool:
+        """Claim the conversation for `seconds` from now, or extend the holder's own claim.
+
+        Returns False while another holder's claim lasts. A claim only puts answers in order.
+        """
+        ...
+
+    async def release(self, conversation_id: str, holder: str) -> None:
+        """Release a claim; another holder's claim is left alone."""
+        ...

@@ -1,0 +1,217 @@
+"""Responses and conversations in the SQLite catalog."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+
+import aiosqlite
+
+from kvrecall.domain.errors import (
+    SessionBusy,
+    UnknownConversation,
+    UnknownItem,
+    UnknownResponse,
+)
+from services.catalog.claims import Claims
+from services.catalog.responses.base import (
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+    build_full,
+)
+from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.queries import (
+    Row,
+    build_insert,
+    fetch_all,
+    fetch_one,
+    fetch_value,
+    insert,
+    require_session,
+)
+
+# The number of expired responses that one stored response deletes.
+_EXPIRED_AT_ONCE = 64
+_DELETE_EXPIRED = """
+DELETE FROM responses WHERE id IN
+(SELECT id FROM responses WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit)
+"""
+_COLUMNS = ", ".join(each.name for each in fields(StoredResponse))
+_OF_TENANT = "WHERE id = :id AND tenant = :tenant AND expires_at > :now"
+_OF_ITEM = "WHERE conversation = :conversation AND id = :id"
+
+
+class SqliteResponses:
+    """Responses by their ids; they go with their sessions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def store(self, response: StoredResponse, seconds: float) -> None:
+        """Store a response for so long, and delete some that have expired. Raises UnknownSession."""
+        now = self._database.now()
+        row = {**asdict(response), "expires_at": now + seconds}
+
+        async def change(db: aiosqlite.Connection) -> None:
+            await require_session(db, response.session)
+            await db.execute(build_insert("responses", row).replace("INSERT", "REPLACE", 1), row)
+            await db.execute(_DELETE_EXPIRED, {"now": now, "limit": _EXPIRED_AT_ONCE})
+
+        await self._database.write(change, "")
+
+    async def get(self, response_id: str, tenant: str) -> StoredResponse:
+        """Return a tenant's response that has not expired. Raises UnknownResponse."""
+        query = f"SELECT {_COLUMNS} FROM responses {_OF_TENANT}"
+        values = {"id": response_id, "tenant": tenant, "now": self._database.now()}
+        row = await self._database.read(lambda db: fetch_one(db, query, values))
+        if row is None:
+            raise UnknownResponse(response_id)
+        return StoredResponse(*row)
+
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Delete a tenant's response. Raises UnknownResponse."""
+        query = f"DELETE FROM responses {_OF_TENANT}"
+        values = {"id": response_id, "tenant": tenant, "now": self._database.now()}
+        if not await _change(self._database, query, values):
+            raise UnknownResponse(response_id)
+
+
+class SqliteConversations:
+    """Conversations and their items; claims are in memory, as one process uses the file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._claims = Claims()
+
+    async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
+        """Add a conversation with its first items."""
+        row = {**asdict(conversation), "metadata": json.dumps(dict(conversation.metadata))}
+
+        async def change(db: aiosqlite.Connection) -> None:
+            await insert(db, "conversations", [row])
+            await _add_items(db, conversation.id, items)
+
+        await self._database.write(change, "")
+
+    async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
+        """Return a tenant's conversation. Raises UnknownConversation."""
+        query = "SELECT * FROM conversations WHERE id = :id AND tenant = :tenant"
+        values = {"id": conversation_id, "tenant": tenant}
+        row = await self._database.read(lambda db: fetch_one(db, query, values))
+        if row is None:
+            raise UnknownConversation(conversation_id)
+        metadata = json.loads(row["metadata"])
+        return StoredConversation(row["id"], row["tenant"], row["created_at"], metadata)
+
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's conversations."""
+        query = "SELECT count(*) FROM conversations WHERE tenant = :tenant"
+        return await self._database.read(lambda db: fetch_value(db, query, {"tenant": tenant}))
+
+    async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
+        """Replace the metadata. Raises UnknownConversation."""
+        query = "UPDATE conversations SET metadata = :metadata WHERE id = :id"
+        values = {"id": conversation_id, "metadata": json.dumps(dict(metadata))}
+        if not await _change(self._database, query, values):
+            raise UnknownConversation(conversation_id)
+
+    async def delete(self, conversation_id: str) -> None:
+        """Delete a conversation with its items. Raises UnknownConversation."""
+        query = "DELETE FROM conversations WHERE id = :id"
+        if not await _change(self._database, query, {"id": conversation_id}):
+            raise UnknownConversation(conversation_id)
+        self._claims.discard(conversation_id)
+
+    async def add_items(self, conversation_id: str, items: Sequence[StoredItem], most: int) -> None:
+        """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
+
+        async def change(db: aiosqlite.Connection) -> None:
+            await _require_conversation(db, conversation_id)
+            await _add_items(db, conversation_id, items)
+            query = "SELECT count(*) FROM conversation_items WHERE conversation = :id"
+            if await fetch_value(db, query, {"id": conversation_id}) > most:
+                raise build_full(most)
+
+        await self._database.write(change, "")
+
+    async def get_items(
+        self, conversation_id: str, after: str | None, limit: int, newest_first: bool
+    ) -> list[StoredItem]:
+        """Return up to `limit` items. Raises UnknownConversation, UnknownItem for `after`."""
+        comparison, order = ("<", "DESC") if newest_first else (">", "ASC")
+        query = (
+            "SELECT id, body FROM conversation_items WHERE conversation = :conversation"
+            f" AND (:after IS NULL OR position {comparison} :after)"
+            f" ORDER BY position {order} LIMIT :limit"
+        )
+
+        async def read(db: aiosqlite.Connection) -> list[StoredItem]:
+            await _require_conversation(db, conversation_id)
+            position = None
+            if after is not None:
+                position = (await _fetch_item(db, conversation_id, after))["position"]
+            values = {"conversation": conversation_id, "after": position, "limit": limit}
+            rows = await fetch_all(db, query, values)
+            return [StoredItem(row["id"], row["body"]) for row in rows]
+
+        return await self._database.read(read)
+
+    async def get_item(self, conversation_id: str, item_id: str) -> StoredItem:
+        """Return an item. Raises UnknownItem."""
+        row = await self._database.read(lambda db: _fetch_item(db, conversation_id, item_id))
+        return StoredItem(row["id"], row["body"])
+
+    async def delete_item(self, conversation_id: str, item_id: str) -> None:
+        """Delete an item. Raises UnknownItem."""
+        query = f"DELETE FROM conversation_items {_OF_ITEM}"
+        values = {"conversation": conversation_id, "id": item_id}
+        if not await _change(self._database, query, values):
+            raise UnknownItem(item_id)
+
+    async def claim(self, conversation_id: str, holder: str, seconds: float) -> bool:
+        """Claim the conversation, or extend the holder's claim; False if another one has it."""
+        try:
+            self._claims.acquire(conversation_id, holder, seconds)
+        except SessionBusy:
+            return False
+        return True
+
+    async def release(self, conversation_id: str, holder: str) -> None:
+        """Release the holder's claim."""
+        self._claims.release(conversation_id, holder)
+
+
+async def _add_items(
+    db: aiosqlite.Connection, conversation: str, items: Sequence[StoredItem]
+) -> None:
+    query = (
+        "INSERT INTO conversation_items (conversation, position, id, body)"
+        " SELECT :conversation, ifnull(max(position), 0) + 1, :id, :body FROM conversation_items"
+        " WHERE conversation = :conversation ON CONFLICT DO NOTHING"
+    )
+    rows = [{"conversation": conversation, "id": each.id, "body": each.body} for each in items]
+    await db.executemany(query, rows)
+
+
+async def _require_conversation(db: aiosqlite.Connection, conversation: str) -> None:
+    query = "SELECT 1 FROM conversations WHERE id = :id"
+    if await fetch_one(db, query, {"id": conversation}) is None:
+        raise UnknownConversation(conversation)
+
+
+async def _fetch_item(db: aiosqlite.Connection, conversation: str, item: str) -> aiosqlite.Row:
+    query = f"SELECT * FROM conversation_items {_OF_ITEM}"
+    row = await fetch_one(db, query, {"conversation": conversation, "id": item})
+    if row is None:
+        raise UnknownItem(item)
+    return row
+
+
+async def _change(database: Database, query: str, values: Row) -> int:
+    """Run one statement; return the number of rows that it changed."""
+
+    async def change(db: aiosqlite.Connection) -> int:
+        async with db.execute(query, values) as cursor:
+            return int(cursor.rowcount)
+
+    return await database.write(change, "")

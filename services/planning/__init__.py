@@ -1,0 +1,1 @@
+"""A turn before it runs: the check of its constraint, and its request to the worker."""

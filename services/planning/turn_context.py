@@ -1,0 +1,115 @@
+"""A turn on its way: what it asks of the worker, and what it is committed as."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from kvrecall.domain.messages import Message
+from kvrecall.domain.repairs import due_repairs
+from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.turn_request import TurnPlan, TurnRequest
+from kvrecall.protocol.convert import (
+    episode_from_wire,
+    fidelity_from_wire,
+    memory_from_wire,
+    message_from_wire,
+    message_to_wire,
+    repair_from_wire,
+    sampling_to_wire,
+)
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.catalog.records import IdempotencyKey
+from services.conversations.histories import extend
+from services.episode_router import Match
+from services.pages.prefix_sharing import FirstTurn
+from services.session_manager import ActiveSession
+
+
+@dataclass(frozen=True)
+class TurnContext:
+    """One turn on its way.
+
+    The session as committed, the plan, and how long it `waited` in seconds.
+    """
+
+    live: ActiveSession
+    session: Session
+    request: TurnRequest
+    plan: TurnPlan
+    key: IdempotencyKey | None
+    waited: float
+    match: Match | None
+    first: FirstTurn | None
+
+    def to_wire(self, epoch: int) -> pb.TurnRequest:
+        """Build the worker's request."""
+        return pb.TurnRequest(
+            session=self.live.id,
+            epoch=epoch,
+            messages=[message_to_wire(message) for message in self.plan.messages],
+            generate=self.request.generate,
+            sampling=sampling_to_wire(self.plan.sampling),
+            repair=self.plan.repair,
+            defer_repair=self.plan.defer_repair,
+            keep_distribution=self.request.keep_distribution,
+            compare_with=self.request.compare_with,
+            episode=None if self.match is None else self.match.load,
+            prefix=None if self.first is None else self.first.offered,
+            length=self.session.memory.length,
+        )
+
+    def history(self, reply: Message | None) -> str:
+        """Digest the conversation up to the end of the turn; empty if it is not looked for."""
+        digest = self.request.history
+        return (extend(digest, reply) if digest and reply is not None else digest).hex()
+
+    def fingerprint(self) -> str:
+        """Digest what the client asked for: the same turn in the same place of the session."""
+        request = pb.TurnRequest(
+            messages=[message_to_wire(message) for message in self.plan.messages],
+            generate=self.request.generate,
+            sampling=sampling_to_wire(self.plan.sampling),
+        )
+        text = f"{self.plan.number} ".encode() + request.SerializeToString(deterministic=True)
+        return blake2b(text, digest_size=16).hexdigest()
+
+    def committed(self, done: pb.TurnDone, outcome: TurnOutcome) -> Turn:
+        """Build the turn as it is committed."""
+        return Turn(
+            session=self.live.id,
+            number=self.plan.number,
+            messages=self.plan.messages,
+            token_ids=tuple(done.token_ids),
+            outcome=outcome,
+            utterance_tokens=tuple(done.utterance_tokens),
+        )
+
+    def outcome(self, done: pb.TurnDone) -> TurnOutcome:
+        """Build the turn's outcome from the worker's report."""
+        message: Message | None = (
+            message_from_wire(done.message) if done.HasField("message") else None
+        )
+        own_repair = repair_from_wire(done.repair) if done.HasField("repair") else None
+        repairs = self.session.repairs
+        match = self.match
+        matching = {} if match is None else {"match": match.seconds}
+        return TurnOutcome(
+            session=self.live.id,
+            turn=self.plan.number,
+            message=message,
+            finish_reason=done.finish_reason,
+            prompt_tokens=done.prompt_tokens,
+            output_tokens=done.output_tokens,
+            memory=memory_from_wire(done.memory),
+            repairs=repairs if own_repair is None else (*repairs, own_repair),
+            seconds={"waiting": self.waited, **matching, **dict(done.seconds)},
+            fidelity=fidelity_from_wire(done),
+            own_repair=own_repair,
+            episode=None
+            if match is None
+            else episode_from_wire(match.episode, match.similarity, done),
+            repairs_skipped=len(due_repairs(self.session)),
+            durable=done.durable,
+            stop_sequence=done.stop_sequence,
+            reasoning_tokens=done.reasoning_tokens,
+        )

@@ -1,0 +1,52 @@
+"""The benchmarks of a GPU, in small sizes on whatever there is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu import COPY, PARTS, TINY, TRANSFORMERS
+from kvrecall.reporting.results import read_results
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu.py", *arguments])
+    gpu.main()
+
+
+def test_one_command_measures_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the files of the tiers
+    run(monkeypatch, "--tiny", "--out", str(tmp_path / "gpu.json"))
+    rows = read_results(tmp_path / "gpu.json").results
+    assert all(
+        row["median"] > 0
+        for row in rows
+        if row["metric"] not in ("bytes read", "exponent of growth")
+    )
+    by_subject = {row["condition"]: row for row in rows if row["metric"] == "decode"}
+    names = [TRANSFORMERS, "kvrecall, full", f"kvrecall, budget {TINY.budget}"]
+    conditions = [f"one session of {n} tokens" for n in TINY.contexts]
+    conditions += [f"{n} sessions of {TINY.batch_context} tokens" for n in TINY.batches]
+    assert list(by_subject) == [f"{each}: {name}" for each in conditions for name in names]
+    assert all(row["n"] == TINY.steps for row in by_subject.values())
+    assert {row["candidates"] for row in rows if "candidates" in row} == {128, 256}
+    (swap,) = [row for row in rows if row["condition"] == "swap-in of 100 tokens: swap-in"]
+    assert swap["ratio_to"] == COPY
+    assert {"reference, ram: tier", "reference, nvme: tier"} <= {row["condition"] for row in rows}
+
+
+def test_some_parts_are_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, "--tiny", "--part", "swaps", "--out", str(tmp_path / "gpu.json"))
+    rows = read_results(tmp_path / "gpu.json").results
+    assert {row["metric"] for row in rows} == {"copy"}
+    assert set(PARTS) == {"decode", "batches", "repair", "swaps", "tiers"}
+
+
+def test_without_a_gpu_only_small_sizes_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        run(monkeypatch)
+    assert "--tiny" in capsys.readouterr().err

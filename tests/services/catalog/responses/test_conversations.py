@@ -1,0 +1,107 @@
+"""Conversations that clients name: their items in order, and who may add some now."""
+
+import asyncio
+
+import pytest
+
+from kvrecall.domain.errors import LimitExceeded, UnknownConversation, UnknownItem
+from services.catalog.base import Catalog
+from services.catalog.responses.base import StoredConversation, StoredItem
+
+MOST = 100
+CONVERSATION = StoredConversation("conv_1", "ann", 1_700_000_000, {"topic": "Grüße"})
+ITEMS = [StoredItem(f"msg_{number}", f'{{"n": {number}}}') for number in range(5)]
+
+
+@pytest.fixture
+async def stored(catalog: Catalog) -> Catalog:
+    """A catalog with a conversation of five items."""
+    await catalog.conversations.create(CONVERSATION, ITEMS[:2])
+    await catalog.conversations.add_items("conv_1", ITEMS[2:], MOST)
+    return catalog
+
+
+async def ids(catalog: Catalog, after: str | None = None, limit: int = 9, newest: bool = False):
+    found = await catalog.conversations.get_items("conv_1", after, limit, newest)
+    return [item.id for item in found]
+
+
+async def test_a_conversation_has_its_metadata_and_its_items_in_order(stored: Catalog) -> None:
+    assert await stored.conversations.get("conv_1", "ann") == CONVERSATION
+    with pytest.raises(UnknownConversation, match="conv_1"):
+        await stored.conversations.get("conv_1", "ben")
+    assert await stored.conversations.get_items("conv_1", None, 9, False) == ITEMS
+    assert await stored.conversations.get_item("conv_1", "msg_3") == ITEMS[3]
+    await stored.conversations.update("conv_1", {"topic": "other"})
+    assert (await stored.conversations.get("conv_1", "ann")).metadata == {"topic": "other"}
+
+
+async def test_items_are_read_in_pages_in_both_orders(stored: Catalog) -> None:
+    assert await ids(stored, None, 2) == ["msg_0", "msg_1"]
+    assert await ids(stored, "msg_1", 2) == ["msg_2", "msg_3"]
+    assert await ids(stored, "msg_4") == []
+    assert await ids(stored, None, 2, newest=True) == ["msg_4", "msg_3"]
+    assert await ids(stored, "msg_1", 2, newest=True) == ["msg_0"]
+    with pytest.raises(UnknownItem, match="msg_9"):
+        await ids(stored, "msg_9")
+
+
+async def test_an_item_is_added_once_and_deleted_by_itself(stored: Catalog) -> None:
+    again = [ITEMS[1], StoredItem("msg_5", "{}")]
+    await stored.conversations.add_items("conv_1", again, MOST)
+    await stored.conversations.delete_item("conv_1", "msg_3")
+    assert await ids(stored) == ["msg_0", "msg_1", "msg_2", "msg_4", "msg_5"]
+    for call in (stored.conversations.get_item, stored.conversations.delete_item):
+        with pytest.raises(UnknownItem, match="msg_3"):
+            await call("conv_1", "msg_3")
+    await stored.conversations.delete_item("conv_1", "msg_5")
+    await stored.conversations.add_items("conv_1", [StoredItem("msg_6", "{}")], MOST)
+    assert await ids(stored, None, 1, newest=True) == ["msg_6"]
+
+
+async def test_items_over_the_limit_are_refused_together(stored: Catalog) -> None:
+    more = [StoredItem("msg_5", "{}"), StoredItem("msg_6", "{}")]
+    with pytest.raises(LimitExceeded, match="6"):
+        await stored.conversations.add_items("conv_1", more, 6)
+    assert len(await ids(stored)) == 5
+    await stored.conversations.add_items("conv_1", [ITEMS[0], more[0]], 6)
+    assert len(await ids(stored)) == 6
+
+
+async def test_a_deleted_conversation_is_unknown_with_its_items(stored: Catalog) -> None:
+    calls = stored.conversations
+    await calls.delete("conv_1")
+    for call in (
+        calls.get("conv_1", "ann"),
+        calls.delete("conv_1"),
+        calls.update("conv_1", {}),
+        calls.add_items("conv_1", ITEMS, MOST),
+        calls.get_items("conv_1", None, 9, False),
+    ):
+        with pytest.raises(UnknownConversation, match="conv_1"):
+            await call
+    with pytest.raises(UnknownItem):
+        await calls.get_item("conv_1", "msg_0")
+
+
+async def test_conversations_are_counted_by_tenant(stored: Catalog) -> None:
+    await stored.conversations.create(StoredConversation("conv_2", "", 1), [])
+    assert await stored.conversations.count("ann") == 1
+    assert await stored.conversations.count("") == 1
+    await stored.conversations.delete("conv_1")
+    assert [await stored.conversations.count(each) for each in ("ann", "", "bob")] == [0, 1, 0]
+
+
+async def test_one_holder_at_a_time_may_add_and_a_claim_ends_by_itself(stored: Catalog) -> None:
+    calls = stored.conversations
+    assert await calls.claim("conv_1", "one", 60)
+    assert await calls.claim("conv_1", "one", 0.05)
+    for _ in range(1000):
+        if await calls.claim("conv_1", "two", 60):
+            break
+        await asyncio.sleep(0.005)
+    assert not await calls.claim("conv_1", "one", 60)
+    await calls.release("conv_1", "one")
+    assert not await calls.claim("conv_1", "one", 60)
+    await calls.release("conv_1", "two")
+    assert await calls.claim("conv_1", "one", 60)

@@ -1,0 +1,87 @@
+"""Conversations that clients name: one writer at a time, limits, and each tenant's own."""
+
+import asyncio
+
+import pytest
+
+from kvrecall.domain.errors import (
+    LimitExceeded,
+    QuotaExceeded,
+    SessionBusy,
+    UnknownConversation,
+    UnknownItem,
+)
+from kvrecall.domain.limits import ServiceLimits
+from services.catalog.responses.base import StoredItem
+from services.conversations.named import NamedConversations
+
+ITEMS = [StoredItem(f"msg_{number}", "{}") for number in range(3)]
+
+
+@pytest.fixture
+def settings() -> ServiceLimits:
+    return ServiceLimits(
+        queue_seconds=1.2, claim_seconds=0.9, tenant_conversations=2, max_conversation_items=3
+    )
+
+
+@pytest.fixture
+def named(harness) -> NamedConversations:
+    found: NamedConversations = harness.service.named_conversations
+    return found
+
+
+async def test_a_claim_lasts_while_it_is_held_and_ends_with_its_holder(named) -> None:
+    id = (await named.create("ann", {}, [])).id
+    first = await named.claim(id, "ann")
+    with pytest.raises(SessionBusy, match=id):
+        await named.claim(id, "ann")  # it was renewed meanwhile
+    await first.release()
+    second = await named.claim(id, "ann")
+    await first.release()
+    assert not await named._store.claim(id, "other", 1.0), "released twice, it is another's"
+    await second.release()
+
+
+async def test_one_that_waits_follows_as_soon_as_the_other_is_done(named) -> None:
+    id = (await named.create("", {}, [])).id
+    first = await named.claim(id, "")
+    waiting = asyncio.create_task(named.claim(id, ""))
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    await first.release()
+    await (await waiting).release()
+
+
+async def test_conversations_and_their_items_are_limited_but_for_an_answer(named) -> None:
+    id = (await named.create("ann", {"a": "b"}, ITEMS)).id
+    with pytest.raises(LimitExceeded, match="3"):
+        await named.add_items(id, "ann", [StoredItem("msg_9", "{}")])
+    await named.add_answer(id, [StoredItem("msg_9", "{}")])
+    assert await named.get_item(id, "ann", "msg_9") == StoredItem("msg_9", "{}")
+    await named.create("ann", {}, [])
+    with pytest.raises(QuotaExceeded, match="2"):
+        await named.create("ann", {}, [])
+    await named.create("ben", {}, [])
+    with pytest.raises(LimitExceeded, match="metadata"):
+        await named.update(id, "ann", {"a": "b" * 10_000})
+
+
+async def test_another_tenants_conversation_is_unknown(named) -> None:
+    id = (await named.create("ann", {}, ITEMS)).id
+    for call in (
+        named.get(id, "ben"),
+        named.update(id, "ben", {}),
+        named.delete(id, "ben"),
+        named.add_items(id, "ben", ITEMS),
+        named.get_items(id, "ben"),
+        named.get_item(id, "ben", "msg_0"),
+        named.delete_item(id, "ben", "msg_0"),
+        named.claim(id, "ben"),
+    ):
+        with pytest.raises(UnknownConversation, match=id):
+            await call
+    with pytest.raises(UnknownItem):
+        await named.get_item(id, "ann", "msg_7")
+    assert await named.get_items(id, "ann") == ITEMS
+    await named.delete(id, "ann")
