@@ -1,6 +1,7 @@
 """Turns through either API: replies, streams, pauses for tools, repairs, cancellation."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ async def test_a_turn_returns_the_reply_usage_and_memory(
     assert turn["message"]["role"] == "assistant"
     assert turn["message"]["content"] == "it rains"
     assert (turn["turn"], turn["finish_reason"], turn["durable"]) == (1, "stop", True)
-    assert turn["usage"] == {"prompt_tokens": 2, "output_tokens": 2}
+    assert turn["usage"] == {"prompt_tokens": 2, "output_tokens": 2, "reasoning_tokens": 0}
     assert turn["seconds"].keys() == {"waiting", "prefill", "decode"}
     assert turn["seconds"]["prefill"] == 0.25
     memory = turn["memory"]
@@ -57,7 +58,9 @@ async def test_a_turn_is_the_same_in_both_apis(both: Both, session: Any) -> None
         turns.append({name: value for name, value in turn.items() if value is not None})
     rest, rpc = turns
     assert rpc["message"].pop("tool_call_id") == rpc["message"].pop("name") == ""
-    assert rpc["message"].pop("content") == ""
+    assert rpc["message"].pop("content") == rpc["message"].pop("reasoning") == ""
+    assert rpc.pop("logprobs") == []
+    assert rest["message"].pop("reasoning") is None
     assert rest["message"].pop("content") is None
     assert rest == rpc
 
@@ -101,6 +104,50 @@ async def test_sampling_parameters_reach_the_worker_unchanged(
         max_tokens=3, temperature=0.5, top_p=0.25, top_k=4, seed=5, stop=["\n"]
     )
     assert seen == [expected, worker_pb2.Sampling(max_tokens=50, seed=3)]
+
+
+async def test_options_of_answers_reach_the_worker_as_the_same_values(
+    both: Both, session: Any
+) -> None:
+    seen = []
+    worker_turn = both.worker.turn
+
+    def record_turn(request: Any) -> Any:
+        seen.append(request.sampling)
+        return worker_turn(request)
+
+    both.worker.turn = record_turn  # type: ignore[method-assign]
+    options = {
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.25,
+        "min_p": 0.125,
+        "logit_bias": {"5": -100.0, "7": 1.5},
+        "parallel_tool_calls": False,
+        "logprobs": {"top": 2},
+        "seed": 3,
+    }
+    tool = {"type": "function", "function": {"name": "weather"}}
+    schema = {"type": "object", "required": ["b", "a"]}
+    rest = {
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [tool]},
+        },
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": schema, "strict": True},
+        },
+    }
+    rpc = {
+        "tool_choice": {"mode": "TOOL_MODE_REQUIRED", "tools": ["weather"]},
+        "response_format": {"json_schema": {"schema": json.dumps(schema), "strict": True}},
+    }
+    await both.rest.turn(await session(tools=[TOOL]), {**USER, **options, **rest})
+    await both.rpc.turn(await session(tools=[TOOL]), {**USER, **options, **rpc})
+    assert seen[0] == seen[1]
+    assert seen[0].min_p == 0.125
+    assert "weather" in str(seen[0])
 
 
 async def test_fidelity_is_measured_against_saved_logprobs(client: Client, session: Any) -> None:
