@@ -58,7 +58,8 @@ def values(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
         of = kind.fields_by_name["value"]
-        return st.dictionaries(TEXT, single(of, depth - 1), max_size=3)
+        keys = single(kind.fields_by_name["key"], depth)
+        return st.dictionaries(keys, single(of, depth - 1), max_size=3)
     if field.is_repeated:
         return st.lists(single(field, depth), max_size=3)
     return single(field, depth)
