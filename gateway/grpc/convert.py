@@ -264,6 +264,10 @@ def _format_to_rest(values: Json) -> Json:
     return {"type": "json_object" if values.get("json_object") else "text"}
 
 
+def _logprob_from_rest(values: Json) -> Json:
+    return {**values, "utf8": values["bytes"]}
+
+
 def _create_to_rest(values: Json) -> Json:
     if values.pop("no_episodes", False):
         values["episodes"] = None
@@ -287,5 +291,6 @@ _FROM_REST: Mapping[str, Callable[[Json], Json]] = MappingProxyType(
         pb.ToolCall.DESCRIPTOR.full_name: _call_from_rest,
         pb.Tool.DESCRIPTOR.full_name: _tool_from_rest,
         pb.EpisodeSettings.DESCRIPTOR.full_name: _episodes_from_rest,
+        pb.TokenLogprob.DESCRIPTOR.full_name: _logprob_from_rest,
     }
 )

@@ -39,7 +39,7 @@ PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
     (episodes.EpisodesView, pb.ListEpisodesResponse, set(), set()),
     (episodes.EpisodeView, pb.Episode, set(), set()),
     (turns.TurnView, pb.Turn, set(), set()),
-    (turns.LogprobView, pb.TokenLogprob, set(), set()),
+    (turns.LogprobView, pb.TokenLogprob, {"bytes"}, {"utf8"}),
     (turns.UsageView, pb.Usage, set(), set()),
     (turns.FidelityView, pb.Fidelity, set(), set()),
     (turns.TurnEpisodeView, pb.TurnEpisode, set(), set()),
@@ -128,6 +128,13 @@ def test_times_and_durations_have_protobufs_types() -> None:
     request = pb.CreateSessionRequest()
     request.repair_timeout.FromMilliseconds(1500)
     assert read_message(request) == {"repair_seconds": 1.5}
+
+
+def test_log_probabilities_have_the_bytes_of_their_tokens() -> None:
+    token = {"token": "é", "bytes": [195, 169], "logprob": -0.5}
+    built = fill_message(pb.TextDelta(), {"text": "é", "logprobs": [{**token, "top": [token]}]})
+    (first,) = built.logprobs
+    assert (first.utf8, first.logprob, first.top[0].utf8) == ("é".encode(), -0.5, "é".encode())
 
 
 @pytest.mark.parametrize(
