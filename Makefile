@@ -65,6 +65,8 @@ faults-can-fail: $(VENV)/.test
 proto: $(VENV)/.test
 	$(BIN)/python -m grpc_tools.protoc -Ikvrecall/protocol/v1=proto/kvrecall/v1 \
 		--python_out=. --pyi_out=. --grpc_python_out=. kvrecall/protocol/v1/worker.proto
+	$(BIN)/python -m grpc_tools.protoc -Ikvrecall/protocol/sessions_v1=proto/kvrecall/sessions/v1 \
+		--python_out=. --pyi_out=. --grpc_python_out=. kvrecall/protocol/sessions_v1/sessions.proto
 
 # torch first, in the version of constraints.txt: it alone is taken from TORCH_INDEX where one is given,
 # and its dependencies come with the next step from the index that pip uses by default.

@@ -12,6 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from gateway.authentication import Authentication
 from gateway.bodies import StrictBody
 from gateway.errors import Problem, install_handlers, problem_responses
+from gateway.grpc.server import GrpcServer
 from gateway.metrics.service import Metrics
 from gateway.middleware import RequestLog
 from gateway.rest.router import create_routes
@@ -60,15 +61,25 @@ class Application(FastAPI):
         return description
 
 
-def create_app(service: SessionService, settings: GatewaySettings) -> FastAPI:
-    """Build the application of `service`, which it starts and stops with itself."""
+def create_app(
+    service: SessionService, settings: GatewaySettings, rpc: GrpcServer | None = None
+) -> FastAPI:
+    """Build the application of `service`, which it starts and stops with itself.
+
+    `rpc` is the server of the gRPC API, if there is one: it answers while the application runs.
+    """
+    metrics = Metrics(service.admission)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.start()
         try:
+            if rpc is not None:
+                await rpc.start(service, metrics.count_call)
             yield
         finally:
+            if rpc is not None:
+                await rpc.stop(service.announce_stop())
             await service.stop()
 
     app = Application(
@@ -80,7 +91,6 @@ def create_app(service: SessionService, settings: GatewaySettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    metrics = Metrics(service.admission)
     service.observe(metrics.observe)
     service.observe(log_event)
     _add_operations(app, service, metrics)

@@ -3,7 +3,7 @@
 The routes of OpenAI's and Anthropic's APIs answer the same errors in their own forms.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -134,22 +134,36 @@ def _build_headers(error: errors.ServiceError, status: int) -> dict[str, str]:
         return {"x-should-retry": "false"}
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
-    if status not in (429, 503) and not isinstance(error, errors.SessionBusy):
+    seconds = get_retry_seconds(error)
+    if seconds is None:
         return {}
-    seconds = (
-        error.retry_after_seconds if isinstance(error, errors.Overloaded) else RETRY_AFTER_SECONDS
-    )
     return {"Retry-After": str(ceil(seconds)), "retry-after-ms": str(ceil(1000 * seconds))}
+
+
+def get_retry_seconds(error: errors.ServiceError) -> float | None:
+    """Return the time after which a transient error may be gone; None for one that stays."""
+    if isinstance(error, errors.QuotaExceeded):
+        return None
+    if error.code.http_status not in (429, 503) and not isinstance(error, errors.SessionBusy):
+        return None
+    if isinstance(error, errors.Overloaded):
+        return error.retry_after_seconds
+    return RETRY_AFTER_SECONDS
 
 
 async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     """Respond to a body, path or query that violates its schema with each field and its limit."""
-    violations = [_to_violation(item) for item in error.errors()]
+    items = [{**item, "loc": item["loc"][1:]} for item in error.errors()]
+    return error_response(request.url.path, build_violations_problem(items))
+
+
+def build_violations_problem(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Build the members of a problem from pydantic's errors: each field and its limit."""
+    violations = [_to_violation(item) for item in items]
     first = violations[0]
     detail = f"{first['field']}: {first['message']}" if first["field"] else str(first["message"])
     details = {"field": first["field"], "errors": violations}
-    members = build_problem(ErrorCode.INVALID_REQUEST, detail, details)
-    return error_response(request.url.path, members)
+    return build_problem(ErrorCode.INVALID_REQUEST, detail, details)
 
 
 def _to_violation(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +175,7 @@ def _to_violation(item: Mapping[str, Any]) -> dict[str, Any]:
     message = item["msg"]
     if item["type"] == "union_tag_invalid":
         message = f"{item['ctx']['discriminator']} should be {item['ctx']['expected_tags']}"
-    for part in item["loc"][1:]:
+    for part in item["loc"]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}"
     limits = {
         name: value

@@ -29,8 +29,18 @@ def get_idempotency_key(
     """
     if key is None:
         return None
+    tenant = request.headers.get(TENANT_HEADER, "")
+    operation = f"{request.method} {request.url.path}"
+    return build_idempotency_key(
+        tenant, operation, request.path_params.get("session", ""), key, body
+    )
+
+
+def build_idempotency_key(
+    tenant: str, operation: str, session: str, key: str, body: BaseModel | None
+) -> IdempotencyKey:
+    """Build the record's key: that of a client, for one operation of a tenant, on one body."""
     text = "" if body is None else body.model_dump_json()
     # Tenant names contain neither spaces nor slashes, so scopes are unambiguous.
-    scope = f"{request.headers.get(TENANT_HEADER, '')} {request.method} {request.url.path}"
-    session = request.path_params.get("session", "")
-    return IdempotencyKey(scope.lstrip(), key, hashlib.sha256(text.encode()).hexdigest(), session)
+    scope = f"{tenant} {operation}".lstrip()
+    return IdempotencyKey(scope, key, hashlib.sha256(text.encode()).hexdigest(), session)

@@ -93,10 +93,12 @@ def _get_words(routes: Iterable[BaseRoute]) -> frozenset[str]:
 def _get_request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == _REQUEST_ID:
-            given = str(value, "latin-1")
-            return given if _PLAIN_ID.fullmatch(given) else _new_request_id()
-    return _new_request_id()
+            return choose_request_id(str(value, "latin-1"))
+    return choose_request_id(None)
 
 
-def _new_request_id() -> str:
+def choose_request_id(given: str | None) -> str:
+    """Return the id that a client gave its request if it is plain ASCII, else a new one."""
+    if given is not None and _PLAIN_ID.fullmatch(given):
+        return given
     return f"{_random.getrandbits(64):016x}"  # unique, not secret

@@ -55,6 +55,9 @@ class Metrics:
         self._requests = Counter(
             "kvrecall_http_requests", "HTTP requests.", ["method", "status"], registry=registry
         )
+        self._calls = Counter(
+            "kvrecall_grpc_calls", "gRPC calls.", ["method", "status"], registry=registry
+        )
         self._turns = Counter(
             "kvrecall_turns", "Turns committed.", ["finish_reason"], registry=registry
         )
@@ -201,6 +204,10 @@ class Metrics:
         """Count a request; unknown HTTP methods are counted together as `other`."""
         label = method if method in HTTP_METHODS else "other"
         self._requests.labels(label, str(status)).inc()
+
+    def count_call(self, method: str, status: str) -> None:
+        """Count a gRPC call with the name of its status."""
+        self._calls.labels(method, status).inc()
 
     def observe(self, event: ServiceEvent) -> None:
         """Count an event of the service."""

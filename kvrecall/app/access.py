@@ -27,7 +27,7 @@ def build_access(settings: Settings, catalog: Catalog) -> AccessControl:
     """Build the access control of a service over `catalog`. Raises CannotServe."""
     access = settings.access
     policy = AccessPolicy(
-        open=is_loopback(settings.host),
+        open=_find_exposed(settings) is None,
         api_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
         pepper=load_pepper(settings),
         trusted_proxies=access.trusted_proxies,
@@ -41,17 +41,26 @@ async def require_key(settings: Settings) -> None:
 
     Raises CannotServe.
     """
-    if is_loopback(settings.host) or settings.api_key or settings.access.trusted_proxies:
+    exposed = _find_exposed(settings)
+    if exposed is None or settings.api_key or settings.access.trusted_proxies:
         return
     if settings.catalog_url is not None or get_path(settings).is_file():
         async with open_keys(settings) as keys:
             if await keys.exist():
                 return
     raise CannotServe(
-        f"other machines reach {settings.host}, and there is no key: make one with `kvrecall keys "
+        f"other machines reach {exposed}, and there is no key: make one with `kvrecall keys "
         "create --tenant NAME`, or set KVRECALL_API_KEY, or name the proxies that authenticate "
         "clients in KVRECALL_ACCESS__TRUSTED_PROXIES, or listen on 127.0.0.1"
     )
+
+
+def _find_exposed(settings: Settings) -> str | None:
+    """Return the address of an API that other machines reach; None if there is none."""
+    hosts = [settings.host]
+    if settings.grpc.listen is not None:
+        hosts.append(settings.grpc.listen.rpartition(":")[0])
+    return next((host for host in hosts if not is_loopback(host)), None)
 
 
 @asynccontextmanager

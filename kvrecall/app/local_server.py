@@ -30,6 +30,7 @@ class ServerNeeds:
     max_budget: int | None = None
     block_tokens: int | None = None
     data: Path | None = None
+    grpc: str | None = None
 
     def arguments(self) -> list[str]:
         """Command-line options for `kvrecall serve`."""
@@ -39,6 +40,7 @@ class ServerNeeds:
             "--budget": self.max_budget,
             "--block": self.block_tokens,
             "--data": self.data,
+            "--grpc": self.grpc,
         }
         return [
             text

@@ -21,11 +21,13 @@ from kvrecall.app.settings import LogFormat, Settings
 from services.access.keys import redact_keys
 
 if TYPE_CHECKING:
+    from gateway.grpc.server import GrpcServer
     from services.service import SessionService
 
 _ENCODER = json.JSONEncoder()
 
 LISTENING = "kvrecall is listening on "
+GRPC = "gRPC on "
 TEST_INSTRUMENT = (
     "The packaged reference model is a test instrument, trained on generated conversations. "
     "It is not an assistant; --model takes any Hugging Face causal LM, a GGUF file, or smollm2."
@@ -58,6 +60,7 @@ async def run_service(
 
     await require_key(settings)
     with _listener(settings.host, settings.port) as listener:
+        rpc = _bind_grpc(settings)
         service = await build()
 
         class Server(uvicorn.Server):
@@ -66,18 +69,24 @@ async def run_service(
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
                 if self.started:
+                    if rpc is not None:
+                        console.print(f"{GRPC}{rpc.address}", soft_wrap=True, highlight=False)
                     console.print(f"{LISTENING}{_url(listener)}", soft_wrap=True, highlight=False)
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 # Load balancers see that the service is not ready while it still listens. One
                 # deadline from here on: for the notice, open requests and running turns.
                 service.announce_stop()
+                if rpc is not None:
+                    await rpc.announce_stop()
                 await asyncio.sleep(settings.service.notice_seconds)
                 self.config.timeout_graceful_shutdown = math.ceil(service.announce_stop())
+                if rpc is not None:  # both at once; the application waits for its end
+                    rpc.begin_stop(service.announce_stop())
                 await super().shutdown(sockets)
 
         config = uvicorn.Config(
-            create_app(service, settings.gateway),
+            create_app(service, settings.gateway, rpc),
             log_config=None,
             access_log=False,
             **server_options(settings.gateway),
@@ -89,6 +98,18 @@ async def run_service(
         await server.serve(sockets=[listener])
         if not server.started:
             raise CannotServe("the service did not start; see the log above")
+
+
+def _bind_grpc(settings: Settings) -> "GrpcServer | None":
+    """Bind the address of the gRPC API, if there is one. Raises CannotServe."""
+    from gateway.grpc.server import CannotListen, GrpcServer
+
+    if settings.grpc.listen is None:
+        return None
+    try:
+        return GrpcServer(settings.grpc.listen, settings.grpc, settings.gateway)
+    except CannotListen as error:
+        raise CannotServe(str(error)) from error
 
 
 def set_up_logs(form: LogFormat) -> None:

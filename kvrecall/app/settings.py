@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.grpc.settings import GrpcSettings
 from gateway.settings import GatewaySettings
 from kvrecall.app.models import REFERENCE, is_reference
 from kvrecall.domain.limits import ServiceLimits
@@ -77,6 +78,7 @@ class Settings(BaseSettings):
     service: ServiceLimits = ServiceLimits()
     access: AccessSettings = AccessSettings()
     gateway: GatewaySettings = GatewaySettings()
+    grpc: GrpcSettings = GrpcSettings()
     server: ServerSettings = ServerSettings()
     wire: WireSettings = WireSettings()
 

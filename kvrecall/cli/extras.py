@@ -12,6 +12,7 @@ SHARED = (
     "google.protobuf",
     "grpc",
     "grpc_health",
+    "grpc_reflection",
     "httpx",
     "llguidance",
     "numpy",
@@ -22,7 +23,17 @@ SHARED = (
     "structlog",
     "typer",
 )
-GATEWAY = ("fastapi", "uvicorn", "aiosqlite", "limits", "prometheus_client", "sklearn", *SHARED)
+GATEWAY = (
+    "fastapi",
+    "uvicorn",
+    "aiosqlite",
+    "google.rpc",
+    "grpc_status",
+    "limits",
+    "prometheus_client",
+    "sklearn",
+    *SHARED,
+)
 WORKER = (
     "torch",
     "transformers",
@@ -32,7 +43,6 @@ WORKER = (
     "accelerate",
     "gguf",
     "google_crc32c",
-    "grpc_reflection",
     "jinja2",
     *SHARED,
 )

@@ -13,6 +13,7 @@ from kvrecall.app.settings import Settings
 from kvrecall.cli.options import (
     ApiKey,
     Data,
+    Grpc,
     Host,
     Log,
     Port,
@@ -44,6 +45,7 @@ def gateway_command(
     data: Data = None,
     host: Host = None,
     port: Port = None,
+    grpc: Grpc = None,
     api_key: ApiKey = None,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
@@ -51,7 +53,7 @@ def gateway_command(
     log: Log = None,
     until_input_ends: UntilInputEnds = False,
 ) -> None:
-    """Serve sessions over HTTP with workers in other processes.
+    """Serve sessions over HTTP, and gRPC if asked to, with workers in other processes.
 
     Every setting can also be set in the environment (KVRECALL_...).
     """
@@ -59,6 +61,7 @@ def gateway_command(
         data=data,
         host=host,
         port=port,
+        grpc={"listen": grpc},
         api_key=api_key,
         log=log,
         wire={"worker": worker, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key},

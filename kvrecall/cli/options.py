@@ -44,6 +44,10 @@ Port = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one. Default: 8420."),
 ]
+Grpc = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of the gRPC API; port 0: any free one. Default: no gRPC."),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option(

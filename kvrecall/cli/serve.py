@@ -11,6 +11,7 @@ from kvrecall.cli.options import (
     Block,
     Data,
     Dtype,
+    Grpc,
     Host,
     Log,
     MaxBudget,
@@ -39,11 +40,12 @@ def serve_command(
     quantize: Quantize = None,
     host: Host = None,
     port: Port = None,
+    grpc: Grpc = None,
     api_key: ApiKey = None,
     log: Log = None,
     until_input_ends: UntilInputEnds = False,
 ) -> None:
-    """Serve sessions over HTTP in one process.
+    """Serve sessions over HTTP, and gRPC if asked to, in one process.
 
     Every setting can also be set in the environment (KVRECALL_...).
     """
@@ -55,6 +57,7 @@ def serve_command(
         ram_bytes=mebibytes(ram),
         host=host,
         port=port,
+        grpc={"listen": grpc},
         api_key=api_key,
         log=log,
         worker={"slots": slots, "max_budget": budget, "block_tokens": block},

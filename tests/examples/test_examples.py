@@ -1,6 +1,7 @@
 """Examples: each one runs against a real server and prints what its docstring promises."""
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +17,16 @@ FACT = "The extension list says Melnor K4821."
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """Address of a real server process with the reference model."""
-    with server_at(None, ServerNeeds(slots=4, max_budget=1024)) as url:
+def grpc_address() -> str:
+    """HOST:PORT that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def server(grpc_address: str) -> Iterator[str]:
+    """Address of a real server process with the reference model, which serves gRPC, too."""
+    with server_at(None, ServerNeeds(slots=4, max_budget=1024, grpc=grpc_address)) as url:
         yield url
 
 
@@ -26,9 +34,9 @@ def server() -> Iterator[str]:
 def run(server: str) -> Iterator[Callable[..., str]]:
     """Run an example and return its output; it leaves no session behind."""
 
-    def run_example(name: str, typed: str = "") -> str:
+    def run_example(name: str, typed: str = "", *options: str) -> str:
         found = subprocess.run(
-            [sys.executable, EXAMPLES / name, "--url", server],
+            [sys.executable, EXAMPLES / name, *(options or ("--url", server))],
             input=typed,
             capture_output=True,
             text=True,
@@ -92,6 +100,18 @@ def test_async_streams_run_at_once(run: Callable[..., str]) -> None:
     for index, name in enumerate(("Melnor", "Barki", "Venbak")):
         assert re.search(rf"{name}: [1-9]\d* pieces, the first after 0\.\d+ s", output)
         assert f"The badge list says {name} K482{index}." in output
+
+
+def test_the_grpc_client_streams_and_reports_its_tools_result(
+    run: Callable[..., str], grpc_address: str
+) -> None:
+    output = run("grpc_client.py", "", "--address", grpc_address)
+    assert "the model calls on_call(" in output
+    assert re.search(r"repair on REPAIR_TRIGGER_TOOL_RESULT: \d+ rows", output)
+    assert FACT in output
+    active, length = find_numbers(r"(\d+) of (\d+) rows active", output)
+    assert 0 < active <= length
+    assert output.endswith("refused: BUDGET_OUT_OF_RANGE at budget\n")
 
 
 def test_every_example_is_listed_and_tested() -> None:

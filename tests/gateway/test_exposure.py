@@ -41,7 +41,9 @@ async def test_a_failed_catalog_is_logged_and_its_address_not_sent(
     [
         {"host": "127.0.0.1"},
         {"host": "::1"},
+        {"grpc": {"listen": "[::1]:0"}},
         {"host": "0.0.0.0", "api_key": "a-single-key"},
+        {"grpc": {"listen": "0.0.0.0:0"}, "api_key": "a-single-key"},
         {"host": "0.0.0.0", "access": {"trusted_proxies": ["10.0.0.0/8"]}},
     ],
 )
@@ -49,8 +51,11 @@ async def test_a_gateway_starts_where_senders_are_known(settings: Any, tmp_path:
     await require_key(Settings(data=tmp_path, **settings))
 
 
-async def test_a_gateway_that_others_reach_needs_a_key_to_start(tmp_path: Path) -> None:
-    settings = Settings(host="0.0.0.0", data=tmp_path)
+@pytest.mark.parametrize("listen", [{"host": "0.0.0.0"}, {"grpc": {"listen": "0.0.0.0:0"}}])
+async def test_a_gateway_that_others_reach_needs_a_key_to_start(
+    listen: Any, tmp_path: Path
+) -> None:
+    settings = Settings(data=tmp_path, **listen)
     for command in ("kvrecall keys create", "KVRECALL_API_KEY", "TRUSTED_PROXIES", "127.0.0.1"):
         with pytest.raises(CannotServe, match=command):
             await require_key(settings)

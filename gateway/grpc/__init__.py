@@ -1,0 +1,1 @@
+"""The public gRPC API, beside HTTP: the calls of sessions.proto over the REST API's schemas."""

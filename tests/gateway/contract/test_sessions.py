@@ -1,0 +1,174 @@
+"""Sessions through either API: create, list, fork, delete, and writes that are repeated."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.gateway.contract.clients import Client, Refused
+from tests.gateway.contract.conftest import Both
+
+USER = [{"role": "user", "content": "hello"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a city.",
+        "parameters": {"type": "object", "properties": {"b": {}, "a": {"minimum": 1}}},
+    },
+}
+FULL = {
+    "budget": 100,
+    "repair_rows": 10,
+    "method": "full",
+    "method_settings": {"window": 8, "names": ["a", None], "nested": {"share": 0.5}},
+    "layer_budgets": "pyramid",
+    "repair_on": ["last_output", "turn"],
+    "repair_scan": "exact",
+    "repair_settings": {"hops": 2},
+    "repair_seconds": 0.5,
+    "expires_after_seconds": 3600.0,
+    "seed": 7,
+    "tools": [TOOL],
+    "metadata": {"user": "ann", "empty": ""},
+    "model": "scripted",
+}
+
+
+async def test_a_session_is_created_shown_listed_and_deleted(client: Client) -> None:
+    view = await client.create(FULL)
+    assert {name: view[name] for name in FULL} == FULL
+    assert (view["state"], view["turns"], view["length"]) == ("idle", 0, 0)
+    assert await client.get(view["id"]) == view
+    assert (await client.page())["sessions"] == [view]
+    await client.delete(view["id"])
+    for gone in (client.get(view["id"]), client.delete(view["id"])):
+        with pytest.raises(Refused) as refused:
+            await gone
+        assert refused.value.code == "unknown_session"
+
+
+async def test_a_session_is_the_same_in_both_apis(both: Both) -> None:
+    made = [await both.rest.create(FULL), await both.rpc.create({**FULL, "episodes": None})]
+    made.append(await both.rpc.create({"method": "epicache", "episodes": {"count": "auto"}}))
+    for view in made:
+        rest, rpc = await both.rest.get(view["id"]), await both.rpc.get(view["id"])
+        shown = {name: value for name, value in rest.items() if value is not None}
+        for name in ("created_at", "updated_at"):
+            assert shown.pop(name).removesuffix("Z") == rpc.pop(name).removesuffix("+00:00")
+        assert shown == {name: value for name, value in rpc.items() if value is not None}
+
+
+async def test_tools_reach_the_model_in_the_order_of_their_members(
+    both: Both, client: Client
+) -> None:
+    view = await client.create({"tools": [TOOL]})
+    (tool,) = both.worker.specs[view["id"]].tools
+    assert tool.index('"b"') < tool.index('"a"')
+    assert '"minimum": 1}' in tool
+
+
+async def test_omitted_settings_get_defaults(client: Client) -> None:
+    view = await client.create()
+    assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
+    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
+    assert [view.get(name) for name in ("repair_scan", "repair_seconds", "episodes")] == [None] * 3
+    assert (await client.create({"repair_on": []}))["repair_on"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "episodes"),
+    [
+        ({}, None),
+        ({"method": "epicache", "episodes": None}, None),
+        ({"method": "epicache"}, {}),
+        (
+            {"method": "epicache", "episodes": {"count": "auto", "build": "per_episode"}},
+            {"count": "auto", "build": "per_episode"},
+        ),
+        (
+            {"method": "epicache", "episodes": {"count": 2, "rebuild_growth": 1}},
+            {"count": 2, "rebuild_growth": 1.0},
+        ),
+    ],
+)
+async def test_methods_with_episodes_enable_them_unless_disabled(
+    client: Client, body: dict[str, Any], episodes: dict[str, Any] | None
+) -> None:
+    default = {
+        "count": 4,
+        "segment_utterances": 4,
+        "medoid_utterances": 32,
+        "build": "one_pass",
+        "rebuild_growth": 0.25,
+    }
+    view = await client.create(body)
+    assert view.get("episodes") == (None if episodes is None else default | episodes)
+    shown = await client.read(view["id"], "episodes")
+    assert (shown.get("settings"), shown["episodes"]) == (view.get("episodes"), [])
+
+
+async def test_pages_list_all_sessions(client: Client) -> None:
+    made = [(await client.create())["id"] for _ in range(5)]
+    page = await client.page(limit=2)
+    seen = [session["id"] for session in page["sessions"]]
+    while page["next_cursor"]:
+        page = await client.page(limit=2, cursor=page["next_cursor"])
+        seen += [session["id"] for session in page["sessions"]]
+    assert seen == made[::-1]
+
+
+async def test_a_fork_is_a_session_with_its_fork_point(client: Client) -> None:
+    parent = (await client.create({"metadata": {"name": "first"}, "seed": 1}))["id"]
+    for _ in range(2):
+        await client.turn(parent, {"messages": USER})
+    fork = await client.fork(parent, {"turn": 1, "metadata": {"name": "second"}})
+    assert (fork["forked_from"], fork["turns"]) == ({"session": parent, "turn": 1}, 1)
+    assert (fork["metadata"], fork["seed"], fork["length"]) == ({"name": "second"}, 1, 3)
+    assert await client.get(fork["id"]) == fork
+    assert (await client.fork(parent))["metadata"] == {"name": "first"}
+    assert (await client.fork(parent, {"metadata": {}}))["metadata"] == {}
+    assert (await client.turn(fork["id"], {"messages": USER}))["turn"] == 2
+
+
+async def test_writes_with_a_key_happen_once(both: Both, client: Client) -> None:
+    both.worker.script = ["one", "two"]
+    session = (await client.create({"budget": 64}, key="k1"))["id"]
+    assert (await client.create({"budget": 64}, key="k1"))["id"] == session
+    turns = [await client.turn(session, {"messages": USER}, key="k1") for _ in range(2)]
+    assert turns[0] == turns[1]
+    forks = [await client.fork(session, key="k1") for _ in range(2)]
+    assert forks[0]["id"] == forks[1]["id"]
+    with pytest.raises(Refused) as refused:
+        await client.turn(session, {"messages": USER, "generate": False}, key="k1")
+    assert refused.value.code == "idempotency_conflict"
+    assert (await client.get(session))["turns"] == 1
+    for _ in range(2):
+        await client.delete(session, key="k1")
+    assert both.worker.script == ["two"]
+
+
+async def test_creations_at_once_with_one_key_make_one_session(client: Client) -> None:
+    made = await asyncio.gather(*[client.create(key="k1") for _ in range(4)])
+    assert len({view["id"] for view in made}) == 1
+
+
+async def test_a_session_moves_between_workers(both: Both, client: Client) -> None:
+    both.worker.names = ["one", "two"]
+    session = (await client.create())["id"]
+    await client.turn(session, {"messages": USER})
+    for body, worker in (({}, "two"), ({"worker": "one"}, "one")):
+        assert (await client.move(session, body))["worker"] == worker
+        assert (await client.get(session))["worker"] == worker
+
+
+async def test_the_model_the_methods_and_the_workers_are_described(client: Client) -> None:
+    model = await client.describe("worker")
+    assert (model["model"], model["min_budget"], model["max_budget"]) == ("scripted", 16, 1024)
+    methods = await client.describe("methods")
+    assert [method["name"] for method in methods["methods"]] == ["snapkv", "full", "epicache"]
+    assert methods["repair"]["summary"] == "bursts around anchors"
+    load = {"slots": 4, "free_slots": 3, "queued": 0, "sessions": 1, "draining": False}
+    assert (await client.describe("workers"))["workers"] == [
+        {"name": "one", "address": "one:1", **load}
+    ]

@@ -1,0 +1,156 @@
+"""Messages and REST's schemas: each has what the other has, and values survive the conversion."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.struct_pb2 import Struct
+from pydantic import BaseModel, ValidationError
+
+from gateway.grpc.convert import build_message, fill_message, find_field, parse_body, read_message
+from gateway.grpc.requests import ListRepairsBody, ListSessionsBody
+from gateway.rest.schemas import episodes, events, memory, messages, repairs, sessions, turns
+from gateway.rest.schemas import workers as worker_schemas
+from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
+
+OUTSIDE = {"session", "idempotency_key"}
+# Bodies and views with their messages; members of REST, and fields of gRPC, that have no counterpart.
+PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
+    (sessions.CreateSessionBody, pb.CreateSessionRequest, set(), {"no_episodes"} | OUTSIDE),
+    (sessions.ForkBody, pb.ForkSessionRequest, set(), OUTSIDE),
+    (sessions.MoveBody, pb.MoveSessionRequest, set(), OUTSIDE),
+    (turns.TurnBody, pb.SendTurnRequest, {"stream"}, OUTSIDE),
+    (turns.LogprobsBody, pb.Logprobs, set(), set()),
+    (messages.MessageBody, pb.Message, set(), set()),
+    (messages.ToolCallBody, pb.ToolCall, {"type", "function"}, {"name", "arguments"}),
+    (messages.ToolFunctionBody, pb.Tool, set(), set()),
+    (episodes.EpisodesBody, pb.EpisodeSettings, set(), {"auto_count"}),
+    (events.StartedBody, pb.ToolCallStarted, {"type", "call_id"}, set()),
+    (events.DeltaBody, pb.ToolCallDelta, {"type", "call_id"}, set()),
+    (events.CompletedBody, pb.ToolCallResult, {"type", "call_id"}, set()),
+    (ListSessionsBody, pb.ListSessionsRequest, set(), set()),
+    (ListRepairsBody, pb.ListRepairsRequest, set(), OUTSIDE),
+    (sessions.SessionView, pb.Session, set(), set()),
+    (sessions.SessionPageView, pb.ListSessionsResponse, set(), set()),
+    (sessions.PendingCallView, pb.PendingCall, set(), set()),
+    (sessions.ForkOriginView, pb.ForkOrigin, set(), set()),
+    (episodes.EpisodeSettingsView, pb.EpisodeSettings, set(), {"auto_count"}),
+    (episodes.EpisodesView, pb.ListEpisodesResponse, set(), set()),
+    (episodes.EpisodeView, pb.Episode, set(), set()),
+    (turns.TurnView, pb.Turn, set(), set()),
+    (turns.LogprobView, pb.TokenLogprob, {"bytes"}, {"utf8"}),
+    (turns.UsageView, pb.Usage, set(), set()),
+    (turns.FidelityView, pb.Fidelity, set(), set()),
+    (turns.TurnEpisodeView, pb.TurnEpisode, set(), set()),
+    (memory.TurnMemoryView, pb.TurnMemory, set(), set()),
+    (memory.MemoryView, pb.Memory, set(), set()),
+    (repairs.RepairView, pb.Repair, set(), set()),
+    (repairs.RepairTotalsView, pb.RepairTotals, set(), set()),
+    (repairs.PassageView, pb.Passage, set(), set()),
+    (repairs.PastRepairView, pb.PastRepair, set(repairs.RepairView.model_fields), {"repair"}),
+    (repairs.RepairsView, pb.ListRepairsResponse, set(), set()),
+    (events.EventView, pb.EventReceipt, set(), set()),
+    (worker_schemas.WorkerView, pb.Model, set(), set()),
+    (worker_schemas.WorkersView, pb.ListWorkersResponse, set(), set()),
+    (worker_schemas.WorkerLoadView, pb.Worker, set(), set()),
+    (worker_schemas.MethodsView, pb.ListMethodsResponse, set(), set()),
+    (worker_schemas.MethodView, pb.Method, set(), set()),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "message", "rest", "rpc"), PAIRS, ids=[pair[1].__name__ for pair in PAIRS]
+)
+def test_rest_and_grpc_have_the_same_members(
+    model: type[BaseModel], message: Any, rest: set[str], rpc: set[str]
+) -> None:
+    descriptor: Descriptor = message.DESCRIPTOR
+    fields = {field.name for field in descriptor.fields} - rpc
+    members = set(model.model_fields) - rest
+    assert {find_field(descriptor, name) for name in members} == fields
+    if rpc == OUTSIDE:  # a member that is not there stays as it is
+        assert all(name in descriptor.fields_by_name for name in fields)
+
+
+@pytest.mark.parametrize(
+    "number", [float("nan"), float("inf"), -float("inf")], ids=["nan", "inf", "-inf"]
+)
+def test_numbers_that_json_has_not_are_refused(number: float) -> None:
+    settings = Struct()
+    settings.fields["a"].list_value.values.add().number_value = number
+    for request, field in (
+        (pb.CreateSessionRequest(method_settings=settings), "method_settings"),
+        (
+            pb.CreateSessionRequest(tools=[pb.Tool(name="f", parameters='{"a": NaN}')]),
+            "tools.0.function.parameters",
+        ),
+    ):
+        with pytest.raises(ValidationError) as refused:
+            parse_body(sessions.CreateSessionBody, request)
+        assert ".".join(map(str, refused.value.errors()[0]["loc"])) == field
+
+
+def test_whole_numbers_of_settings_stay_integers_and_unset_values_are_null() -> None:
+    settings = Struct()
+    settings.update({"a": 8, "b": 0.5, "c": [1, "x", True, None], "d": {"e": -2}, "f": 1e300})
+    settings.fields["g"].SetInParent()
+    read = read_message(pb.CreateSessionRequest(method_settings=settings))["method_settings"]
+    expected = {"a": 8, "b": 0.5, "c": [1, "x", True, None], "d": {"e": -2}, "f": 1e300, "g": None}
+    assert read == expected
+    assert [type(value) for value in (read["a"], read["c"][0], read["f"])] == [int, int, float]
+
+
+def test_enums_that_nobody_knows_are_refused_by_their_number() -> None:
+    request = pb.SendTurnRequest(messages=[pb.Message(content="x")])
+    request.messages[0].role = 99  # type: ignore[assignment]
+    assert read_message(request)["messages"] == [{"role": "99", "content": "x"}]
+    assert fill_message(pb.Turn(), {"finish_reason": "new"}).finish_reason == 0
+
+
+def test_times_and_durations_have_protobufs_types() -> None:
+    view = repairs.RepairTotalsView(
+        repairs=1,
+        signals=["turn"],
+        scored_rows=2,
+        promoted=3,
+        demoted=4,
+        seconds=1.25,
+        truncated=0,
+        skipped=0,
+    )
+    built = build_message(pb.RepairTotals, view)
+    assert (built.duration.seconds, built.duration.nanos) == (1, 250_000_000)
+    assert list(built.signals) == [pb.REPAIR_TRIGGER_TURN]
+    at = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
+    filled = fill_message(pb.PastRepair(), {"at": at})
+    assert filled.at.ToDatetime(UTC) == at
+    request = pb.CreateSessionRequest()
+    request.repair_timeout.FromMilliseconds(1500)
+    assert read_message(request) == {"repair_seconds": 1.5}
+
+
+def test_log_probabilities_have_the_bytes_of_their_tokens() -> None:
+    token = {"token": "é", "bytes": [195, 169], "logprob": -0.5}
+    built = fill_message(pb.TextDelta(), {"text": "é", "logprobs": [{**token, "top": [token]}]})
+    (first,) = built.logprobs
+    assert (first.utf8, first.logprob, first.top[0].utf8) == ("é".encode(), -0.5, "é".encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "field"),
+    [
+        (pb.CreateSessionRequest, "repair_seconds", "repair_timeout"),
+        (pb.CreateSessionRequest, "tools[1].function.name", "tools[1].name"),
+        (pb.CreateSessionRequest, "metadata.a.b", "metadata.a.b"),
+        (
+            pb.SendTurnRequest,
+            "messages[0].tool_calls[2].function.arguments",
+            "messages[0].tool_calls[2].arguments",
+        ),
+        (pb.SendEventRequest, "delta", "delta"),
+        (pb.SendEventRequest, "x-kvrecall-tenant", "x-kvrecall-tenant"),
+    ],
+)
+def test_paths_of_fields_are_those_of_the_message(kind: Any, path: str, field: str) -> None:
+    assert find_field(kind.DESCRIPTOR, path) == field
