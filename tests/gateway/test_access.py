@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -20,8 +20,11 @@ BODIES: dict[str, Any] = {
     "/v1/sessions/{session}/turns": USER,
     "/v1/sessions/{session}/events": {"type": "tool_call.started", "call_id": "c1"},
     "/v1/chat/completions": {"model": "m", **USER},
+    "/v1/conversations/{conversation}": {"metadata": {"topic": "demo"}},
+    "/v1/conversations/{conversation}/items": {"items": USER["messages"]},
 }
 Call = tuple[str, str, str]
+NO_IDS: Mapping[str, str] = {}
 MakeKey = Callable[..., Awaitable[str]]
 
 
@@ -50,14 +53,40 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def list_calls(app: Any, session: str) -> list[Call]:
-    """List each method of each route, with the path of the route and one with its parameters."""
+def list_calls(app: Any, ids: Mapping[str, str] = NO_IDS) -> list[Call]:
+    """List each method of each route, with the path of the route and one with these parameters.
+
+    Others are "s_none".
+    """
+
+    def fill(path: str) -> str:
+        return re.sub(r"\{(\w+)[^}]*\}", lambda match: ids.get(match[1], "s_none"), path)
+
     return [
-        (method, get_path(route), re.sub(r"\{[^}]*\}", session, get_path(route)))
+        (method, get_path(route), fill(get_path(route)))
         for route in app.routes
         for method in sorted(getattr(route, "methods", ()))
         if method != "HEAD"
     ]
+
+
+async def make_one_of_each(api: Any, headers: dict[str, str]) -> dict[str, str]:
+    """Make one of each thing that a route names, and return their ids by the parameter's name."""
+
+    async def post(path: str, body: Any) -> Any:
+        answer = await api.http.post(path, json=body, headers=headers)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    model = (await api.http.get("/v1/models", headers=headers)).json()["data"][0]["id"]
+    conversation = (await post("/v1/conversations", {}))["id"]
+    items = f"/v1/conversations/{conversation}/items"
+    return {
+        "session": (await post("/v1/sessions", {"budget": 64}))["id"],
+        "conversation": conversation,
+        "item": (await post(items, {"items": USER["messages"]}))["data"][0]["id"],
+        "response": (await post("/v1/responses", {"model": model, "input": "hello"}))["id"],
+    }
 
 
 async def send(api: Any, call: Call, headers: dict[str, str]) -> Any:
@@ -78,7 +107,7 @@ def check_form(answer: Any) -> None:
 
 async def refuse_all(api: Any, headers: dict[str, str], status: int) -> None:
     """Check that all routes but the public ones answer `status`, and say how to authenticate."""
-    for call in list_calls(api.app, "s_none"):
+    for call in list_calls(api.app):
         answer = await send(api, call, headers)
         if not get_rule(call[2]).scopes:
             assert answer.status_code == 200, call
@@ -122,7 +151,7 @@ async def test_a_key_without_a_scope_reaches_no_route(api: Any, make: MakeKey) -
 async def test_a_key_reaches_the_routes_of_its_scopes_only(api: Any, make: MakeKey) -> None:
     for scope in Scope:
         key = bearer(await make("ann", scope))
-        for call in list_calls(api.app, "s_none"):
+        for call in list_calls(api.app):
             rule = get_rule(call[2])
             if rule.scopes:
                 answer = await send(api, call, key)
@@ -130,32 +159,39 @@ async def test_a_key_reaches_the_routes_of_its_scopes_only(api: Any, make: MakeK
                 assert refused == (scope not in rule.scopes), (scope, call, answer.text)
                 assert answer.status_code != 401
                 if refused:
-                    assert "insufficient_scope" in answer.text
+                    assert "lacks the scope" in answer.text
 
 
-async def test_another_tenants_session_is_as_unknown_as_a_missing_one_on_every_route(
+async def test_what_is_another_tenants_is_as_unknown_as_what_is_missing_on_every_route(
     api: Any, make: MakeKey
 ) -> None:
     own, foreign = bearer(await make("ann", *Scope)), bearer(await make("ben", *Scope))
-    created = await api.http.post("/v1/sessions", json={"budget": 64}, headers=own)
-    session = created.json()["id"]
-    missing = f"s_{'0' * 24}"
-    calls = [call for call in list_calls(api.app, session) if "{" in call[1]]
-    assert len(calls) >= 9
-    for call in calls:
+    ids = await make_one_of_each(api, own)
+    missing = {
+        name: re.sub(r"(?<=_)\w+", lambda rest: "0" * len(rest[0]), ids[name]) for name in ids
+    }
+    calls = [
+        pair
+        for pair in zip(list_calls(api.app, ids), list_calls(api.app, missing), strict=True)
+        if "{" in pair[0][1]
+    ]
+    assert len(calls) >= 20
+    for call, other in calls:
         for extra in ({}, {"Idempotency-Key": "k"}, {"X-Kvrecall-Tenant": "ann"}):
             answer = await send(api, call, {**foreign, **extra})
             assert answer.status_code == 404, (call, answer.text)
-            method, route, path = call
-            other = (method, route, path.replace(session, missing))
             unknown = await send(api, other, {**foreign, **extra})
             assert unknown.status_code == 404
-            assert answer.text == unknown.text.replace(missing, session)
+            expected = unknown.text
+            for name, id in ids.items():
+                expected = expected.replace(missing[name], id)
+            assert answer.text == expected
             assert set(answer.headers) == set(unknown.headers)
     listed = await api.http.get("/v1/sessions", headers=foreign)
     assert listed.json()["sessions"] == []
-    kept = await api.http.get(f"/v1/sessions/{session}", headers=own)
-    assert (kept.status_code, kept.json()["turns"]) == (200, 0)
+    for call, _ in calls:
+        if call[0] == "GET" and "{model" not in call[1]:
+            assert (await send(api, call, own)).is_success, call
 
 
 class Recorder:
@@ -187,7 +223,7 @@ async def test_another_tenants_session_and_a_missing_one_take_the_same_catalog_c
     for name in ("sessions", "leases", "turns", "tool_calls", "repairs", "episodes", "idempotency"):
         part = Recorder(getattr(api.catalog, name), name, calls)
         monkeypatch.setattr(api.catalog, name, part)
-    for call in list_calls(api.app, session):
+    for call in list_calls(api.app, {"session": session}):
         if "{session}" not in call[1]:
             continue
         for extra in ({}, {"Idempotency-Key": "k"}):
