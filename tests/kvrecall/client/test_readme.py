@@ -1,4 +1,4 @@
-"""Python snippet of the README: executed as it stands, against a real server."""
+"""Python snippets of the README: executed as they stand, against a real server."""
 
 import re
 from collections.abc import Iterator
@@ -20,17 +20,34 @@ def server() -> Iterator[str]:
         yield url
 
 
+def read_snippets() -> list[str]:
+    """The README's Python blocks, in order: OpenAI's client, then our own."""
+    return re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def run(snippet: str, server: str) -> None:
+    assert DEFAULT_URL in snippet
+    exec(compile(snippet.replace(DEFAULT_URL, server), str(README), "exec"), {})
+
+
+def test_the_readmes_first_snippet_is_answered_by_openais_client(
+    server: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snippet, _ = read_snippets()
+    assert "from openai import OpenAI" in snippet
+    run(snippet, server)
+    assert capsys.readouterr().out.strip()
+
+
 def test_the_readmes_snippet_runs_and_prints_the_remembered_fact(
     server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    match = re.search(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
-    assert match is not None, "the README has no Python block"
-    snippet = match.group(1)
+    _, snippet = read_snippets()
     assert "from kvrecall import KvrecallClient" in snippet
-    assert DEFAULT_URL in snippet
-    exec(compile(snippet.replace(DEFAULT_URL, server), str(README), "exec"), {})
-    printed = capsys.readouterr().out
-    assert "The extension list says Melnor K4821." in printed
-    assert re.search(r"\d+ of \d+ rows active", printed)
     with KvrecallClient(server) as client:
-        assert client.list_sessions().sessions == ()
+        before = client.list_sessions().sessions
+        run(snippet, server)
+        printed = capsys.readouterr().out
+        assert "The extension list says Melnor K4821." in printed
+        assert re.search(r"\d+ of \d+ rows active", printed)
+        assert client.list_sessions().sessions == before
