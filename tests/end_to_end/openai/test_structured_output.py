@@ -130,10 +130,12 @@ def test_a_call_is_a_pause_and_its_result_goes_on(openai: OpenAI, client: Any, s
     asked = ask(openai, messages, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     (call,) = asked.choices[0].message.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": "Ben's badge has number 1234."}
+    messages += [asked.choices[0].message, result]
+    tools: Any = TOOLS
     raw = openai.chat.completions.with_raw_response.create(
         model=openai.models.list().data[0].id,
-        messages=[*messages, asked.choices[0].message, result],
-        tools=TOOLS,
+        messages=messages,
+        tools=tools,
         tool_choice="none",
         max_tokens=12,
         temperature=0,

@@ -334,7 +334,7 @@ async def test_options_of_the_answer_reach_the_worker(api) -> None:
     )
     await ask(api, HELLO, temperature=0, max_tokens=9, seed=5, tool_choice="auto", logprobs=False)
     await ask(api, HELLO, temperature=0, max_tokens=9, seed=5, tools=TOOLS, tool_choice=tool)
-    plain = {"max_tokens": 9, "seed": 5}
+    plain: dict[str, Any] = {"max_tokens": 9, "seed": 5}
     assert seen == [
         pb.Sampling(
             **plain,
