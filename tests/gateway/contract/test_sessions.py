@@ -82,13 +82,14 @@ async def test_omitted_settings_get_defaults(client: Client) -> None:
         ({}, None),
         ({"method": "epicache", "episodes": None}, None),
         ({"method": "epicache"}, {}),
+        ({"method": "epicache", "episodes": {}}, {}),
         (
             {"method": "epicache", "episodes": {"count": "auto", "build": "per_episode"}},
             {"count": "auto", "build": "per_episode"},
         ),
         (
-            {"method": "epicache", "episodes": {"count": 2, "rebuild_growth": 1}},
-            {"count": 2, "rebuild_growth": 1.0},
+            {"method": "epicache", "episodes": {"segment_utterances": 2, "rebuild_growth": 1}},
+            {"segment_utterances": 2, "rebuild_growth": 1.0},
         ),
     ],
 )

@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
-
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
@@ -55,38 +53,6 @@ async def test_omitted_settings_get_defaults(api: Any) -> None:
         {},
         None,
     )
-
-
-@pytest.mark.parametrize(
-    ("body", "episodes"),
-    [
-        ({}, None),
-        ({"method": "epicache", "episodes": None}, None),
-        ({"method": "epicache"}, {}),
-        ({"method": "epicache", "episodes": {}}, {}),
-        (
-            {"method": "epicache", "episodes": {"count": "auto", "build": "per_episode"}},
-            {"count": "auto", "build": "per_episode"},
-        ),
-        (
-            {"method": "epicache", "episodes": {"segment_utterances": 2, "rebuild_growth": 1}},
-            {"segment_utterances": 2, "rebuild_growth": 1.0},
-        ),
-    ],
-)
-async def test_methods_with_episodes_enable_them_unless_disabled(
-    api: Any, body: dict[str, Any], episodes: dict[str, Any] | None
-) -> None:
-    default = {
-        "count": 4,
-        "segment_utterances": 4,
-        "medoid_utterances": 32,
-        "build": "one_pass",
-        "rebuild_growth": 0.25,
-    }
-    view = (await api.http.post("/v1/sessions", json=body)).json()
-    assert view["episodes"] == (None if episodes is None else default | episodes)
-    assert view["layer_budgets"] is None
 
 
 async def test_pages_list_all_sessions(api: Any) -> None:

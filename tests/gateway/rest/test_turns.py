@@ -66,30 +66,6 @@ async def test_a_turn_can_append_without_generating(api: Any) -> None:
     assert (turn["message"], turn["finish_reason"]) == (None, "appended")
 
 
-async def test_sampling_parameters_reach_the_worker_unchanged(api: Any) -> None:
-    session = await api.session()
-    seen = []
-    worker_turn = api.worker.turn
-
-    def record_turn(request: Any) -> Any:
-        seen.append(request.sampling)
-        return worker_turn(request)
-
-    api.worker.turn = record_turn
-    sampling = {
-        "max_tokens": 3,
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "top_k": 4,
-        "seed": 5,
-        "stop": ["\n"],
-    }
-    await api.turn(session, **sampling)
-    await api.turn(session)
-    expected = pb.Sampling(max_tokens=3, temperature=0.5, top_p=0.25, top_k=4, seed=5, stop=["\n"])
-    assert seen == [expected, pb.Sampling(max_tokens=50, seed=3)]
-
-
 async def test_fidelity_is_measured_against_saved_logprobs(api: Any) -> None:
     saved = await api.session()
     compared = await api.session()
