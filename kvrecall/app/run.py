@@ -71,7 +71,9 @@ async def run_service(
                 if self.started:
                     if rpc is not None:
                         console.print(f"{GRPC}{rpc.address}", soft_wrap=True, highlight=False)
-                    console.print(f"{LISTENING}{_url(listener)}", soft_wrap=True, highlight=False)
+                    url = _url(listener)
+                    for line in (*_describe_clients(url, service.info.model), f"{LISTENING}{url}"):
+                        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 # Load balancers see that the service is not ready while it still listens. One
@@ -196,6 +198,16 @@ def _end_with_input() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _describe_clients(url: str, model: str) -> tuple[str, ...]:
+    """Describe what clients of other APIs are given, in a line each."""
+    key = "a key of `kvrecall keys create`, or any text while there is none"
+    return (
+        f"OpenAI's clients: base_url={url}/v1 model={model}",
+        f"Anthropic's clients: base_url={url} model={model}",
+        f"api_key: {key}",
+    )
 
 
 def _url(listener: socket.socket) -> str:

@@ -7,10 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -129,6 +129,14 @@ def test_the_environment_sets_what_the_command_line_does_not(
         Settings(**{**chosen, "surprise": 1})
 
 
+def iter_until(beginning: str, output: IO[bytes]) -> Iterator[bytes]:
+    """Lines up to the first one with this beginning."""
+    for line in output:
+        yield line
+        if line.decode().startswith(beginning):
+            return
+
+
 @pytest.mark.parametrize("ending", ["signal", "input"])
 def test_a_server_exits_cleanly(tmp_path: Path, ending: str) -> None:
     arguments = [
@@ -151,7 +159,10 @@ def test_a_server_exits_cleanly(tmp_path: Path, ending: str) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        assert any(line.decode().startswith(LISTENING) for line in process.stdout)
+        lines = [line.decode().strip() for line in iter_until(LISTENING, process.stdout)]
+        url = lines[-1].removeprefix(LISTENING)
+        assert f"OpenAI's clients: base_url={url}/v1 model=reference" in lines
+        assert f"Anthropic's clients: base_url={url} model=reference" in lines
         if ending == "signal":
             process.send_signal(signal.SIGTERM)
         else:
