@@ -18,7 +18,12 @@ async def test_a_tool_call_pauses_and_its_result_resumes(api: Any) -> None:
     api.worker.script = [[CALL], "take an umbrella"]
     asked = (await api.turn(session)).json()
     assert asked["finish_reason"] == "tool_calls"
-    assert asked["message"] == {"role": "assistant", "content": None, "tool_calls": [OPENAI_CALL]}
+    assert asked["message"] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning": None,
+        "tool_calls": [OPENAI_CALL],
+    }
     view = (await api.http.get(f"/v1/sessions/{session}")).json()
     assert view["state"] in ("paused", "repairing")
     pending = {"id": "c1", "name": "weather", "arguments": '{"city": "Bern"}', "status": "pending"}
