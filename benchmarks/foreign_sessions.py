@@ -9,7 +9,8 @@ get the same status and, but for the id, the same body.
 A row has both medians' ratio, the share of pairs in which the foreign session's answer took longer
 (0.5: no difference) and the p-value of a two-sided Mann-Whitney test. As many tests as rows are
 made: the smallest p-value is to be compared with 0.05 divided by the number of rows. `--control`
-adds a row in which the foreign answers are read from the owner's side: that test must tell them apart.
+adds a row of answers that take one more call of the catalog than those about missing sessions: the
+owner's, about the repairs of its sessions. That test must tell them apart.
 """
 
 import argparse
@@ -55,6 +56,7 @@ REQUESTS = (
     Request("fork", "POST", "/fork", {}),
     Request("deletion", "DELETE"),
 )
+CONTROL = Request("repairs", "GET", "/repairs")
 
 
 def main() -> None:
@@ -115,7 +117,7 @@ def measure_control(
     http: httpx.Client, subject: Subject, owned: Sequence[str], answers: int, rng: random.Random
 ) -> Row:
     """Compare answers that differ by design: the owner's own sessions and missing ones."""
-    times = time_answers(http, REQUESTS[0], owned, answers, rng, OWNER, alike=False)
+    times = time_answers(http, CONTROL, owned, answers, rng, OWNER, alike=False)
     return compare(f"{subject.name}, control: the owner's own sessions", *times)
 
 

@@ -7,8 +7,9 @@ so that disturbances of the machine affect all alike:
 
 - requests per second of `GET /v1/sessions/{id}` over 1, 8 and 64 connections, each with a session
   of its own, as a share of the echo's;
-- seconds of a turn that only appends, beyond the worker's own compute and one fsync of the same
-  disk, which is measured after each turn;
+- seconds of a turn that only appends, beyond the worker's own compute (prefill, decode, eviction)
+  and one fsync of the same disk, which is measured after each turn; and beyond the flush of the
+  turn's rows as well, which waits for the row store's threads and for an fsync of its own;
 - the 95th percentile of reads beside 100 slow or broken connections, as a share of that without,
   and the memory that 100 unfinished bodies of 4 MiB add.
 
@@ -17,11 +18,12 @@ The result file goes to `benchmarks/results/`.
 
 import argparse
 import asyncio
+import json
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -35,6 +37,7 @@ from benchmarks.faults.rig.processes import QUIET
 from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.front_door_load import (
     SLOW_OR_BROKEN,
+    Caller,
     misbehaving,
     request_for,
     send_almost_all,
@@ -50,6 +53,14 @@ BAD_CONNECTIONS = 100
 READERS = 4
 SETTLE_SECONDS = 3.0
 WARM_TURNS = 5
+TURN_METRICS = (
+    "turn",
+    "its worker's compute",
+    "its worker's flush",
+    "one fsync",
+    "turn beyond compute and one fsync",
+    "turn beyond compute, flush and one fsync",
+)
 # Twelve tokens of the packaged model, with those that its template adds.
 MESSAGE = {"role": "user", "content": "The code is K7777."}
 
@@ -174,41 +185,39 @@ def paired_rows(
 
 
 async def turn_rows(subjects: Sequence[Subject], folder: Path, plan: Plan) -> list[Row]:
-    """Rows of turns that append: seconds in all, of compute, of an fsync, and beyond these."""
-    times: dict[str, list[tuple[float, float, float]]] = {each.name: [] for each in subjects}
+    """Rows of turns that append: seconds in all, of each part, and beyond these.
+
+    A flush contains the hand-over to the threads of the row store, and an fsync of its own.
+    """
+    times: dict[str, list[tuple[float, ...]]] = {each.name: [] for each in subjects}
     with ExitStack() as stack:
-        clients = {
-            each.name: stack.enter_context(httpx.Client(base_url=each.url, timeout=60))
-            for each in subjects
-        }
+        clients = {each.name: stack.enter_context(closing(Caller(each.url))) for each in subjects}
         synced = stack.enter_context((folder / "synced").open("wb"))
         for number in range(WARM_TURNS + plan.turns):
             for each in subjects:
-                wall, compute = send_turn(clients[each.name], each)
+                wall, compute, flush = send_turn(clients[each.name], each)
                 sync = time_fsync(synced.fileno())
+                rest = wall - compute - sync
                 if number >= WARM_TURNS:
-                    times[each.name].append((wall, compute, sync))
+                    times[each.name].append((wall, compute, flush, sync, rest, rest - flush))
     rows = []
     for name, found in times.items():
         columns = list(zip(*found, strict=True))
-        beyond = [wall - compute - sync for wall, compute, sync in found]
-        metrics = ("turn", "its worker's compute", "one fsync", "turn beyond compute and one fsync")
-        for metric, values in zip(metrics, [*columns, beyond], strict=True):
+        for metric, values in zip(TURN_METRICS, columns, strict=True):
             rows.append(speed_row(f"a turn that appends: {name}", metric, "seconds", values))
     return rows
 
 
-def send_turn(http: httpx.Client, subject: Subject) -> tuple[float, float]:
-    """Append a message; return the seconds of the request, and those that its worker computed.
+def send_turn(caller: Caller, subject: Subject) -> tuple[float, float, float]:
+    """Append a message; return the seconds of the request, of its worker's compute and flush.
 
-    The stub computes nothing: its seconds are made up.
+    The stub does neither: its seconds are made up.
     """
-    body = {"messages": [MESSAGE], "generate": False}
-    started = time.perf_counter()
-    response = http.post(f"{subject.paths[0]}/turns", json=body).raise_for_status()
-    wall = time.perf_counter() - started
-    seconds = response.json()["seconds"] if subject.name == "kvrecall serve" else {}
-    return wall, sum(seconds.get(phase, 0.0) for phase in ("prefill", "decode"))
+    body = json.dumps({"messages": [MESSAGE], "generate": False}).encode()
+    wall, answer = caller.post(f"{subject.paths[0]}/turns", body)
+    seconds = json.loads(answer)["seconds"] if subject.name == "kvrecall serve" else {}
+    compute = sum(seconds.get(phase, 0.0) for phase in ("prefill", "decode", "evict"))
+    return wall, compute, seconds.get("flush", 0.0)
 
 
 def time_fsync(file: int) -> float:

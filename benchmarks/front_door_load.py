@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -63,17 +64,11 @@ class Requester(asyncio.Protocol):
 
     def _read_head(self) -> bool:
         """Learn the response's size; False while its head is not complete."""
-        end = self._received.find(_END_OF_HEAD)
-        if end < 0:
-            return False
-        head = bytes(self._received[:end]).lower()
-        if not head.startswith(b"http/1.1 200"):
-            self.ended.set_exception(AssertionError(bytes(self._received).decode()))
-            return False
-        length = head.index(_LENGTH) + len(_LENGTH)
-        digits = head[length:].partition(b"\r\n")[0]
-        self._expected = end + len(_END_OF_HEAD) + int(digits)
-        return True
+        try:
+            self._expected = find_end(self._received) or 0
+        except AssertionError as error:
+            self.ended.set_exception(error)
+        return self._expected > 0
 
     def _send(self) -> None:
         assert self._transport is not None
@@ -114,6 +109,57 @@ def _address(base: str) -> tuple[str, int]:
     assert parts.hostname is not None, "a server's address has a host"
     assert parts.port is not None, "and a port"
     return parts.hostname, parts.port
+
+
+class Caller:
+    """Sends requests one after the other over one connection, and waits for each response.
+
+    A plain socket: what a client's library takes is not the server's.
+    """
+
+    def __init__(self, base: str) -> None:
+        self._host, self._port = _address(base)
+        self._socket = socket.create_connection((self._host, self._port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def post(self, path: str, body: bytes) -> tuple[float, bytes]:
+        """Send a JSON body; return the seconds until the last byte of the response, and its body."""
+        lines = (
+            f"POST {path} HTTP/1.1",
+            f"Host: {self._host}:{self._port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        )
+        request = "\r\n".join((*lines, "", "")).encode() + body
+        started = time.perf_counter()
+        self._socket.sendall(request)
+        received = bytearray()
+        expected = None
+        while expected is None or len(received) < expected:
+            data = self._socket.recv(1 << 16)
+            assert data, f"the connection was closed after {bytes(received)!r}"
+            received += data
+            if expected is None:
+                expected = find_end(received)
+        return time.perf_counter() - started, bytes(received).partition(_END_OF_HEAD)[2]
+
+
+def find_end(received: bytearray) -> int | None:
+    """Return where a response ends, None while its head is not complete. Raises AssertionError.
+
+    The response has status 200 and tells its length.
+    """
+    end = received.find(_END_OF_HEAD)
+    if end < 0:
+        return None
+    head = bytes(received[:end]).lower()
+    assert head.startswith(b"http/1.1 200"), bytes(received).decode()
+    length = head.index(_LENGTH) + len(_LENGTH)
+    return end + len(_END_OF_HEAD) + int(head[length:].partition(b"\r\n")[0])
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

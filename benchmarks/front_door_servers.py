@@ -69,12 +69,16 @@ async def serve_stub(settings: Settings) -> None:
 
 
 async def serve_echo(settings: Settings) -> None:
-    """Serve `GET /v1/sessions/{session}` with its parameter in the response."""
+    """Serve `GET /v1/sessions/{session}` with its parameter in the response, and a POST of JSON."""
     app = FastAPI()
 
     @app.get("/v1/sessions/{session}")
     async def echo(session: str) -> dict[str, Any]:
         return {"id": session, **FIELDS}
+
+    @app.post("/v1/echo")
+    async def echo_body(body: dict[str, Any]) -> dict[str, Any]:
+        return {"members": len(body), **FIELDS}
 
     with socket.create_server(("127.0.0.1", settings.port)) as listener:
         # As in kvrecall.app.run: the second part of a response would wait for a delayed ACK.

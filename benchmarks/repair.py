@@ -30,6 +30,7 @@ from kvstore.format.summaries import Bits
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
+from workers.cache.transfers import Transfers
 from workers.methods.repairkv import RepairKV
 from workers.primitives.observation import Observed
 from workers.repair.scan.exact import Contrast, ScanResult, scan
@@ -140,6 +141,7 @@ class Bench:
         self.keys = keys
         self.candidates = candidates
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.transfers = Transfers(self.device)
         self.length = SINKS + candidates + RECENT
         shape = keys.shape
         layout = PageLayout(
@@ -212,7 +214,7 @@ class Bench:
                 counted=None,
                 find_ambiguous=find_ambiguous,
                 stop_requested=lambda: False,
-                device=self.device,
+                transfers=self.transfers,
             )
         )
 

@@ -15,6 +15,8 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from evals.codecs import RAW, store_settings
 from evals.configs import RunConfig, budget_rows
 from kvrecall.app import calibration
@@ -70,9 +72,12 @@ class Loaded:
 
 @cache
 def load(name: str) -> Loaded:
-    """Load a model by any name that `--model` takes, once per process. Raises ModelRefused."""
+    """Load a model by any name that `--model` takes, once per process. Raises ModelRefused.
+
+    On a CPU it computes in float32, so that results do not depend on the CPU's instructions.
+    """
     path = resolve_model(name)
-    model = load_model(path)
+    model = load_model(path, None if torch.cuda.is_available() else torch.float32)
     return Loaded(model, load_tokenizer(path, model.eos_token_ids))
 
 

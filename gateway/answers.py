@@ -4,7 +4,7 @@ Each API has its own objects and events; the way from a request to them and the 
 """
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -14,10 +14,12 @@ from gateway.settings import GatewaySettings
 from gateway.sse import ClientDisconnected, Encoder, EventStream, read_outcome, run_while_connected
 from kvrecall.domain.errors import UnknownModel
 from kvrecall.domain.reports import TurnOutcome
-from services.conversations.matching import Continuation
+from services.conversations.continuation import Continuation
 from services.service import SessionService
+from services.turn_stream import ClosableStream
 
 Json = dict[str, Any]
+Item_co = TypeVar("Item_co", covariant=True)
 
 
 def require_model(name: str, service: SessionService, settings: GatewaySettings) -> None:
@@ -27,16 +29,45 @@ def require_model(name: str, service: SessionService, settings: GatewaySettings)
         raise UnknownModel("model", message)
 
 
+class Accepted(Protocol[Item_co]):
+    """Accepted work: its progress, and the session and turn that answer it."""
+
+    @property
+    def stream(self) -> ClosableStream[Item_co]:
+        """The progress."""
+        ...
+
+    @property
+    def session(self) -> str:
+        """The session."""
+        ...
+
+    @property
+    def match(self) -> str:
+        """How the session was found."""
+        ...
+
+    @property
+    def turn(self) -> int:
+        """The turn's number."""
+        ...
+
+
+Found = TypeVar("Found", bound=Accepted[Any])
+
+
 async def respond(
     request: Request,
-    starting: Coroutine[Any, Any, Continuation],
-    build: Callable[[TurnOutcome, Continuation], Json],
-    encode: Callable[[Continuation], Encoder] | None,
+    starting: Coroutine[Any, Any, Found],
+    build: Callable[[Found], Coroutine[Any, Any, Json]],
+    encode: Callable[[Found], Encoder[Any]] | None,
     settings: GatewaySettings,
+    clamped: str = "",
 ) -> Response:
-    """Respond with the turn that `starting` begins, cancelled when the client disconnects.
+    """Respond with what `starting` begins, cancelled when the client disconnects.
 
-    The answer is the object of `build`, or with `encode` a stream of the encoder's events.
+    `clamped`: the member of the request that was cut to a limit, for the header. The answer is the
+    object of `build`, or with `encode` a stream of the encoder's events.
     """
     try:
         found = await run_while_connected(request, starting)
@@ -44,13 +75,21 @@ async def respond(
             "kvrecall-session": found.session,
             "kvrecall-match": found.match,
             "kvrecall-turn": str(found.turn),
+            **({"kvrecall-clamped": clamped} if clamped else {}),
         }
         if encode is not None:
             return EventStream(found.stream, settings.heartbeat_seconds, encode(found), headers)
         try:
-            outcome = await run_while_connected(request, read_outcome(found.stream))
+            answer = await run_while_connected(request, build(found))
         finally:
             await found.stream.aclose()
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return JSONResponse(build(outcome, found), headers=headers)
+    return JSONResponse(answer, headers=headers)
+
+
+async def read_answer(
+    build: Callable[[TurnOutcome, Continuation], Json], found: Continuation
+) -> Json:
+    """Read a turn to its end and build its answer. Raises what the turn raises."""
+    return build(await read_outcome(found.stream), found)

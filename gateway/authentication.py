@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import service_error_response
@@ -14,6 +14,9 @@ from services.access.principals import Credentials, acting_as
 from services.access.rates import RateReport, Window
 
 _TENANT = TENANT_HEADER.lower().encode()
+_AUTHORIZATION = b"authorization"
+_API_KEY = b"x-api-key"
+_CREDENTIALS = frozenset({_TENANT, _AUTHORIZATION, _API_KEY})
 
 
 class Authentication:
@@ -76,17 +79,17 @@ def _read_credentials(scope: Scope) -> Credentials:
 
     A proxy that adds its header to the client's own instead of replacing it must not be believed.
     """
-    headers = Headers(scope=scope)
-    tenants = headers.getlist(TENANT_HEADER)
-    if len(tenants) > 1:
-        raise InvalidRequest(TENANT_HEADER, f"the header {TENANT_HEADER} may be sent once")
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        if name in _CREDENTIALS:
+            if name == _TENANT and name in given:
+                raise InvalidRequest(TENANT_HEADER, f"the header {TENANT_HEADER} may be sent once")
+            given.setdefault(name, value.decode("latin-1"))
+    scheme, _, bearer = given.get(_AUTHORIZATION, "").partition(" ")
     key = bearer.strip() if scheme.lower() == "bearer" else ""
     client = scope.get("client")
     return Credentials(
-        key or headers.get("x-api-key") or None,
-        tenants[0] if tenants else None,
-        client[0] if client else "",
+        key or given.get(_API_KEY) or None, given.get(_TENANT), client[0] if client else ""
     )
 
 

@@ -98,14 +98,24 @@ def error_response(
     path: str, members: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Build a response from the members of a problem, in the form of the API that `path` is of."""
-    sent = dict(headers or {})
+    media_type = None
     if is_openai_path(path):
         content, status = to_openai_error(members), get_status(members)
-        return _RedactedResponse(content, status, sent)
-    if is_anthropic_path(path):
+    elif is_anthropic_path(path):
         content, status = to_anthropic_error(members), get_status(members)
-        return _RedactedResponse(content, status, sent)
-    return _RedactedResponse(dict(members), members["status"], sent, media_type=PROBLEM_JSON)
+    else:
+        content, status, media_type = dict(members), members["status"], PROBLEM_JSON
+    sent = dict(headers or {})
+    if 400 <= status < 500 and not _may_pass(members["code"], status):
+        sent["x-should-retry"] = "false"
+    return _RedactedResponse(content, status, sent, media_type=media_type)
+
+
+def _may_pass(code: str, status: int) -> bool:
+    """Return whether an error of the client's may be gone when the request comes again."""
+    if status == 409:
+        return code in (ErrorCode.SESSION_BUSY, ErrorCode.STALE_EPOCH)
+    return status in (408, 429) and code != ErrorCode.QUOTA_EXCEEDED
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -129,9 +139,7 @@ def service_error_response(path: str, error: errors.ServiceError) -> JSONRespons
 
 
 def _build_headers(error: errors.ServiceError, status: int) -> dict[str, str]:
-    """Build the headers of an error: when to try again, that it is no use, how to authenticate."""
-    if isinstance(error, errors.QuotaExceeded):
-        return {"x-should-retry": "false"}
+    """Build the headers of an error: when to try again, how to authenticate."""
     if status == 401:
         return {"WWW-Authenticate": "Bearer"}
     seconds = get_retry_seconds(error)

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import error_response, log_unexpected_error
+from gateway.openai.errors import is_openai_path
 from gateway.scopes import get_path
 
 _REQUEST_ID = b"x-request-id"
@@ -53,6 +54,8 @@ class RequestLog:
                 status = message["status"]
                 names = (_REQUEST_ID, _OTHER_REQUEST_ID)
                 ids = [(name, request_id.encode()) for name in names]
+                if is_openai_path(scope["path"]):
+                    ids += build_openai_headers(time.monotonic() - started)
                 message["headers"] = [*message["headers"], *ids]
             await send(message)
 
@@ -77,6 +80,14 @@ class RequestLog:
         self._log.info(
             "request", method=method, path=path, status=status, seconds=round(seconds, 6)
         )
+
+
+def build_openai_headers(seconds: float) -> list[tuple[bytes, bytes]]:
+    """Build the headers that every answer of OpenAI's API has; `seconds`: until its first byte."""
+    return [
+        (b"openai-version", b"2020-10-01"),
+        (b"openai-processing-ms", str(round(1000 * seconds)).encode()),
+    ]
 
 
 def shorten_path(path: str, words: frozenset[str]) -> str:

@@ -8,6 +8,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.errors import PROBLEM_JSON, build_problem
+from gateway.gathering import GatheringTransport
 from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
 
@@ -49,7 +50,9 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for a request, unless there are too many connections."""
-        super().connection_made(transport)  # type: ignore[arg-type]
+        gathering = GatheringTransport(transport)  # type: ignore[arg-type]
+        self._flush = gathering.flush
+        super().connection_made(gathering)
         if len(self.connections) > self.limits.max_connections:
             self.transport.write(self.refusal)
             self.transport.close()
@@ -67,9 +70,11 @@ class LimitedProtocol(H11Protocol):
         """Handle bytes; those of an unfinished head run against its time limit."""
         if self.transport.is_closing():
             return
+        refused = self.cycle
         super().data_received(data)
         if self._discard_timer is not None:
-            self._discard(len(data))
+            ended = self.cycle is not refused or self.conn.their_state is not h11.SEND_BODY
+            self._discard(len(data), ended)
         if self.conn.their_state is h11.IDLE:
             self._await_head()
         else:
@@ -78,6 +83,7 @@ class LimitedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, after the rest of this one if its body was not read."""
+        self._flush()
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             # Closed at once, the connection could take the answer with it: TCP drops what the
             # client has not read when data arrives for a closed socket.
@@ -97,10 +103,10 @@ class LimitedProtocol(H11Protocol):
         _stop(self._send_timer)
         super().resume_writing()
 
-    def _discard(self, size: int) -> None:
-        """Count bytes of a refused body; end the connection when they are too many."""
+    def _discard(self, size: int, ended: bool) -> None:
+        """Count bytes of a refused body until it has ended; too many end the connection."""
         self._discarded += size
-        if self.conn.their_state is not h11.SEND_BODY:
+        if ended:
             _stop(self._discard_timer)
             self._discard_timer = None
         elif self._discarded > self.limits.max_body_bytes:

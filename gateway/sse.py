@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -18,6 +18,7 @@ from kvrecall.domain.errors import ServiceError, WorkerLost
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
+    ClosableStream,
     ProgressStream,
     ReasoningDelta,
     TextDelta,
@@ -28,6 +29,8 @@ from services.turn_stream import (
 )
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
+Item_contra = TypeVar("Item_contra", contravariant=True)
 
 
 class ClientDisconnected(Exception):
@@ -62,8 +65,18 @@ async def read_outcome(stream: ProgressStream) -> TurnOutcome:
 
     It has the log-probabilities that the turn asked for, which are not stored with it.
     """
-    logprobs: list[TokenLogprob] = []
+    said: list[TurnProgress] = []
     async for progress in stream:
+        said.append(progress)
+        if isinstance(progress, TurnEnded):
+            break
+    return get_outcome(said)
+
+
+def get_outcome(said: Sequence[TurnProgress]) -> TurnOutcome:
+    """Return the outcome that a turn's progress ends with. Raises WorkerLost if there is none."""
+    logprobs: list[TokenLogprob] = []
+    for progress in said:
         if isinstance(progress, TextDelta):
             logprobs += progress.logprobs
         if isinstance(progress, TurnEnded):
@@ -71,14 +84,14 @@ async def read_outcome(stream: ProgressStream) -> TurnOutcome:
     raise WorkerLost("the turn ended without a result; repeat it")
 
 
-class Encoder(Protocol):
+class Encoder(Protocol[Item_contra]):
     """The events of one API. Each method returns the bytes of none, one or several events."""
 
     def begin(self) -> bytes:
         """Encode what comes before the turn's progress."""
         ...
 
-    def encode(self, progress: TurnProgress) -> bytes:
+    def encode(self, progress: Item_contra) -> bytes:
         """Encode a piece of progress."""
         ...
 
@@ -114,16 +127,16 @@ class SessionEvents:
         return _encode("error", dict(problem))
 
 
-class EventStream(Response):
-    """Started turn as server-sent events of an API."""
+class EventStream(Response, Generic[Item]):
+    """Started turn, or several, as server-sent events of an API."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        stream: ProgressStream,
+        stream: ClosableStream[Item],
         heartbeat_seconds: float,
-        encoder: Encoder | None = None,
+        encoder: Encoder[Item],
         headers: Mapping[str, str] | None = None,
     ) -> None:
         unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -131,7 +144,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._stream = stream
         self._heartbeat_seconds = heartbeat_seconds
-        self._encoder = SessionEvents() if encoder is None else encoder
+        self._encoder = encoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the turn ends; cancel the turn when the client disconnects."""

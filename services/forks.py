@@ -39,12 +39,14 @@ _log = structlog.get_logger("kvrecall.forks")
 class ForkRequest:
     """A request for a fork at the end of `turn` (None: the last one), with metadata of its own.
 
-    `queue`: wait (for a bounded time) while a turn of the parent runs.
+    `queue`: wait (for a bounded time) while a turn of the parent runs. `branch`: its next turn is one
+    of several answers to one request.
     """
 
     turn: int | None = None
     metadata: Mapping[str, str] | None = None
     queue: bool = False
+    branch: bool = False
 
 
 class ForkRunner:
@@ -76,8 +78,9 @@ class ForkRunner:
     ) -> Session:
         """Create a fork.
 
-        At an earlier turn whose state is known no running turn is waited for. With a `tenant`,
-        another tenant's session is unknown. Raises UnknownSession, UnknownTurn, SessionBusy,
+        At a turn that is named and whose state is known no running turn is waited for: the fork is
+        the session as that turn was committed, without repairs since. With a `tenant`, another
+        tenant's session is unknown. Raises UnknownSession, UnknownTurn, SessionBusy,
         QuotaExceeded, WorkerRefused.
         """
         live = self._sessions.activate(await self._catalog.sessions.get(parent, tenant))
@@ -120,16 +123,17 @@ class ForkRunner:
     ) -> Session | None:
         """Fork beside a turn that runs, which changes nothing of what was committed before it.
 
-        Returns None where that takes the parent's last turn, or one without a kept state.
+        Returns None where no turn is named, so that the running one is to be the last, and for one
+        without a kept state.
         """
+        if request.turn is None:
+            return None
         if (created := await find_created(self._catalog, key)) is not None:
             return created
         parent = await self._catalog.sessions.get(live.id)
         turn = _fork_turn(parent, request)
-        if turn == parent.turns:
-            return None
         await self._check(live.id, request)
-        begins, state = await self._restore(parent, turn, page_tokens)
+        begins, state = await self._restore_committed(parent, turn, page_tokens)
         if state is None:
             return None
         child = replace(_child(parent, request, turn, begins), worker=parent.worker)
@@ -137,9 +141,7 @@ class ForkRunner:
         child = await run_to_completion(
             self._commit_and_open(child, state, key, lambda fork: self._worker.fork(fork))
         )
-        self._events.publish(
-            SessionForked(parent.id, child.id, "earlier", time.monotonic() - started)
-        )
+        self._report(parent, child, started)
         return child
 
     async def _check(self, parent: str, request: ForkRequest) -> None:
@@ -174,9 +176,12 @@ class ForkRunner:
                     child, state, key, lambda fork: self._fork_in_worker(live, fork)
                 )
             )
-        at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
-        self._events.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
+        self._report(parent, child, started)
         return child
+
+    def _report(self, parent: Session, child: Session, started: float) -> None:
+        at: Literal["last", "earlier"] = "last" if child.turns == parent.turns else "earlier"
+        self._events.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
 
     async def _restore(
         self, parent: Session, number: int, page_tokens: int
@@ -187,13 +192,19 @@ class ForkRunner:
             length = pb.SessionState.FromString(state).length
             own = await self._own_pages(parent, length // page_tokens, page_tokens)
             return replace(parent, shared=_page_owners(parent, own)), state
+        return await self._restore_committed(parent, number, page_tokens)
+
+    async def _restore_committed(
+        self, parent: Session, number: int, page_tokens: int
+    ) -> tuple[Session, bytes | None]:
+        """Return the parent as a turn committed it, and its worker state if it was kept."""
         turn = await self._turn(parent.id, number)
         length = turn.outcome.memory.length
         own = await self._own_pages(parent, length // page_tokens, page_tokens)
         return _at_earlier_turn(parent, turn, own), await self._find_state(parent, number)
 
     async def _find_state(self, session: Session, number: int) -> bytes | None:
-        """Return the kept worker state at the end of an earlier turn, without the active episode.
+        """Return the worker state that a turn's commit kept, without the active episode.
 
         A fork has those of its own turns; of the turns before them its parent has them.
         """
@@ -307,7 +318,12 @@ def _fork_turn(session: Session, request: ForkRequest) -> int:
 def _child(parent: Session, request: ForkRequest, turn: int, begins: Session) -> Session:
     """Build the child: the session `begins` under an id of its own."""
     metadata = parent.settings.metadata if request.metadata is None else request.metadata
-    settings = replace(parent.settings, metadata=metadata, forked_from=ForkOrigin(parent.id, turn))
+    settings = replace(
+        parent.settings,
+        metadata=metadata,
+        forked_from=ForkOrigin(parent.id, turn),
+        branch=request.branch,
+    )
     now = time.time()
     child = f"s_{secrets.token_hex(12)}"
     return replace(

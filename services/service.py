@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -12,7 +13,7 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerUnavailable,
 )
-from kvrecall.domain.events import Observer, SessionMoved
+from kvrecall.domain.events import Observer, ServiceEvent, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.repairs import due_repairs
@@ -119,6 +120,10 @@ class SessionService:
         """Model, shape and limits of the worker."""
         assert self._info is not None, "the service was not started"
         return self._info
+
+    def publish(self, event: ServiceEvent) -> None:
+        """Tell the observers of something that was noticed before a request reached the service."""
+        self._events.publish(event)
 
     def observe(self, observer: Observer) -> None:
         """Call `observer` with every event from now on."""
@@ -294,12 +299,19 @@ class SessionService:
         self._check_accepting()
 
         async def run(publish: Publish) -> None:
-            await self._turns.run(session, request, publish, key, tenant)
+            call_format = self.info.call_format
+            await self._turns.run(session, request, publish, call_format, key, tenant)
 
         stream = TurnStream(run)
         self._running.add(stream.task)
         stream.task.add_done_callback(self._running.discard)
         return stream
+
+    def follow(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run work beside the turns: a stop waits for it as for them, then cancels it."""
+        task = asyncio.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def event(
         self,

@@ -1,7 +1,6 @@
 """Resumption of a client's stream after failover to another worker."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import TokenLogprob, ToolCall
@@ -10,25 +9,42 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.turn_stream import Publish, ReasoningDelta, TextDelta, ToolCallEmitted
 
 
-@dataclass
 class _Text:
-    """A text as it was sent, and as the running attempt has it."""
+    """A text as it was sent, and how far the running attempt has come in it.
 
-    sent: str = ""
-    attempt: str = ""
+    A piece is compared with its place in what earlier attempts sent: its cost is its own length.
+    """
+
+    def __init__(self) -> None:
+        self._sent: list[str] = []
+        self._earlier = ""
+        self._length = 0
+        self.same = True
+
+    def begin(self) -> None:
+        """Start an attempt."""
+        self._earlier = "".join(self._sent)
+        self._sent = [self._earlier]
+        self._length = 0
+        self.same = True
 
     def add(self, piece: str) -> str:
-        """Add a piece to the attempt; returns the part that was not sent yet."""
-        self.attempt += piece
-        fresh = self.attempt[len(self.sent) :]
+        """Add a piece to the attempt; returns the part that was not sent yet.
+
+        `same` is False from where the attempt says something else than was sent.
+        """
+        expected = self._earlier[self._length : self._length + len(piece)]
+        fresh = piece[len(expected) :]
+        self._length += len(piece)
+        self.same = self.same and piece.startswith(expected)
         if self.same:
-            self.sent += fresh
+            self._sent.append(fresh)
         return fresh
 
     @property
-    def same(self) -> bool:
-        """True while the attempt says what was sent."""
-        return self.sent.startswith(self.attempt[: len(self.sent)])
+    def behind(self) -> bool:
+        """True while the attempt has not said all that was sent."""
+        return self._length < len(self._earlier)
 
 
 class StreamResumer:
@@ -53,7 +69,8 @@ class StreamResumer:
     def begin(self) -> None:
         """Start an attempt, the first one or a retry."""
         self.attempts += 1
-        self._text.attempt = self._reasoning.attempt = ""
+        self._text.begin()
+        self._reasoning.begin()
         self._n_calls = self._n_logprobs = 0
 
     def chunk(self, chunk: pb.TokenChunk) -> None:
@@ -68,7 +85,7 @@ class StreamResumer:
 
         Raises WorkerLost when the answer diverges.
         """
-        behind = len(self._text.attempt) < len(self._text.sent)
+        behind = self._text.behind
         fresh = self._text.add(piece)
         self._check(self._text.same)
         self._n_logprobs += len(logprobs)
@@ -98,11 +115,8 @@ class StreamResumer:
 
         Raises WorkerLost when more than that was sent before.
         """
-        texts = (self._text, self._reasoning)
-        self._check(
-            all(len(text.attempt) == len(text.sent) for text in texts)
-            and self._n_calls == len(self._sent_calls)
-        )
+        behind = self._text.behind or self._reasoning.behind
+        self._check(not behind and self._n_calls == len(self._sent_calls))
 
     def _check(self, same: bool) -> None:
         if not same:

@@ -32,4 +32,5 @@ def _logged(turn: Turn, promoted: tuple[int, ...]) -> pb.LoggedTurn:
             for message in (*turn.messages, *([] if answer is None else [answer]))
         ],
         promoted=promoted,
+        deferred_tokens=turn.outcome.deferred_tokens,
     )

@@ -1,9 +1,9 @@
 """The progress of a turn, and the stream that carries it to one reader."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import TokenLogprob, ToolCall
@@ -52,18 +52,36 @@ class TurnEnded:
 
 TurnProgress = TurnStarted | ReasoningDelta | TextDelta | ToolCallEmitted | TurnEnded
 Publish = Callable[[TurnProgress], None]
+Item_co = TypeVar("Item_co", covariant=True)
 
 
-class ProgressStream(Protocol):
-    """The progress of one turn, for one reader."""
+class ClosableStream(Protocol[Item_co]):
+    """Progress for one reader."""
 
-    def __aiter__(self) -> AsyncIterator[TurnProgress]: ...
+    def __aiter__(self) -> AsyncIterator[Item_co]: ...
 
-    async def __anext__(self) -> TurnProgress: ...
+    async def __anext__(self) -> Item_co: ...
 
     async def aclose(self) -> None:
-        """End the turn early, unless it is committed."""
+        """End what runs early, unless it is committed."""
         ...
+
+
+# The progress of one turn.
+ProgressStream = ClosableStream[TurnProgress]
+
+
+def replay(outcome: TurnOutcome) -> Iterator[TurnProgress]:
+    """Yield the progress that a committed turn would have had: each text in one piece."""
+    yield TurnStarted(outcome.session, outcome.turn)
+    if outcome.message is not None:
+        if outcome.message.reasoning:
+            yield ReasoningDelta(outcome.message.reasoning)
+        if outcome.message.content:
+            yield TextDelta(outcome.message.content)
+        for call in outcome.message.tool_calls:
+            yield ToolCallEmitted(call)
+    yield TurnEnded(outcome)
 
 
 class TurnStream:

@@ -35,17 +35,11 @@ from services.planning.turn_context import TurnContext
 from services.repair_runner import repair_details, signal_text
 from services.session_manager import ActiveSession, may_have_changed
 from services.stream_resume import StreamResumer
-from services.turn_stream import (
-    Publish,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallEmitted,
-    TurnEnded,
-    TurnStarted,
-)
+from services.turn_stream import Publish, TurnEnded, TurnStarted, replay
 
 # Rebuilds within one turn: a page may break while others are rebuilt.
 _MAX_REBUILDS = 2
+_PACKED_AT_ONCE_BYTES = 8192
 
 
 class TurnRunner:
@@ -64,16 +58,17 @@ class TurnRunner:
         session: str,
         request: TurnRequest,
         publish: Publish,
+        call_format: str,
         key: IdempotencyKey | None = None,
         tenant: str | None = None,
     ) -> None:
         """Run a turn and publish its progress, up to `TurnEnded`.
 
-        With a `tenant`, another tenant's session is unknown. Raises a ServiceError; a turn that is
-        not committed changes nothing.
+        `call_format`: the form of the model's calls. With a `tenant`, another tenant's session is
+        unknown. Raises a ServiceError; a turn that is not committed changes nothing.
         """
         try:
-            await self._run(session, request, publish, key, tenant)
+            await self._run(session, request, publish, call_format, key, tenant)
         except ServiceError as error:
             self._context.events.publish(TurnFailed(session, error.code))
             raise
@@ -86,6 +81,7 @@ class TurnRunner:
         session_id: str,
         request: TurnRequest,
         publish: Publish,
+        call_format: str,
         key: IdempotencyKey | None,
         tenant: str | None,
     ) -> None:
@@ -99,7 +95,7 @@ class TurnRunner:
             async with self._context.sessions.claim_turn(live, request.queue):
                 if await self._replay(key, publish):
                     return
-                await self._check(session, request)
+                await self._check(session, request, call_format)
                 async with self._context.admission.slot():
                     turn = await self._begin(live, request, publish, key, arrived)
                     await self._compute(turn, publish)
@@ -111,19 +107,11 @@ class TurnRunner:
         record = None if key is None else await self._context.catalog.idempotency.get(key)
         if record is None:
             return False
-        outcome = OUTCOME.validate_json(record)
-        publish(TurnStarted(outcome.session, outcome.turn))
-        if outcome.message is not None:
-            if outcome.message.reasoning:
-                publish(ReasoningDelta(outcome.message.reasoning))
-            if outcome.message.content:
-                publish(TextDelta(outcome.message.content))
-            for call in outcome.message.tool_calls:
-                publish(ToolCallEmitted(call))
-        publish(TurnEnded(outcome))
+        for progress in replay(OUTCOME.validate_json(record)):
+            publish(progress)
         return True
 
-    async def _check(self, session: Session, request: TurnRequest) -> None:
+    async def _check(self, session: Session, request: TurnRequest, call_format: str) -> None:
         """Refuse an invalid turn before a repair is interrupted for it.
 
         A turn that queued behind others is planned only once it is its own: they change the
@@ -132,7 +120,8 @@ class TurnRunner:
         if not request.queue:
             plan_turn(session, request, self._context.limits)
         if request.sampling is not None:
-            await check_constraint(request.sampling.constraint, session.settings.tools)
+            constraint = request.sampling.constraint
+            await check_constraint(constraint, session.settings.tools, call_format)
         await self._context.quotas.check_quota(session.settings.tenant, keep=session.id)
         if request.compare_with:
             try:
@@ -274,7 +263,11 @@ class TurnRunner:
 
     async def _keep(self, state: bytes) -> KeptState | None:
         turns = self._context.limits.kept_states
-        return KeptState(await asyncio.to_thread(pack, state), turns) if turns else None
+        if not turns:
+            return None
+        # A small state takes less than the way to another thread and back.
+        large = len(state) > _PACKED_AT_ONCE_BYTES
+        return KeptState(await asyncio.to_thread(pack, state) if large else pack(state), turns)
 
     async def _commit(self, turn: TurnContext, done: pb.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause that it ends on."""

@@ -11,6 +11,7 @@ DIFFERENT = "answers that differ"
 AFTER_REBUILD = "answers that differ, after lost pages were computed again"
 AWAKE = "answers that differ, of sessions that slept"
 CONTENDED = "answers that differ, of contended sessions"
+IN_TALKS = "answers that differ, of talks through OpenAI's APIs"
 CHANGED = "answers that changed"
 LOST_ROWS = "durable rows lost without damage"
 TORN = "torn streams"
@@ -35,6 +36,7 @@ WRONG = (
     AFTER_REBUILD,
     AWAKE,
     CONTENDED,
+    IN_TALKS,
     CHANGED,
     LOST_ROWS,
     TORN,

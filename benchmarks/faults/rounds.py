@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from random import Random
 
 from benchmarks.faults import findings as kinds
@@ -16,10 +16,11 @@ from benchmarks.faults.load.client import FaultClient, NotServedError
 from benchmarks.faults.load.contest import Contest
 from benchmarks.faults.load.counters import Counters
 from benchmarks.faults.load.scripts import Script
+from benchmarks.faults.load.talks import TENANT, Talk
 from benchmarks.faults.load.transcript import Transcript
 from benchmarks.faults.rig.setups import Setup
 from benchmarks.faults.undisturbed import Undisturbed
-from benchmarks.faults.wake import ask_contested, ask_slept
+from benchmarks.faults.wake import ask_contested, ask_slept, delete_talks, go_on
 from kvrecall.app.errors import ServerNotReady
 
 CLIENTS = 3
@@ -46,6 +47,7 @@ class Round:
     differences: list[answers.Difference] = field(default_factory=list)
     kept: list[Transcript] = field(default_factory=list)
     contests: list[Contest] = field(default_factory=list)
+    talks: list[Talk] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
     _over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -74,6 +76,7 @@ class Round:
             threading.Thread(target=self._run_client, args=(number,)) for number in range(CLIENTS)
         ]
         threads.append(threading.Thread(target=self._run_contests))
+        threads.append(threading.Thread(target=self._run_talks))
         for thread in threads:
             thread.start()
         try:
@@ -125,6 +128,27 @@ class Round:
             except NotServedError as error:
                 contest.failures.append(f"{contest.name}: {error}")
 
+    def _run_talks(self) -> None:
+        """One talk after the other; some of them sleep through the faults that follow."""
+        rng = Random(f"{self.seed} talker")
+        client = FaultClient(self.setup.urls, self.counters, rng, tenant=TENANT)
+        try:
+            for number, calm in enumerate(cycle(self.undisturbed.talks.values())):
+                if self._over.is_set():
+                    return
+                talk = Talk(calm.script, f"{self.seed}-talk-{number}")
+                found = go_on(self.setup, client, talk, calm, talk.script.sleeps_at)
+                with self._lock:
+                    self.findings.add(found)
+                if found.clean and rng.random() < KEPT_SHARE:
+                    self.talks.append(talk)
+                elif found.clean:
+                    talk.delete(client)
+        except NotServedError as error:
+            self._fail(kinds.NOT_SERVED, [f"a talk: {error}"])
+        finally:
+            client.close()
+
     def _check_afterwards(self) -> None:
         """Use again what slept, delete it, and look for what is left.
 
@@ -143,10 +167,25 @@ class Round:
                 ask_contested(self.setup, client, contest, self.undisturbed.urls, self.findings)
         finally:
             client.close()
+        self._check_talks()
         self._fail(kinds.HELD, leaks.find_leaks_in_service(self.setup))
         self._fail(kinds.BAD_EXITS, self.setup.stop())
         self._fail(kinds.LEFT, leaks.find_leaks_in_storage(self.setup))
         self._fail(kinds.FSCK_AFTER, fsck.run_fsck(self.setup))
+
+    def _check_talks(self) -> None:
+        """Go on with the talks that slept, and delete all that talks left."""
+        client = FaultClient(self.setup.urls, self.counters, Random(self.seed), tenant=TENANT)
+        try:
+            for talk in self.talks:
+                calm = self.undisturbed.talks[talk.script.number]
+                self.findings.add(go_on(self.setup, client, talk, calm))
+                talk.delete(client)
+            delete_talks(client)
+        except NotServedError as error:
+            self._fail(kinds.NOT_SERVED, [f"talks: {error}"])
+        finally:
+            client.close()
 
     def _check_latency(self, samples: Sequence[latency.Sample]) -> None:
         self._fail(kinds.SLOW_HEALTH, latency.slow_health_checks(self.setup, samples))

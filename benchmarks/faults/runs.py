@@ -19,6 +19,7 @@ from benchmarks.faults.drills.table import run_drills
 from benchmarks.faults.findings import Findings, read_findings
 from benchmarks.faults.kinds.schedule import CLUSTER, EMBEDDED, FILES_ONLY, POWER, STALE_WRITERS
 from benchmarks.faults.load.scripts import Script, scripts
+from benchmarks.faults.load.talks import talk_scripts
 from benchmarks.faults.rig.processes import QUIET
 from benchmarks.faults.rig.setups import (
     Rig,
@@ -35,6 +36,7 @@ from benchmarks.faults.rounds import Round
 from benchmarks.faults.undisturbed import Undisturbed, undisturbed_service
 
 SCRIPTS = 8
+TALKS = 9
 SETUPS: Mapping[str, tuple[Callable[[Path, Rig], Setup], Mapping[str, float]]] = {
     "embedded": (embedded, EMBEDDED),
     "cluster": (cluster, CLUSTER),
@@ -126,7 +128,9 @@ class Run:
         shutil.rmtree(calm, ignore_errors=True)
         with (
             open_rig(self.work) as rig,
-            undisturbed_service(calm, rig, all_scripts) as undisturbed,
+            undisturbed_service(
+                calm, rig, all_scripts, talk_scripts(self.plan.seed, TALKS)
+            ) as undisturbed,
             ThreadPoolExecutor(self.plan.at_once) as pool,
         ):
             list(

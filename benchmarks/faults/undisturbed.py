@@ -9,24 +9,29 @@ from random import Random
 from benchmarks.faults.load.client import FaultClient
 from benchmarks.faults.load.counters import Counters
 from benchmarks.faults.load.scripts import Script
+from benchmarks.faults.load.talks import TENANT, Talk, TalkScript
 from benchmarks.faults.load.transcript import Transcript
 from benchmarks.faults.rig.setups import Rig, embedded
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """Transcripts by script number, and the addresses of the service, which still runs."""
+    """Transcripts and talks by script number, and the service's addresses, which still runs."""
 
     transcripts: Mapping[int, Transcript]
+    talks: Mapping[int, Talk]
     urls: Sequence[str]
 
 
 @contextmanager
-def undisturbed_service(folder: Path, rig: Rig, scripts: Sequence[Script]) -> Iterator[Undisturbed]:
-    """Run a service without faults, and all scripts on it."""
+def undisturbed_service(
+    folder: Path, rig: Rig, scripts: Sequence[Script], talk_scripts: Sequence[TalkScript] = ()
+) -> Iterator[Undisturbed]:
+    """Run a service without faults, and all scripts and talks on it."""
     folder.mkdir(parents=True, exist_ok=True)
     setup = embedded(folder, Rig(rig.model, rig.zygote))
     client = FaultClient(setup.urls, Counters(), Random(0), calm=True)
+    talker = FaultClient(setup.urls, Counters(), Random(0), tenant=TENANT)
     try:
         setup.start()
         transcripts = {
@@ -35,7 +40,12 @@ def undisturbed_service(folder: Path, rig: Rig, scripts: Sequence[Script]) -> It
         for transcript in transcripts.values():
             client.run(transcript)
             client.delete_sessions(transcript)
-        yield Undisturbed(transcripts, setup.urls)
+        talks = {script.number: Talk(script, f"calm-{script.number}") for script in talk_scripts}
+        for talk in talks.values():
+            talk.run(talker, calm=True)
+            talk.delete(talker)
+        yield Undisturbed(transcripts, talks, setup.urls)
     finally:
         client.close()
+        talker.close()
         setup.close()

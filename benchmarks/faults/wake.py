@@ -9,6 +9,7 @@ from benchmarks.faults.findings import Findings
 from benchmarks.faults.load.client import FaultClient, NotServedError
 from benchmarks.faults.load.contest import QUESTION, Contest, replay
 from benchmarks.faults.load.scripts import Json
+from benchmarks.faults.load.talks import Talk
 from benchmarks.faults.load.transcript import Transcript
 from benchmarks.faults.rig.setups import Setup
 from kvrecall.client import KvrecallError
@@ -62,6 +63,43 @@ def ask_contested(
             client.delete(session, f"{contest.name}-{number}-delete")
     except (NotServedError, KvrecallError) as error:
         findings.fail(kinds.NOT_SERVED, [f"{contest.name}: {error}"])
+
+
+def go_on(
+    setup: Setup, client: FaultClient, talk: Talk, calm: Talk, end: int | None = None
+) -> Findings:
+    """Go on with a talk up to number `end`, and check what is new."""
+    start = len(talk.answers)
+    try:
+        talk.run(client, end)
+    except NotServedError as error:
+        found = Findings()
+        found.fail(kinds.NOT_SERVED, [f"{talk.name}: {error}"])
+        return found
+    return check_talk(setup, client, talk, calm, start)
+
+
+def check_talk(setup: Setup, client: FaultClient, talk: Talk, calm: Talk, start: int) -> Findings:
+    """Compare a talk with its session's log, with what is stored, and with an undisturbed one.
+
+    Answers are compared from number `start` on.
+    """
+    found = Findings()
+    found.fail(kinds.IN_TALKS, talk.find_differences(calm, start))
+    log = answers.read_log(setup, talk.answers[-1].session)
+    found.fail(kinds.LOST_TURNS, talk.errors + talk.log_errors(log))
+    try:
+        found.fail(kinds.CHANGED, talk.stored_errors(client))
+    except NotServedError as error:
+        found.fail(kinds.NOT_SERVED, [f"{talk.name}: {error}"])
+    return found
+
+
+def delete_talks(client: FaultClient) -> None:
+    """Delete all sessions of the talks' tenant. Raises NotServedError."""
+    while page := client.retry(lambda each: each.list_sessions()).sessions:
+        for session in page:
+            client.delete(session.id, f"delete-{session.id}")
 
 
 def _ask(client: FaultClient, session: str, key: str) -> Json:

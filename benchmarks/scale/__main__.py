@@ -42,6 +42,7 @@ async def measure(backend: Backend, plan: Plan, sizes: Sequence[int]) -> list[Ro
         async with gateways(backend, plan, found) as fleet:
             for size in sorted(sizes):
                 await fleet.fill(size)
+                await asyncio.to_thread(backend.settle)
                 rows += report(await fleet.measure(), size)
     return rows
 

@@ -1,6 +1,7 @@
 """The catalogs that are measured: a SQLite file, one Redis, and a cluster of six nodes."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +16,21 @@ from kvrecall.app.catalog import open_catalog
 from kvrecall.app.settings import Settings
 from services.catalog.base import Catalog
 
+_SETTLE_SECONDS = 1.0
+_WRITES_IN_BACKGROUND = (
+    "aof_rewrite_in_progress",
+    "aof_rewrite_scheduled",
+    "rdb_bgsave_in_progress",
+)
+
 
 @dataclass(frozen=True)
 class Backend:
     """A running catalog store.
 
     `url` is its Redis, None for SQLite. `bytes_used` returns the bytes that it stores, `commands`
-    the number of commands that its primaries have run; SQLite has none.
+    the number of commands that its primaries have run; SQLite has none. `settle` waits until no
+    server rewrites its log in the background, as it does while it is filled.
     """
 
     name: str
@@ -29,6 +38,7 @@ class Backend:
     url: str | None
     bytes_used: Callable[[], int]
     commands: Callable[[], int] | None = None
+    settle: Callable[[], None] = lambda: None
 
     async def open(self) -> Catalog:
         """Open the catalog, as a gateway does."""
@@ -82,4 +92,8 @@ def _redis_backend(name: str, folder: Path, url: str, primaries: Sequence[RedisP
             if command != "cmdstat_info"
         )
 
-    return Backend(name, folder, url, used, commands)
+    def settle() -> None:
+        while any(found[name] for found in read("persistence") for name in _WRITES_IN_BACKGROUND):
+            time.sleep(_SETTLE_SECONDS)
+
+    return Backend(name, folder, url, used, commands, settle)

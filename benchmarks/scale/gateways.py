@@ -5,9 +5,15 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.scale.backends import Backend
+from benchmarks.scale.histories import (
+    MESSAGES,
+    add_long_session,
+    build_digest,
+    build_unknown,
+)
 from benchmarks.scale.memory import traced
 from kvrecall.app.redis import redis_client
 from kvrecall.domain.limits import ServiceLimits
@@ -23,6 +29,7 @@ from services.catalog.records import TurnCommit
 from services.cluster.pool import WorkerPool
 from services.cluster.registry import RedisRegistry, Registry, StaticRegistry
 from services.cluster.settings import WireSettings
+from services.conversations.continuation import Conversation
 from services.forks import ForkRequest
 from services.service import SessionService
 
@@ -31,6 +38,13 @@ ANSWER = Message("assistant", "ok")
 # Catalog writes under way at once while sessions are filled in.
 _WRITERS = 64
 _PAGE = 200
+# One session in so many belongs to a tenant of its own, all others to one tenant.
+_TENANT_EVERY = 10
+_LIFETIME_SECONDS = 7 * 86_400.0
+_SWEPT = 100
+_LONG_SESSIONS = 4
+# Sessions of one page of a worker's, which a reconciliation looks for in the catalog.
+_RECONCILED = 500
 _QUIET_SECONDS = 3.0
 # Sessions before and after which a gateway's memory is compared.
 _SERVED = 400
@@ -61,7 +75,8 @@ class Gateway:
 class Fleet:
     """Gateways in this process, and the ids of the sessions that were filled in.
 
-    `created` are sessions that operations have made; they are deleted after each measurement.
+    `created` are sessions that operations have made; they are deleted after each measurement. `long`
+    are the histories of those of many messages.
     """
 
     backend: Backend
@@ -71,6 +86,7 @@ class Fleet:
     rng: random.Random
     sessions: list[str] = field(default_factory=list)
     created: list[str] = field(default_factory=list)
+    long: list[Conversation] = field(default_factory=list)
 
     async def fill(self, count: int) -> None:
         """Add sessions with one turn each until there are `count`, by the catalog's own writes.
@@ -78,30 +94,43 @@ class Fleet:
         Neither a gateway nor a worker has them open.
         """
         catalog = self.gateways[0].catalog
-        settings = resolve_settings(CreateSession(), self.gateways[0].service.info, ServiceLimits())
         state = pb.SessionState(length=34, selection=bytes(self.plan.state_bytes))
         permits = asyncio.Semaphore(_WRITERS)
 
         async def add(number: int) -> str:
             async with permits:
-                name, now = f"s_{number:024x}", time.time()
-                memory = MemoryReport(budget=settings.budget, length=34)
-                session = Session(name, 1, settings, now, now, 0, memory, worker="gone")
+                name = f"s_{number:024x}"
+                tenant = "" if number % _TENANT_EVERY else f"tenant {number}"
+                session = self._build_session(name, _LIFETIME_SECONDS, tenant)
+                memory = replace(session.memory, length=34)
                 await catalog.sessions.create(session, b"", None)
                 outcome = TurnOutcome(name, 1, ANSWER, "stop", 33, 1, memory, (), {})
                 turn = Turn(name, 1, (TEXT,), tuple(range(34)), outcome, (33, 1))
-                commit = TurnCommit(turn, state.SerializeToString())
+                commit = TurnCommit(
+                    turn,
+                    state.SerializeToString(),
+                    history=build_digest(number),
+                    lifetime=_LIFETIME_SECONDS,
+                )
                 await catalog.turns.commit(commit, 1, None)
                 return name
 
         added = (add(number) for number in range(len(self.sessions), count))
         self.sessions += await asyncio.gather(*added)
 
+    def _build_session(self, name: str, lifetime: float | None = None, tenant: str = "") -> Session:
+        """Build a session without a turn, which no worker has."""
+        request = CreateSession(tenant=tenant, expires_after_seconds=lifetime)
+        settings = resolve_settings(request, self.gateways[0].service.info, ServiceLimits())
+        now, memory = time.time(), MemoryReport(budget=settings.budget)
+        return Session(name, 1, settings, now, now, 0, memory, worker="gone")
+
     async def measure(self) -> list[Row]:
         """Measure every operation with the sessions that there are now."""
         # First: operations add turns and sessions.
         size = self.backend.bytes_used() / len(self.sessions)
         rows = [self._row("catalog", "size per session", "bytes", [size])]
+        self.long = [await self._add_long_session() for _ in range(_LONG_SESSIONS)]
         for operation, run in self._operations().items():
             rows.append(self._row(operation, "duration", "seconds", await run()))
         if self.backend.commands is not None:
@@ -130,6 +159,11 @@ class Fleet:
             "list, page in the middle": self._time_middle_pages,
             "tokens of a tenant": lambda: self._repeat(self._sum_tokens),
             "search for orphaned pages, none": lambda: self._repeat(self._find_orphans),
+            "search for expired sessions, none": lambda: self._repeat(self._find_expired),
+            "search for expired sessions, one": self._time_expiry,
+            f"reconciliation of {_RECONCILED} sessions": lambda: self._repeat(self._reconcile),
+            f"look-up of {MESSAGES} messages": lambda: self._time_look_ups(known=True),
+            f"look-up of {MESSAGES} messages, none held": lambda: self._time_look_ups(known=False),
         }
         if len(self.gateways) > 1:
             operations["turn, session of another gateway"] = self._time_changes_of_gateway
@@ -201,6 +235,50 @@ class Fleet:
 
     async def _find_orphans(self) -> None:
         await self.gateways[0].catalog.page_refs.get_orphaned()
+
+    async def _find_expired(self) -> int:
+        return len(await self.gateways[0].catalog.expiry.get_expired(_SWEPT))
+
+    async def _time_expiry(self) -> list[float]:
+        """Time searches that find one session."""
+        catalog = self.gateways[0].catalog
+        session = self._build_session(self._new_name(), lifetime=0.0)
+        await catalog.sessions.create(session, b"", None)
+        durations = await self._repeat(self._find_expired)
+        if await self._find_expired() != 1:
+            raise RuntimeError("the search did not find the expired session")
+        await catalog.sessions.delete(session.id, None)
+        return durations
+
+    async def _reconcile(self) -> None:
+        page = self.rng.sample(self.sessions, min(_RECONCILED, len(self.sessions)))
+        if await self.gateways[0].catalog.page_refs.find_unknown(page):
+            raise RuntimeError("the catalog does not know all of its sessions")
+
+    def _new_name(self) -> str:
+        return f"n_{self.rng.getrandbits(96):024x}"
+
+    async def _add_long_session(self) -> Conversation:
+        """Add a session of many messages, to be deleted after the measurement."""
+        session = self._build_session(self._new_name())
+        self.created.append(session.id)
+        gateway = self.gateways[0]
+        conversations = gateway.service.conversations
+        return await add_long_session(gateway.catalog, conversations, session, self.rng)
+
+    async def _time_look_ups(self, known: bool) -> list[float]:
+        """Time the way from a request's history to the session that holds it."""
+        durations = []
+        for _ in range(self.plan.repetitions):
+            gateway, conversation = self.rng.choice(self.gateways), self.rng.choice(self.long)
+            if not known:
+                conversation = build_unknown(self.rng, conversation)
+            started = time.perf_counter()
+            _, _, held = await gateway.service.conversations.look_up(conversation)
+            durations.append(time.perf_counter() - started)
+            if (held is not None) != known or (held is not None and held.number != MESSAGES):
+                raise RuntimeError("the look-up did not find what is held")
+        return durations
 
     async def _restart(self) -> list[float]:
         """Stop a gateway and start it again, some times; return the seconds of the starts."""

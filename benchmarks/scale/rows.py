@@ -4,7 +4,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -13,8 +13,16 @@ import torch
 
 from benchmarks.scale.memory import traced
 from kvrecall.reporting.results import Row, speed_row
+from kvstore.format.codec import encode_page
 from kvstore.format.commit_history import CommitHistory, CommitPoint
-from kvstore.format.page import PageLayout
+from kvstore.format.page import (
+    HEADER_BYTES,
+    PageKey,
+    PageLayout,
+    first_sequence,
+    parse_header,
+    seal,
+)
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
@@ -23,7 +31,8 @@ from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis.tier import RedisTier
 
 _LAYOUT = PageLayout(1, 1, 8, torch.float32, "scale", page_tokens=8)
-_RAM_BYTES = 16 << 20
+# Little, so that it is full before the memory of idle sessions is measured.
+_RAM_BYTES = 1 << 20
 # Rows of a filled session: two full pages and a part of one.
 _STORED = 20
 _TURN_ROWS = 12
@@ -96,7 +105,7 @@ class StoredRows:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _open(self) -> RowStore:
-        tiers: list[Tier] = [RamTier(_RAM_BYTES), NvmeTier(self.folder / "pages")]
+        tiers: list[Tier] = [RamTier(_RAM_BYTES), NvmeTier(_get_files(self.folder))]
         if self.url is not None:
             tiers.append(RedisTier(self.url, _LAYOUT, namespace="scale", ttl_seconds=86400))
         return RowStore(_LAYOUT, tiers)
@@ -164,17 +173,21 @@ class StoredRows:
         return [_time(partial(self.store.delete, session)) for session in created]
 
     def _measure_memory(self) -> float:
-        """Return the bytes of Python objects that a session takes after its turn.
+        """Return the bytes of Python objects that a session leaves when it is idle.
 
-        Pages in memory and their summaries are tensors under limits of their own.
+        A worker unloads it then. Pages in memory, which are full before, and tensors of summaries
+        have limits of their own.
         """
-        self._create()
         idle = _IDLE_SESSIONS * self.repetitions
         with traced() as traced_bytes:
+            self._add_idle(_RAM_BYTES // _LAYOUT.page_bytes)
             before = traced_bytes()
-            for _ in range(idle):
-                self._create()
+            self._add_idle(idle)
             return (traced_bytes() - before) / idle
+
+    def _add_idle(self, count: int) -> None:
+        for _ in range(count):
+            self.store.unload(self._create())
 
 
 def measure_start(folder: Path, pages: int) -> Row:
@@ -185,11 +198,8 @@ def measure_start(folder: Path, pages: int) -> Row:
     sessions, rest = divmod(pages, _SESSION_PAGES)
     if rest or not sessions:
         raise ValueError(f"{pages} pages are no multiple of {_SESSION_PAGES}")
+    _fill_files(folder, sessions)
     stored = StoredRows(folder, None, 0, 1)
-    rows = torch.randn(_LAYOUT.rows_shape(_SESSION_PAGES * _LAYOUT.page_tokens))
-    for number in range(sessions):
-        stored.store.open(_name(number), epoch=1, length=0)
-        stored.store.append(_name(number), rows)
     started = stored.restart()
     in_files = stored.store.usage()["nvme"] / _LAYOUT.page_bytes
     stored.close()
@@ -197,6 +207,22 @@ def measure_start(folder: Path, pages: int) -> Row:
         raise RuntimeError(f"{in_files:.0f} of {pages} pages are in the files")
     condition = f"start: rows in files, {pages} pages"
     return speed_row(condition, "duration", "seconds", [started], sessions=sessions)
+
+
+def _fill_files(folder: Path, sessions: int) -> None:
+    """Write pages of equal rows into the files, as the store would: it takes longer by itself."""
+    rows = torch.ones(_LAYOUT.rows_shape(_LAYOUT.page_tokens))
+    record = encode_page(_LAYOUT, PageKey(_name(0), 0), first_sequence(1) + 1, rows)
+    header, payload = parse_header(record), bytes(memoryview(record)[HEADER_BYTES:])
+    tier = NvmeTier(_get_files(folder))
+    for number in range(sessions):
+        keys = [PageKey(_name(number), index) for index in range(_SESSION_PAGES)]
+        tier.put([(key, seal(replace(header, key=key), payload)) for key in keys])
+    tier.close()
+
+
+def _get_files(folder: Path) -> Path:
+    return folder / "pages"
 
 
 def _name(number: int) -> str:

@@ -106,14 +106,13 @@ async def _first_stats(worker: StubWorker) -> pb.WorkerStats:
 
 
 async def _serve(count: int, url: str | None, namespace: str, state_bytes: int) -> None:
-    addresses = []
-    for _ in range(count):
-        server = WorkerServer(ServerSettings(listen="127.0.0.1:0"))
+    # All are kept: a server that nobody refers to stops.
+    servers = [WorkerServer(ServerSettings(listen="127.0.0.1:0")) for _ in range(count)]
+    for server in servers:
         await server.start(cast("WorkerService", ScriptedService(state_bytes)))
-        addresses.append(server.address)
         if url is not None:
             await _register(url, namespace, server.address)
-    print(json.dumps(addresses), flush=True)
+    print(json.dumps([server.address for server in servers]), flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 

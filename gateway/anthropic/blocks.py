@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from gateway.openai.schemas import Wire
+from gateway.conversation_bodies import Wire
 from gateway.rest.schemas.base import Name
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message, ToolCall

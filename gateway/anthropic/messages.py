@@ -13,7 +13,7 @@ from gateway.anthropic.errors import to_anthropic_error
 from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.messages import ToolCall, json_object
 from kvrecall.domain.reports import TurnOutcome
-from services.conversations.matching import Continuation, ReplyPlace
+from services.conversations.continuation import Continuation, ReplyPlace
 from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
@@ -70,7 +70,7 @@ def build_usage(outcome: TurnOutcome, found: Continuation, marked: bool) -> Json
 
     Every row is kept, so of a request that marked what to cache all that is new counts as written.
     """
-    counts = count_tokens(outcome, found)
+    counts = count_tokens(outcome, found.appended_tokens)
     return {
         "input_tokens": 0 if marked else counts.written,
         "cache_creation_input_tokens": counts.written if marked else 0,
@@ -96,7 +96,7 @@ class MessageEvents:
         usage = {
             "input_tokens": 0,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self._found.held_tokens or 0,
+            "cache_read_input_tokens": self._found.held_tokens,
             "output_tokens": 0,
         }
         message = {**_head(self._model, self._found), "content": [], "usage": usage}

@@ -7,15 +7,17 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.answers import require_model, respond
+from gateway.answers import read_answer, require_model, respond
 from gateway.anthropic.blocks import PlacedMessage
 from gateway.anthropic.messages import MessageEvents, build_message, parse_message_id
 from gateway.anthropic.schemas import MessagesBody, PromptBody
+from gateway.directives import find_clamped, read_directives
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.settings import GatewaySettings
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest, UnknownMessage, UnknownSession
-from services.conversations.matching import Continuation, Conversation
+from services.conversations.continuation import Continuation, Conversation
+from services.conversations.directed import start
 from services.service import SessionService
 
 _STREAM = {
@@ -25,7 +27,11 @@ _STREAM = {
 _PLACE = re.compile(r"messages\[(\d+)\](?:\.(\w+))?")
 # Names of a session's members in this API.
 _MEMBERS = {"tool_call_id": ".tool_use_id"}
-_FIELDS = {"response_format": "output_config.format.schema"}
+_FIELDS = {
+    "response_format": "output_config.format.schema",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+_TOOL_MEMBERS = {".function.parameters": ".input_schema", ".function.strict": ".strict"}
 
 
 def add_anthropic_routes(
@@ -44,6 +50,7 @@ def add_anthropic_routes(
         built, repeated) and `kvrecall-turn` tell which session it is, and how it was found.
         """
         require_model(body.model, service, settings)
+        body = read_directives(request, body, service)
         body.require_honoured()
         placed = body.messages_to_domain()
         conversation = Conversation(
@@ -55,9 +62,10 @@ def add_anthropic_routes(
         return await respond(
             request,
             _start(service, body, conversation, placed),
-            partial(build_message, body.model, body.marks_cache),
+            partial(read_answer, partial(build_message, body.model, body.marks_cache)),
             partial(MessageEvents, body.model, body.marks_cache) if body.stream else None,
             settings,
+            find_clamped(body, service.limits),
         )
 
     @router.post("/messages/count_tokens", tags=["anthropic"])
@@ -69,7 +77,7 @@ def add_anthropic_routes(
         messages = [each.message for each in body.messages_to_domain()]
         if not messages:
             raise InvalidRequest("messages", "a conversation has at least one message")
-        tools = [tool.to_domain() for tool in body.tools_to_domain()]
+        tools = [tool.to_domain() for tool in body.session_tools]
         return {"input_tokens": await service.count_tokens(messages, tools)}
 
 
@@ -83,7 +91,8 @@ async def _start(
     thread = body.thread
     try:
         if thread is None or thread.type == "create":
-            return await service.conversations.turn(conversation)
+            direction = body.kvrecall.direction
+            return await start(service.conversations, service.delete, conversation, direction)
         return await _follow(service, body, conversation, thread.previous_message_id or "")
     except InvalidRequest as error:
         error.details["field"] = _rename(str(error.details.get("field", "")), placed)
@@ -116,5 +125,7 @@ def _rename(field: str, placed: Sequence[PlacedMessage]) -> str:
     """Return the field of the request that a field of the session's messages came from."""
     found = _PLACE.match(field)
     if found is None:
-        return _FIELDS.get(field, field.replace(".function.parameters", ".input_schema"))
+        for member, own in _TOOL_MEMBERS.items():
+            field = field.replace(member, own)
+        return _FIELDS.get(field, field)
     return placed[int(found[1])].field + _MEMBERS.get(found[2] or "", "")

@@ -1,30 +1,22 @@
-"""Request bodies of Anthropic's API, in what clients send of them.
-
-Members that are not listed are ignored, as clients add their own. `null` is the same as absent.
-What would change the answer and cannot be honoured is refused with its name.
-"""
+"""Request bodies of Anthropic's API, in what clients send of them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field
 
 from gateway.anthropic.blocks import Content, PlacedMessage, to_placed_messages
-from gateway.openai.schemas import MAX_MESSAGES, Wire
-from gateway.rest.schemas.base import JsonObject, Name
+from gateway.conversation_bodies import MAX_MESSAGES, ConversationBody, ModelRequest, Wire
+from gateway.rest.schemas.base import JsonObject, Name, StopStrings
 from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody
-from gateway.rest.schemas.sessions import CreateSessionBody
 from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
-from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Sampling
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.turn_request import TurnRequest
 
 # Members that ask for what is not served here, with the values that ask for nothing.
-_REFUSED: Mapping[str, tuple[object, ...]] = {
+_HONOURED: Mapping[str, Sequence[object]] = {
     "mcp_servers": ([],),
     "container": (),
     "context_management": (),
@@ -105,17 +97,12 @@ class ThreadWire(Wire):
     previous_message_id: str | None = Field(default=None, min_length=1, max_length=256)
 
 
-class PromptBody(Wire):
+class PromptBody(ModelRequest):
     """Body of POST /v1/messages/count_tokens: a conversation, and the tools for it."""
 
-    model_config = ConfigDict(
-        extra="allow",
-        frozen=True,
-        allow_inf_nan=False,
-        json_schema_extra={"examples": [_EXAMPLE]},
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    honoured: ClassVar[Mapping[str, Sequence[object]]] = _HONOURED
 
-    model: Name
     messages: list[MessageWire] = Field(
         max_length=MAX_MESSAGES, description="The conversation, or what follows in its thread."
     )
@@ -137,10 +124,7 @@ class PromptBody(Wire):
 
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
-        for name, nothing in _REFUSED.items():
-            value = (self.model_extra or {}).get(name)
-            if value is not None and value not in nothing:
-                raise InvalidRequest(name, f"{name} is not supported here; leave it out")
+        super().require_honoured()
         if self.messages and self.messages[-1].role == "assistant":
             message = "the last message is the assistant's: answers cannot be begun by the client"
             raise InvalidRequest(f"messages[{len(self.messages) - 1}]", message)
@@ -149,8 +133,9 @@ class PromptBody(Wire):
         """Convert the messages, with their places. Raises InvalidRequest for other than text."""
         return list(self._place_messages())
 
-    def tools_to_domain(self) -> list[ToolBody]:
-        """Convert the tools."""
+    @property
+    def session_tools(self) -> list[ToolBody]:
+        """The tools as a session has them."""
         return [tool.to_body() for tool in self.tools or ()]
 
     def _place_messages(self) -> Iterator[PlacedMessage]:
@@ -161,53 +146,30 @@ class PromptBody(Wire):
             yield from to_placed_messages(message.role, message.content, f"messages[{index}]")
 
 
-class MessagesBody(PromptBody):
+class MessagesBody(PromptBody, ConversationBody):
     """Body of POST /v1/messages: the conversation, and how to answer it."""
 
     max_tokens: int = Field(ge=1, lt=2**31)
-    stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=1)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=2**31)
-    stop_sequences: (
-        Annotated[
-            list[Annotated[str, StringConstraints(min_length=1, max_length=256)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
-    kvrecall: CreateSessionBody = Field(
-        default=CreateSessionBody(),
-        description="Settings of the session that the conversation begins if none holds it; only "
-        "one with the same settings is continued.",
-    )
+    stop_sequences: StopStrings | None = None
 
-    def require_honoured(self) -> None:
-        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
-        super().require_honoured()
-        if self.kvrecall.tools:
-            raise InvalidRequest("kvrecall.tools", "name the tools in the member tools")
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The most tokens that the answer may have."""
+        return self.max_tokens
 
-    def settings_to_domain(self, tenant: str) -> CreateSession:
-        """Convert to the settings of the session that the conversation would begin."""
-        update = {"tools": self.tools_to_domain(), "model": None}
-        return replace(self.kvrecall.model_copy(update=update).to_domain(), tenant=tenant)
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        """The strings that end the answer."""
+        return self.stop_sequences or ()
 
-    def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
-        """Convert to a turn without messages; more output than allowed is cut, not refused."""
-        sampling = Sampling(
-            max_tokens=min(self.max_tokens, limits.max_output_tokens),
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=0.0 if self.top_p is None or self.top_p == 1 else self.top_p,
-            top_k=self.top_k or 0,
-            stop=tuple(self.stop_sequences or ()),
-            constraint=self._constraint_to_domain(),
-        )
-        return TurnRequest((), sampling=sampling)
+    def constrain_answer(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with the choice of tools and the form of the text.
 
-    def _constraint_to_domain(self) -> Constraint:
+        Raises InvalidRequest.
+        """
         constraint = FREE if self.tool_choice is None else self.tool_choice.to_domain()
         form = None if self.output_config is None else self.output_config.format
-        if form is None:
-            return constraint
-        return replace(constraint, schema=json.dumps(form.schema_), strict=True)
+        if form is not None:
+            constraint = replace(constraint, schema=json.dumps(form.schema_), strict=True)
+        return replace(sampling, constraint=constraint)

@@ -11,6 +11,7 @@ from gateway.grpc.handlers import SERVICE, CallHandlers, CallObserver
 from gateway.grpc.servicer import SessionsServicer
 from gateway.grpc.settings import GrpcSettings
 from gateway.settings import GatewaySettings
+from kvrecall.protocol.certificates import CannotBind, bind
 from services.service import SessionService
 
 _MIN_PINGS = 10  # per keepalive interval, that a client may send
@@ -89,16 +90,6 @@ def _build_options(settings: GrpcSettings, limits: GatewaySettings) -> list[tupl
 def _bind(server: grpc.aio.Server, listen: str, settings: GrpcSettings) -> int:
     """Bind the address; returns its port. Raises CannotListen."""
     try:
-        if settings.tls_cert is None or settings.tls_key is None:
-            return server.add_insecure_port(listen)
-        chain = [(settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())]
-        ca = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
-        credentials = grpc.ssl_server_credentials(chain, ca, require_client_auth=ca is not None)
-        return server.add_secure_port(listen, credentials)
-    except OSError as error:
-        raise CannotListen(f"a certificate cannot be read: {error}") from error
-    except RuntimeError as error:
-        raise CannotListen(
-            f"cannot listen on {listen} for gRPC: it is in use or no HOST:PORT, or the certificate "
-            "does not fit its key"
-        ) from error
+        return bind(server, listen, settings)
+    except CannotBind as error:
+        raise CannotListen(str(error)) from error

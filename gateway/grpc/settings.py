@@ -5,6 +5,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from kvrecall.protocol.certificates import check_server
+
 
 class GrpcSettings(BaseModel):
     """Address, certificates, limits and keepalive of the gRPC API."""
@@ -47,8 +49,5 @@ class GrpcSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_certificates(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together: give both or none")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        check_server(self)
         return self

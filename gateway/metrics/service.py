@@ -1,6 +1,7 @@
 """Prometheus metrics of the service: one registry per application, fed by service events."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -9,6 +10,7 @@ from gateway.metrics.workers import WorkerCounters
 from kvrecall.domain.events import (
     EpisodesBuilt,
     EpisodesFailed,
+    MembersIgnored,
     PagesRebuilt,
     PauseTimedOut,
     QuotaReached,
@@ -37,6 +39,10 @@ REPAIR_COUNTS = {
     "truncated": ("repairs_cut", "Repairs stopped early by a deadline or a turn."),
 }
 HTTP_METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
+# Members of requests that are counted by their names, and the form of such a name: clients choose
+# them, so a key or a text must not be one.
+MEMBER_NAMES = 64
+MEMBER_NAME = re.compile(r"[a-z][a-z_]{0,39}")
 # Histogram buckets: fractions, and seconds.
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -82,6 +88,13 @@ class Metrics:
             "Requests refused because the tenant's quota was reached.",
             registry=registry,
         )
+        self._ignored = Counter(
+            "kvrecall_ignored_members",
+            "Members of requests that no API here knows, by name; the first names that come.",
+            ["member"],
+            registry=registry,
+        )
+        self._ignored_names: set[str] = set()
         self._add_moves()
         self._add_repairs()
         self._add_episodes()
@@ -240,6 +253,15 @@ class Metrics:
                 self._rebuilds.observe(seconds)
             case QuotaReached():
                 self._quotas.inc()
+            case MembersIgnored(names):
+                self._count_ignored(names)
+
+    def _count_ignored(self, names: Iterable[str]) -> None:
+        """Count members by name while there are few; the others, and odd names, as `other`."""
+        for name in names:
+            if len(self._ignored_names) < MEMBER_NAMES and MEMBER_NAME.fullmatch(name):
+                self._ignored_names.add(name)
+            self._ignored.labels(name if name in self._ignored_names else "other").inc()
 
     def _count_turn(self, outcome: TurnOutcome) -> None:
         self._memory[outcome.session] = outcome.memory

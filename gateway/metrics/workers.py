@@ -14,6 +14,11 @@ WORKER_METRICS: Mapping[str, tuple[Family, str, str]] = {
     "queued": (GaugeMetricFamily, "worker_queued", "Requests waiting for a slot."),
     "lost_pages": (CounterMetricFamily, "lost_pages", "Stored pages found missing or damaged."),
     "rebuilt_pages": (CounterMetricFamily, "rebuilt_pages", "Missing pages that were recomputed."),
+    "prefilled_tokens": (
+        CounterMetricFamily,
+        "prefilled_tokens",
+        "Tokens computed in blocks: prompts of turns, and what is said again after a loss.",
+    ),
 }
 TIER_METRICS: Mapping[str, tuple[Family, str, str]] = {
     "bytes": (GaugeMetricFamily, "tier_bytes", "Bytes of stored rows."),

@@ -4,7 +4,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.openai.errors import to_openai_error
@@ -12,7 +12,8 @@ from gateway.openai.logprobs import build_logprobs
 from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.domain.reports import TurnOutcome
-from services.conversations.matching import Continuation
+from services.conversations.choices import ChoiceProgress
+from services.conversations.continuation import Continuation
 from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
@@ -48,6 +49,19 @@ class Head:
 
 def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> Json:
     """Build the object of a whole answer."""
+    return build_completions(head, [outcome], [found])
+
+
+def build_completions(
+    head: Head, outcomes: Sequence[TurnOutcome], found: Sequence[Continuation]
+) -> Json:
+    """Build the object of several whole answers."""
+    choices = [_build_choice(index, outcome) for index, outcome in enumerate(outcomes)]
+    usage = build_usage(outcomes, found)
+    return {**head.members("chat.completion"), "choices": choices, "usage": usage}
+
+
+def _build_choice(index: int, outcome: TurnOutcome) -> Json:
     message = outcome.message
     calls = () if message is None else message.tool_calls
     text = "" if message is None else message.content
@@ -60,22 +74,21 @@ def build_completion(head: Head, outcome: TurnOutcome, found: Continuation) -> J
         answer["tool_calls"] = [_to_call(call) for call in calls]
     if message is not None and message.reasoning:
         answer |= _to_reasoning(message.reasoning)
-    choice = {
-        "index": 0,
+    return {
+        "index": index,
         "message": answer,
         "logprobs": _to_logprobs(outcome.logprobs),
         "finish_reason": outcome.finish_reason,
     }
-    return {
-        **head.members("chat.completion"),
-        "choices": [choice],
-        "usage": build_usage(outcome, found),
-    }
 
 
-def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
-    """Build the token counts: of the whole conversation, and of those what was not computed now."""
-    tokens = count_tokens(outcome, found)
+def build_usage(outcomes: Sequence[TurnOutcome], found: Sequence[Continuation]) -> Json:
+    """Build the token counts: of the whole conversation, and of those what was not computed now.
+
+    Of several answers the conversation counts once, as the first one's, and the output of all.
+    """
+    tokens = count_tokens(outcomes[0], found[0].appended_tokens)
+    tokens = replace(tokens, output=sum(outcome.output_tokens for outcome in outcomes))
     details = {
         "cached_tokens": tokens.cached,
         "cache_write_tokens": tokens.written,
@@ -87,68 +100,92 @@ def build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
         "total_tokens": tokens.total,
         "prompt_tokens_details": details,
         "completion_tokens_details": {
-            "reasoning_tokens": outcome.reasoning_tokens,
+            "reasoning_tokens": sum(outcome.reasoning_tokens for outcome in outcomes),
             "audio_tokens": 0,
         },
-        "kvrecall": build_receipt(outcome),
+        "kvrecall": build_receipt(outcomes[0]),
     }
 
 
 class CompletionChunks:
     """The events of a streamed answer: `data:` lines, the last of them `[DONE]`.
 
-    After an error the stream ends without `[DONE]`, by which clients know that it is incomplete.
+    Of several answers each chunk has one's number. After an error the stream ends without
+    `[DONE]`, by which clients know that it is incomplete.
     """
 
-    def __init__(self, head: Head, found: Continuation, include_usage: bool) -> None:
+    def __init__(self, head: Head, found: Sequence[Continuation], include_usage: bool) -> None:
         self._head = head
         self._found = found
         self._include_usage = include_usage
-        self._calls = 0
+        self._calls = [0] * len(found)
+        self._outcomes: dict[int, TurnOutcome] = {}
 
     def begin(self) -> bytes:
-        """Encode the chunk that names the role."""
-        return self._delta({"role": "assistant", "content": ""})
+        """Encode the chunks that name the role."""
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._delta(choice, role) for choice in range(len(self._found)))
 
-    def encode(self, progress: TurnProgress) -> bytes:
-        """Encode a piece of progress."""
-        match progress:
-            case TurnStarted():
-                return b""
-            case ReasoningDelta(text):
-                return self._delta(_to_reasoning(text))
-            case TextDelta(text, logprobs):
-                return self._delta({"content": text}, logprobs=_to_logprobs(logprobs))
-            case ToolCallEmitted(call):
-                return self._call(call)
-            case TurnEnded(outcome):
-                return self._end(outcome)
+    def encode(self, progress: TurnProgress | ChoiceProgress) -> bytes:
+        """Encode a piece of progress, of the only answer or of one of several."""
+        if isinstance(progress, ChoiceProgress):
+            return self._encode_choice(progress.choice, progress.progress)
+        return self._encode_choice(0, progress)
 
     def fail(self, problem: Mapping[str, Any]) -> bytes:
         """Encode an error."""
         return _encode(to_openai_error(problem))
 
-    def _call(self, call: ToolCall) -> bytes:
+    def _encode_choice(self, choice: int, progress: TurnProgress) -> bytes:
+        match progress:
+            case TurnStarted():
+                return b""
+            case ReasoningDelta(text):
+                return self._delta(choice, _to_reasoning(text))
+            case TextDelta(text, logprobs):
+                return self._delta(choice, {"content": text}, logprobs=_to_logprobs(logprobs))
+            case ToolCallEmitted(call):
+                return self._call(choice, call)
+            case TurnEnded(outcome):
+                return self._end(choice, outcome)
+
+    def _call(self, choice: int, call: ToolCall) -> bytes:
         """Encode a call: a head with its id and name, then its arguments."""
-        index = self._calls
-        self._calls += 1
+        index = self._calls[choice]
+        self._calls[choice] += 1
         head = {"name": call.name, "arguments": ""}
         first = {"index": index, "id": call.id, "type": "function", "function": head}
         rest = {"index": index, "function": {"arguments": call.arguments}}
-        return self._delta({"tool_calls": [first]}) + self._delta({"tool_calls": [rest]})
+        return self._delta(choice, {"tool_calls": [first]}) + self._delta(
+            choice, {"tool_calls": [rest]}
+        )
 
-    def _end(self, outcome: TurnOutcome) -> bytes:
-        events = self._delta({}, outcome.finish_reason)
+    def _end(self, choice: int, outcome: TurnOutcome) -> bytes:
+        """Encode the end of an answer, and after the last one's that of the stream."""
+        events = self._delta(choice, {}, outcome.finish_reason)
+        self._outcomes[choice] = outcome
+        if len(self._outcomes) < len(self._found):
+            return events
         if self._include_usage:
-            usage = {"choices": [], "usage": build_usage(outcome, self._found)}
+            outcomes = [self._outcomes[each] for each in range(len(self._found))]
+            usage = {"choices": [], "usage": build_usage(outcomes, self._found)}
             events += _encode({**self._head.members("chat.completion.chunk"), **usage})
         return events + b"data: [DONE]\n\n"
 
     def _delta(
-        self, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None
+        self,
+        choice: int,
+        delta: Json,
+        finish_reason: str | None = None,
+        logprobs: Json | None = None,
     ) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        chunk = {**self._head.members("chat.completion.chunk"), "choices": [choice]}
+        one = {
+            "index": choice,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk = {**self._head.members("chat.completion.chunk"), "choices": [one]}
         return _encode(chunk | ({"usage": None} if self._include_usage else {}))
 
 

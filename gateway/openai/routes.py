@@ -6,16 +6,22 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.answers import require_model, respond
+from gateway.answers import read_answer, require_model, respond
+from gateway.directives import find_clamped, read_directives
 from gateway.idempotency import Key, get_idempotency_key
-from gateway.openai.chunks import CompletionChunks, Head, build_completion
+from gateway.openai.chunks import CompletionChunks, Head, build_completion, build_completions
 from gateway.openai.conversations.routes import add_conversation_routes
 from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody
 from gateway.settings import GatewaySettings
+from gateway.sse import get_outcome
 from gateway.tenants import Tenant
-from services.conversations.matching import Conversation
+from kvrecall.domain.errors import InvalidRequest
+from services.conversations.choices import Choices
+from services.conversations.continuation import Conversation
+from services.conversations.directed import Direction, start
 from services.service import SessionService
+from services.turn_stream import TurnProgress
 
 _STREAM = {
     "description": "The answer, or the stream of its chunks.",
@@ -41,6 +47,7 @@ def add_openai_routes(
         `kvrecall-turn` tell which, and how it was found.
         """
         require_model(body.model, service, settings)
+        body = read_directives(request, body, service)
         body.require_honoured()
         conversation = Conversation(
             body.messages_to_domain(),
@@ -51,13 +58,37 @@ def add_openai_routes(
         head = Head(body.model, service.info.fingerprint[:16])
         options = body.stream_options
         include_usage = options is not None and options.include_usage
+        direction = body.kvrecall.direction
+        if (body.n or 1) > 1:
+            if direction != Direction():
+                message = "several answers are each in a session of its own; ask for one here"
+                raise InvalidRequest("n", message)
+            return await respond(
+                request,
+                service.conversations.choices(conversation, body.n or 1),
+                partial(_read_choices, head),
+                (lambda found: CompletionChunks(head, found.turns, include_usage))
+                if body.stream
+                else None,
+                settings,
+                find_clamped(body, service.limits),
+            )
         return await respond(
             request,
-            service.conversations.turn(conversation),
-            partial(build_completion, head),
-            (lambda found: CompletionChunks(head, found, include_usage)) if body.stream else None,
+            start(service.conversations, service.delete, conversation, direction),
+            partial(read_answer, partial(build_completion, head)),
+            (lambda found: CompletionChunks(head, [found], include_usage)) if body.stream else None,
             settings,
+            find_clamped(body, service.limits),
         )
+
+
+async def _read_choices(head: Head, found: Choices) -> dict[str, Any]:
+    """Read all answers to their ends and build their object."""
+    said: list[list[TurnProgress]] = [[] for _ in found.turns]
+    async for each in found.stream:
+        said[each.choice].append(each.progress)
+    return build_completions(head, [get_outcome(one) for one in said], found.turns)
 
 
 def _add_models(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:

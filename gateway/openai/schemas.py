@@ -1,27 +1,22 @@
-"""Request bodies of OpenAI's API, in what clients send of them: options, and chat completions.
+"""Request bodies of OpenAI's API, in what clients send of them: options, and chat completions."""
 
-Members that are not listed are ignored, as clients add their own. `null` is the same as absent.
-What would change the answer and cannot be honoured is refused with its name.
-"""
-
-import json
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field
 
+from gateway.conversation_bodies import MAX_MESSAGES, ConversationBody, Wire
 from gateway.rest.schemas.answers import AnswerOptions
-from gateway.rest.schemas.base import MAX_SEED, JsonObject, Name
+from gateway.rest.schemas.base import MAX_SEED, JsonObject, Name, StopStrings
 from gateway.rest.schemas.messages import ToolBody
-from gateway.rest.schemas.sessions import CreateSessionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling, ToolCall
-from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
-MAX_MESSAGES = 4096
+MAX_CHOICES = 8
 ROLES = {"developer": "system"}
 _TEXT_PARTS = {
     "text": "text",
@@ -30,9 +25,8 @@ _TEXT_PARTS = {
     "output_text": "text",
 }
 # Values of members that are not served otherwise: they ask for nothing beyond a plain answer.
-_HONOURED: Mapping[str, tuple[object, ...]] = {"moderation": ()}
-_HONOURED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
+_HONOURED: Mapping[str, Sequence[object]] = {"moderation": ()}
+_HONOURED_IN_CHAT: Mapping[str, Sequence[object]] = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -40,12 +34,6 @@ _HONOURED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
     "functions": (),
     "function_call": (),
 }
-
-
-class Wire(BaseModel):
-    """A part of a request: unknown members are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class FunctionWire(Wire):
@@ -93,85 +81,43 @@ class StreamOptions(Wire):
     include_usage: bool = False
 
 
-class RequestOptions(AnswerOptions, Wire):
-    """What requests for an answer have in common, whatever their API: model, sampling, session."""
+class RequestOptions(AnswerOptions, ConversationBody):
+    """What OpenAI's requests for an answer have in common."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-
-    # The values of unlisted members that ask for nothing beyond a plain answer.
-    honoured: ClassVar[Mapping[str, tuple[object, ...]]] = _HONOURED
+    honoured: ClassVar[Mapping[str, Sequence[object]]] = _HONOURED
     # The member that has the form of the answer's text.
     form_field: ClassVar[str] = "response_format"
 
-    model: Name
-    stream: bool | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=2**31)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    stop: (
-        str
-        | Annotated[
-            list[Annotated[str, StringConstraints(min_length=1, max_length=256)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
-    kvrecall: CreateSessionBody = Field(
-        default=CreateSessionBody(),
-        description="Settings of the session that the conversation begins if none holds it; only "
-        "one with the same settings is continued.",
-    )
+    stop: str | StopStrings | None = None
 
     @property
-    def wanted_tokens(self) -> int | None:
-        """The most tokens that the answer may have; None: the service's default."""
-        raise NotImplementedError
-
-    @property
-    def session_tools(self) -> list[ToolBody]:
-        """The tools as a session has them."""
-        raise NotImplementedError
-
-    @property
+    @abstractmethod
     def text_form(self) -> JsonObject | None:
         """The form of the answer's text; None for free text."""
-        return None
 
     @property
+    @abstractmethod
     def reported_logprobs(self) -> int | None:
         """The number of likeliest tokens to report at each place; None: no log-probabilities."""
-        return None
 
-    def require_honoured(self) -> None:
-        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
-        for name, honoured in self.honoured.items():
-            value = (self.model_extra or {}).get(name)
-            if value is not None and value not in honoured:
-                message = f"{name} {json.dumps(value)[:100]} is not supported here; leave it out"
-                raise InvalidRequest(name, message, openai_code="unsupported_parameter")
-        if self.kvrecall.tools:
-            raise InvalidRequest("kvrecall.tools", "name the tools in the member tools")
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        """The strings that end the answer."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [each for each in stop if each]
 
-    def settings_to_domain(self, tenant: str) -> CreateSession:
-        """Convert to the settings of the session that the conversation would begin."""
-        body = self.kvrecall.model_copy(update={"tools": self.session_tools, "model": None})
-        return replace(body.to_domain(), tenant=tenant)
+    def constrain_answer(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with the choice of tools, the form of the text and further options.
+
+        Raises InvalidRequest.
+        """
+        reported = replace(sampling, top_logprobs=self.reported_logprobs)
+        return self.constrain(reported, self.text_form, self.form_field)
 
     def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
         """Convert to a turn without messages; more output than allowed is cut, not refused."""
-        wanted = self.wanted_tokens or limits.default_max_tokens
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        sampling = Sampling(
-            max_tokens=min(wanted, limits.max_output_tokens),
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=0.0 if self.top_p is None or self.top_p == 1 else self.top_p,
-            top_k=self.top_k or 0,
-            stop=tuple(each for each in stop if each),
-            top_logprobs=self.reported_logprobs,
-        )
-        constrained = self.constrain(sampling, self.text_form, self.form_field)
-        return TurnRequest((), sampling=constrained, seed=self.seed)
+        return replace(super().turn_to_domain(limits), seed=self.seed)
 
 
 class ChatCompletionBody(RequestOptions):
@@ -184,7 +130,7 @@ class ChatCompletionBody(RequestOptions):
             ]
         },
     )
-    honoured: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    honoured: ClassVar[Mapping[str, Sequence[object]]] = {
         **_HONOURED,
         **_HONOURED_IN_CHAT,
     }
@@ -193,6 +139,13 @@ class ChatCompletionBody(RequestOptions):
         min_length=1, max_length=MAX_MESSAGES, description="The whole conversation so far."
     )
     stream_options: StreamOptions | None = None
+    n: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_CHOICES,
+        description="Answers to give; each is computed in a session of its own.",
+        exclude_if=lambda value: value is None,
+    )
     tools: list[ToolBody] | None = Field(default=None, max_length=128)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)

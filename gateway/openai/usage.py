@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrecall.domain.reports import TurnOutcome
-from services.conversations.matching import Continuation
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Tokens of the whole conversation before the answer, those that were held, and the answer's.
+    """Tokens of the whole conversation before the answer, those not computed for it, and the answer's.
 
     The last token of an answer has no row yet. Tokens whose rows are evicted count as cached: they
     are stored and can come back.
@@ -30,12 +29,11 @@ class TokenCounts:
         return self.prompt + self.output
 
 
-def count_tokens(outcome: TurnOutcome, found: Continuation) -> TokenCounts:
-    """Count the tokens of an answer."""
+def count_tokens(outcome: TurnOutcome, appended: int) -> TokenCounts:
+    """Count the tokens of an answer; `appended` were computed for it in turns before its own."""
     prompt = max(outcome.prompt_tokens, outcome.memory.length + 1 - outcome.output_tokens)
-    held = found.held_tokens
-    cached = prompt - outcome.prompt_tokens if held is None else min(held, prompt)
-    return TokenCounts(prompt, cached, outcome.output_tokens)
+    computed = outcome.computed_tokens + appended
+    return TokenCounts(prompt, max(0, prompt - computed), outcome.output_tokens)
 
 
 def build_receipt(outcome: TurnOutcome) -> dict[str, Any]:

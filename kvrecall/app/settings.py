@@ -43,7 +43,9 @@ class Settings(BaseSettings):
         description="A causal LM: hub name, folder, GGUF file, `smollm2` or `reference`.",
     )
     dtype: Dtype | None = Field(
-        default=None, description="Dtype of the weights. Unset: the checkpoint's own."
+        default=None,
+        description="Dtype of the weights. Unset: the checkpoint's own; float32 instead of bfloat16 "
+        "without a GPU, on a CPU that has no instructions for it.",
     )
     quantize: Quantization | None = Field(
         default=None,

@@ -13,6 +13,7 @@ from kvrecall.cli.options import Data, Model, build_settings
 from kvrecall.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
+    from kvrecall.admin.archive.answers import Answers
     from kvrecall.admin.archive.pages import PagesMoved
     from services.catalog.base import Catalog
 
@@ -39,11 +40,13 @@ def export_command(
 ) -> None:
     """Write a session to one file: its messages, its state and its rows.
 
+    OpenAI's responses and conversations that it has answered go with it.
+
     The service that uses the data directory must be stopped.
     """
     settings = build_settings(data=data, model=model)
-    moved = asyncio.run(_export(settings, session, file, with_pages=not without_pages))
-    summary = "no rows" if without_pages else _describe(moved)
+    moved, answers = asyncio.run(_export(settings, session, file, with_pages=not without_pages))
+    summary = ("no rows" if without_pages else _describe(moved)) + _list(answers)
     Console().print(f"{session} written to {file}: {summary}", highlight=False, soft_wrap=True)
 
 
@@ -59,16 +62,23 @@ def import_command(
     The file is checked first: nothing changes if it is damaged or of another model.
     """
     settings = build_settings(data=data, model=model)
-    session, moved = asyncio.run(_import(settings, file, name, with_pages=not without_pages))
+    session, moved, answers = asyncio.run(
+        _import(settings, file, name, with_pages=not without_pages)
+    )
+    summary = _describe(moved) + _list(answers)
     Console().print(
-        f"{session} added to {settings.data}: {_describe(moved)}", highlight=False, soft_wrap=True
+        f"{session} added to {settings.data}: {summary}", highlight=False, soft_wrap=True
     )
 
 
 async def _export(
     settings: Settings, session: str, file: Path, *, with_pages: bool
-) -> "PagesMoved":
-    """Write the file and return the counts of its pages. Raises CannotServe, BadSessionFile."""
+) -> "tuple[PagesMoved, Answers]":
+    """Write the file; return the counts of its pages, and its responses.
+
+    Raises CannotServe, BadSessionFile.
+    """
+    from kvrecall.admin.archive.answers import dump_answers, to_answer_records
     from kvrecall.admin.archive.format import write_archive
     from kvrecall.admin.archive.pages import PagesMoved, build_header, count_pages, read_pages
     from kvrecall.admin.archive.records import dump_session, to_records
@@ -86,21 +96,26 @@ async def _export(
     with open_tiers(settings, layout) as tiers:
         async with open_stopped_catalog(settings) as catalog, claimed(catalog, session):
             dump = await dump_session(catalog, session)
+            answers = await dump_answers(catalog, dump.session)
         moved = PagesMoved(missing=count_pages(dump, layout))
         with write_archive(file) as writer:
             writer.add(build_header(session, layout, settings.model, has_pages=with_pages))
-            for record in to_records(dump):
+            for record in (*to_records(dump), *to_answer_records(answers)):
                 writer.add(record)
             for record in read_pages(dump, tiers, layout) if with_pages else ():
                 writer.add(record)
                 moved = moved.with_pages([record.data])
-    return moved
+    return moved, answers
 
 
 async def _import(
     settings: Settings, file: Path, name: str | None, *, with_pages: bool
-) -> "tuple[str, PagesMoved]":
-    """Add the session; return its id and page counts. Raises CannotServe, BadSessionFile."""
+) -> "tuple[str, PagesMoved, Answers]":
+    """Add the session; return its id, page counts, and the responses that were added.
+
+    Raises CannotServe, BadSessionFile.
+    """
+    from kvrecall.admin.archive.answers import from_answer_records, restore_answers
     from kvrecall.admin.archive.pages import check_archive, put_pages
     from kvrecall.admin.archive.records import from_records
     from kvrecall.admin.offline import load_layout, open_stopped_catalog, open_tiers
@@ -108,12 +123,15 @@ async def _import(
     layout = load_layout(settings)
     found = check_archive(file, layout)
     dump = from_records(found.records, name or found.header.session)
+    answers = from_answer_records(found.records, dump.session)
     with open_tiers(settings, layout) as tiers:
         async with open_stopped_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
             with put_pages(file, dump, tiers[-1], layout, wanted=with_pages) as moved:
                 await catalog.sessions.restore(dump)
-    return dump.session.id, moved
+            seconds = settings.service.response_days * 86_400.0
+            added = await restore_answers(catalog, answers, seconds)
+    return dump.session.id, moved, added
 
 
 async def _require_new(catalog: "Catalog", session: str) -> None:
@@ -127,6 +145,13 @@ async def _require_new(catalog: "Catalog", session: str) -> None:
     raise CannotServe(
         f"session {session} exists already; import the file under another id with --as"
     )
+
+
+def _list(answers: "Answers") -> str:
+    from kvrecall.admin.archive.answers import describe
+
+    found = describe(answers)
+    return f"; {found}" if found else ""
 
 
 def _describe(moved: "PagesMoved") -> str:

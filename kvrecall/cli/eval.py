@@ -52,6 +52,12 @@ Codecs = Annotated[
         help='Codec of stored rows: raw, int8, or "raw int8" to compare. Default: raw.',
     ),
 ]
+Conditions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--condition", help="Condition to run beside the full cache; repeatable. Default: all."
+    ),
+]
 Data = Annotated[
     list[Path] | None,
     typer.Option(
@@ -279,6 +285,7 @@ def mq_niah_command(
             help="Base budget: a share of the context (1/8) or rows. Default: the suite's."
         ),
     ] = "",
+    conditions: Conditions = None,
     codecs: Codecs = None,
     data: Data = None,
     seed: Seed = MQ_NIAH_SEED,
@@ -295,7 +302,9 @@ def mq_niah_command(
     )
     names = tuple(split_words(suite) or ["4q"])
     kept = parse_codecs(split_words(codecs))
-    chosen = mq_niah_suites.SuiteRequest(names, tuple(ks or ()), seed, cases, kept)
+    chosen = mq_niah_suites.SuiteRequest(
+        names, tuple(ks or ()), seed, cases, kept, tuple(conditions or ())
+    )
     run_suite(mq_niah_suites.build_suite(protocol, chosen), json, processes, fresh)
 
 
@@ -334,8 +343,28 @@ def planted_command(
     cases: Annotated[int, typer.Option("--limit", min=1, help="Number of texts.")] = 48,
     facts: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=8, help="Facts asked for at once; repeatable. Default: 1."),
+        typer.Option(
+            min=1,
+            max=8,
+            help="Facts asked for at once; repeatable: a text holds the most. Default: 1.",
+        ),
     ] = None,
+    results: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--result",
+            min=50,
+            help="Tokens of a tool's result with a question in it, as the signal; repeatable.",
+        ),
+    ] = None,
+    result_data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Recordings that these results are taken from: a file or a folder; repeatable. "
+            "Default: generated."
+        ),
+    ] = None,
+    conditions: Conditions = None,
     ks: Annotated[
         list[int] | None, typer.Option("--k", min=1, help="Restore budget K, in rows; repeatable.")
     ] = None,
@@ -358,6 +387,9 @@ def planted_command(
         tokens=tokens,
         budget=budget,
         method=method,
+        result_data=absolute_paths(result_data),
+        conditions=planted.choose_conditions(conditions or ()),
         block_tokens=block,
     )
-    run_suite(planted.suite(first, facts or (1,), ks or planted.KS, cases), json, processes, fresh)
+    suite = planted.suite(first, facts or (1,), ks or planted.KS, cases, results or ())
+    run_suite(suite, json, processes, fresh)

@@ -26,7 +26,6 @@ SHARED = (
 GATEWAY = (
     "fastapi",
     "uvicorn",
-    "aiosqlite",
     "google.rpc",
     "grpc_status",
     "limits",

@@ -18,7 +18,10 @@ Model = Annotated[
 Data = Annotated[Path | None, typer.Option(help="Data directory. Default: ./kvrecall-data.")]
 Dtype = Annotated[
     str | None,
-    typer.Option(help="Weights: float32, bfloat16 or float16. Default: the checkpoint's own."),
+    typer.Option(
+        help="Weights: float32, bfloat16 or float16. Default: the checkpoint's own; "
+        "float32 instead of bfloat16 on a CPU without instructions for it."
+    ),
 ]
 Quantize = Annotated[
     Quantization | None,

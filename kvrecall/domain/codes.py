@@ -67,6 +67,7 @@ class ErrorCode(StrEnum):
     CALLS_OUTSTANDING = "calls_outstanding", 409, "FAILED_PRECONDITION"
     RESULT_CONFLICT = "result_conflict", 409, "FAILED_PRECONDITION"
     SESSION_BUSY = "session_busy", 409, "ABORTED"
+    SESSION_MISMATCH = "session_mismatch", 409, "FAILED_PRECONDITION"
     STALE_EPOCH = "stale_epoch", 409, "FAILED_PRECONDITION"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict", 409, "FAILED_PRECONDITION"
     ILLEGAL_TRANSITION = "illegal_transition", 500, "INTERNAL"

@@ -9,6 +9,19 @@ from typing import Any
 # white space until the limit, if it could.
 _SPACE = r"( |\n {0,12})?"
 
+UNGUIDED_CALLS = "response_template"
+"""The form of calls (`WorkerInfo.call_format`) that is known to be read only: no grammar holds it."""
+
+TAGGED_CALLS = "qwen-xml"
+"""The form of calls in which each argument is between tags, and one that is text as it is."""
+
+# Keywords that a grammar of tagged calls follows: of the arguments together, and of one that is text.
+_OF_ALL = frozenset(
+    {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+)
+_OF_TEXT = frozenset({"type", "enum", "const"})
+_NOTES = frozenset({"$schema", "$id", "$comment", "title", "description", "default", "examples"})
+
 
 class ToolChoice(StrEnum):
     """Whether an answer may call tools, or has to."""
@@ -42,6 +55,19 @@ FREE = Constraint()
 def to_grammar_schema(schema: dict[str, Any], strict: bool) -> dict[str, Any]:
     """Return a schema with the options of llguidance that gateway and worker compile it with."""
     return {**schema, "x-guidance": {"whitespace_pattern": _SPACE, "lenient": not strict}}
+
+
+def find_untagged(schema: dict[str, Any]) -> str:
+    """Return a keyword of a tool's schema that tagged calls cannot be held to; empty if none is."""
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    beside = sorted(set(schema) - _OF_ALL - _NOTES)
+    if not set(schema.get("required") or ()) <= set(known):
+        beside.append("required")
+    for name, value in known.items():
+        if isinstance(value, dict) and value.get("type") == "string":
+            beside += [f"properties.{name}.{key}" for key in sorted(set(value) - _OF_TEXT - _NOTES)]
+    return beside[0] if beside else ""
 
 
 def get_tool(text: str) -> tuple[str, dict[str, Any], bool]:

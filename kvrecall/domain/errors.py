@@ -221,6 +221,12 @@ class SessionBusy(ServiceError):
     code = ErrorCode.SESSION_BUSY
 
 
+class SessionMismatch(ServiceError):
+    """A session that the client names holds another conversation than the request says."""
+
+    code = ErrorCode.SESSION_MISMATCH
+
+
 class IllegalTransition(ServiceError):
     """An event that the session's state does not allow: a broken invariant of the service."""
 

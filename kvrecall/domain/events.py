@@ -142,6 +142,13 @@ class QuotaReached:
     tenant: str
 
 
+@dataclass(frozen=True)
+class MembersIgnored:
+    """A request had members of these names, which no API here knows."""
+
+    names: tuple[str, ...]
+
+
 ServiceEvent = (
     TurnFinished
     | TurnFailed
@@ -157,6 +164,7 @@ ServiceEvent = (
     | SessionForgotten
     | SessionForked
     | QuotaReached
+    | MembersIgnored
 )
 Observer = Callable[[ServiceEvent], None]
 

@@ -148,6 +148,12 @@ class ServiceLimits(BaseModel):
     max_conversation_items: int = Field(
         default=4096, ge=1, description="Largest number of items of one of these conversations."
     )
+    max_conversation_bytes: int = Field(
+        default=4 << 20,
+        ge=1024,
+        description="Largest size of one of these conversations, and of the conversation before a "
+        "response that is read again, in UTF-8 bytes: what one request may read.",
+    )
     kept_states: int = Field(
         default=16,
         ge=0,

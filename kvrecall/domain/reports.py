@@ -95,8 +95,11 @@ class TurnOutcome:
     it itself. `repairs_skipped` counts those that were due but not started. `durable`: the
     session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
     lost. `seconds` are by phase. `stop_sequence` is the one that the answer ended at, if any.
-    `reasoning_tokens` of the output are not of the answer itself. `logprobs` are those of the
-    text's tokens, in an answer that asked for them; they are never stored.
+    `reasoning_tokens` of the output are not of the answer itself. `deferred_tokens` at the
+    session's end wait for the next repair before a turn. `logprobs` are those of the
+    text's tokens, in an answer that asked for them; they are never stored. `prefilled_tokens` were
+    computed before the answer: those of the prompt that no shared page has, and pending ones; None
+    in outcomes that were stored before 0.3.0.
     """
 
     session: str
@@ -116,3 +119,10 @@ class TurnOutcome:
     stop_sequence: str = ""
     reasoning_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    deferred_tokens: int = 0
+    prefilled_tokens: int | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that were computed before the answer."""
+        return self.prompt_tokens if self.prefilled_tokens is None else self.prefilled_tokens

@@ -51,6 +51,7 @@ class CreateSession(WorkerOptions):
     expires_after_seconds: float | None = None
     matched: bool = False
     stored: bool = False
+    branch: bool = False
 
 
 def resolve_settings(
@@ -85,6 +86,7 @@ def resolve_settings(
         expires_after_seconds=_get_lifetime(request, settings),
         matched=request.matched,
         stored=request.stored,
+        branch=request.branch,
     )
 
 

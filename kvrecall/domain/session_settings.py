@@ -78,6 +78,8 @@ class WorkerOptions:
 
 # A request that nothing followed, of a client that never asks for its session again.
 ONE_SHOT_SECONDS = 3600.0
+# One of several answers to one request, with which the client did not go on.
+BRANCH_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class SessionSettings(WorkerOptions):
     - `matched`: requests find the session by their history. Its clients know nothing of pauses, so
       its tool calls never time out: a person may approve one a day later.
     - `stored`: it was begun by a response that clients may go on from by its id.
+    - `branch`: its first turn is one of several answers to one request.
     """
 
     budget: int
@@ -113,12 +116,17 @@ class SessionSettings(WorkerOptions):
     expires_after_seconds: float | None = None
     matched: bool = False
     stored: bool = False
+    branch: bool = False
 
     def get_lifetime(self, turns: int) -> float | None:
         """Return the seconds after which the session is deleted unless a turn follows its `turns`.
 
-        None is never. A matched session with one turn and without tools may be all there was.
+        None is never. A matched session with one turn and without tools may be all there was, and a
+        branch with one turn of its own is one of several of which the client takes one.
         """
+        inherited = 0 if self.forked_from is None else self.forked_from.turn
+        if self.branch and turns <= inherited + 1:
+            return min(self.expires_after_seconds or BRANCH_SECONDS, BRANCH_SECONDS)
         goes_on = not self.matched or self.stored or turns > 1 or bool(self.tools)
         if self.expires_after_seconds is None or goes_on:
             return self.expires_after_seconds

@@ -136,7 +136,9 @@ def _message(where: str, entry: Any) -> Message:
         raise BadReplayFile(f"{where}: its role is not one of {', '.join(_ROLES)}")
     message: dict[str, Any] = {"role": role, "content": _text(entry.get("content"))}
     if role == "tool":
-        message["tool_call_id"] = str(entry.get("tool_call_id", ""))
+        # Histories of SWE-agent have a list.
+        ids = entry.get("tool_call_ids") or [entry.get("tool_call_id", "")]
+        message["tool_call_id"] = str(ids[0])
     if role == "assistant" and entry.get("tool_calls"):
         message["tool_calls"] = [_call(where, call) for call in entry["tool_calls"]]
     return message

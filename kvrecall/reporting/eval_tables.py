@@ -103,7 +103,8 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def _group_name(row: Row) -> str:
     needles = f"{row['needles']}q " if "needles" in row else ""
     facts = f"{row['facts']} facts, " if "facts" in row else ""
-    return f"{facts}{needles}{row['method']}"
+    signal = f"{row['signal']}, " if "signal" in row else ""
+    return f"{facts}{signal}{needles}{row['method']}"
 
 
 def _scores_table(title: str, rows: Sequence[Row]) -> Table:

@@ -8,10 +8,11 @@ from kvrecall.domain.errors import SessionBusy, UnknownConversation, UnknownItem
 from kvrecall.testing._catalog_state import CatalogState
 from services.catalog.claims import Claims
 from services.catalog.responses.base import (
+    ItemBounds,
     StoredConversation,
     StoredItem,
     StoredResponse,
-    build_full,
+    measure,
 )
 
 
@@ -85,13 +86,15 @@ class InMemoryConversations:
         del self._conversations[conversation_id]
         del self._items[conversation_id]
 
-    async def add_items(self, conversation_id: str, items: Sequence[StoredItem], most: int) -> None:
+    async def add_items(
+        self, conversation_id: str, items: Sequence[StoredItem], bounds: ItemBounds | None
+    ) -> None:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
         self._get(conversation_id)
         known = self._items[conversation_id]
         added = known | {item.id: item for item in items if item.id not in known}
-        if len(added) > most:
-            raise build_full(most)
+        if bounds is not None:
+            bounds.check(len(added), measure(added.values()))
         self._items[conversation_id] = added
 
     async def get_items(
@@ -107,6 +110,13 @@ class InMemoryConversations:
         if after not in ids:
             raise UnknownItem(after)
         return ordered[ids.index(after) + 1 :][:limit]
+
+    async def get_all(self, conversation_id: str, bounds: ItemBounds) -> list[StoredItem]:
+        """Return all items in order. Raises UnknownConversation, LimitExceeded."""
+        self._get(conversation_id)
+        items = list(self._items[conversation_id].values())
+        bounds.check(len(items), measure(items), "conversation")
+        return items
 
     async def get_item(self, conversation_id: str, item_id: str) -> StoredItem:
         """Return an item. Raises UnknownItem."""

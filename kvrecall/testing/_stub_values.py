@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
+PAGE_TOKENS = 4
+
 
 def worker_info() -> pb.WorkerInfo:
     """Describe a tiny model with pages of four tokens."""
@@ -39,7 +41,7 @@ def worker_info() -> pb.WorkerInfo:
         repair=pb.MethodInfo(
             name="repairkv", summary="bursts around anchors", settings_schema="{}"
         ),
-        page_tokens=4,
+        page_tokens=PAGE_TOKENS,
         token_bytes=64,
     )
 
@@ -58,7 +60,12 @@ def worker_stats(sessions: int) -> pb.WorkerStats:
         ),
     }
     return pb.WorkerStats(
-        slots_in_use=sessions, sessions=sessions, tiers=tiers, lost_pages=3, rebuilt_pages=2
+        slots_in_use=sessions,
+        sessions=sessions,
+        tiers=tiers,
+        lost_pages=3,
+        rebuilt_pages=2,
+        prefilled_tokens=11,
     )
 
 

@@ -13,6 +13,7 @@ from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing._stub_values import (
+    PAGE_TOKENS,
     answer_message,
     built_episode,
     cut_at_stop,
@@ -372,6 +373,7 @@ class StubWorker:
         message: pb.Message | None,
         spoken: list[str],
     ) -> pb.TurnDone:
+        taken = self._take(request, [token_of_word(word) for word in prompt])
         done = pb.TurnDone(
             finish_reason=finish(message, request.sampling.max_tokens),
             message=message,
@@ -382,9 +384,10 @@ class StubWorker:
             seconds={"prefill": 0.25, "decode": 0.75},
             state=state,
             durable=self.durable,
-            utterance_tokens=utterance_tokens(request)
-            + ([len(spoken)] if message is not None else []),
-            shared_pages=self._take(request, [token_of_word(word) for word in prompt]),
+            utterance_tokens=utterance_tokens(request) + [len(spoken)] * (message is not None),
+            shared_pages=taken,
+            # An answer's last word has a row at once; elsewhere it is the next turn's.
+            prefilled_tokens=len(prompt) + (message is not None) - taken * PAGE_TOKENS,
         )
         if request.repair:
             self.options.append(worker_options_from_wire(self.specs[request.session]))

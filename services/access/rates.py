@@ -86,7 +86,7 @@ class Rates:
         """Charge the tokens of a committed turn to whoever sent its request."""
         principal = get_current_principal()
         if isinstance(event, TurnFinished) and principal is not None:
-            tokens = event.outcome.prompt_tokens + event.outcome.output_tokens
+            tokens = event.outcome.computed_tokens + event.outcome.output_tokens
             task = asyncio.create_task(self._charge(principal, tokens), name="token charge")
             self._charges.add(task)
             task.add_done_callback(self._charges.discard)

@@ -13,6 +13,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol import calls
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
+from kvrecall.protocol.certificates import read_channel
 from kvrecall.protocol.v1 import REFUSAL_CODE, TOKEN_KEY, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cancellation import run_to_completion
@@ -215,16 +216,7 @@ def _open_channel(settings: WireSettings) -> grpc.aio.Channel:
         ("grpc.max_reconnect_backoff_ms", int(settings.reconnect_seconds * 1000)),
         ("grpc.max_metadata_size", 1 << 16),
     ]
-    credentials = read_credentials(settings)
+    credentials = read_channel(settings)
     if credentials is None:
         return grpc.aio.insecure_channel(settings.worker, options=options)
     return grpc.aio.secure_channel(settings.worker, credentials, options=options)
-
-
-def read_credentials(settings: WireSettings) -> grpc.ChannelCredentials | None:
-    """Read the certificates; None without TLS. Raises OSError when one cannot be read."""
-    if settings.tls_ca is None:
-        return None
-    key = None if settings.tls_key is None else settings.tls_key.read_bytes()
-    chain = None if settings.tls_cert is None else settings.tls_cert.read_bytes()
-    return grpc.ssl_channel_credentials(settings.tls_ca.read_bytes(), key, chain)

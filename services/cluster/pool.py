@@ -8,8 +8,9 @@ from typing import TypeVar
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
+from kvrecall.protocol.certificates import read_channel
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.cluster.grpc_client import GrpcWorkerClient, read_credentials
+from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.membership import Joined, Membership, Node
 from services.cluster.placement import Candidate, choose
 from services.cluster.registry import Registry
@@ -40,7 +41,7 @@ class WorkerPool(WorkerCalls):
         Raises WorkerLost if none is reached within `connect_seconds`, OSError when a certificate
         cannot be read.
         """
-        read_credentials(settings)
+        read_channel(settings)
         membership = Membership(registry, settings, catalog)
         await membership.start()
         return cls(membership)

@@ -5,6 +5,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from kvrecall.protocol.certificates import check_channel
+
 
 class WireSettings(BaseModel):
     """Address, certificates, message limits, and the time limit of each kind of call in seconds."""
@@ -83,10 +85,7 @@ class WireSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_certificates(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together: give both or none")
-        if self.tls_cert is not None and self.tls_ca is None:
-            raise ValueError("tls_cert and tls_key need tls_ca")
+        check_channel(self)
         return self
 
     @property

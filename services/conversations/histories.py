@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from kvrecall.domain.errors import CallsOutstanding, DuplicateCall, ToolResultWithoutCall
 from kvrecall.domain.messages import Message, ToolCall
 
 _DIGEST_BYTES = 32
+# One for all messages: `json.dumps` makes one for each.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class History:
             if message.role == "assistant" and number < len(self.messages)
         ]
         return replies[::-1]
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """The first message and the end of each turn: a history is cut behind its answers."""
+        cuts = [0, *self.ends[::-1], len(self.messages)]
+        return list(pairwise(cuts))
 
 
 def begin(scope: bytes) -> bytes:
@@ -113,17 +121,19 @@ def _canonical(message: Message, place: int) -> bytes:
     An answer has no white space at its ends: a client that put it together from a stream may have
     kept some. Only a user's name reaches the model.
     """
+    encode = _ENCODER.encode  # a string at a time: a list takes longer
     is_reply = message.role == "assistant"
-    parts = [
-        message.role,
-        message.content.strip() if is_reply else message.content,
-        [[call.name, canonical_json(call.arguments)] for call in message.tool_calls],
-        place,
-        message.name if message.role == "user" else "",
-    ]
-    return json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode(
-        errors="surrogatepass"
+    content = message.content.strip() if is_reply else message.content
+    calls = [[call.name, canonical_json(call.arguments)] for call in message.tool_calls]
+    name = message.name if message.role == "user" else ""
+    parts = (
+        encode(message.role),
+        encode(content),
+        encode(calls) if calls else "[]",
+        str(place),
+        encode(name),
     )
+    return f"[{','.join(parts)}]".encode(errors="surrogatepass")
 
 
 def canonical_json(text: str) -> str:

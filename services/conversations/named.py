@@ -8,11 +8,16 @@ from collections.abc import Mapping, Sequence
 from kvrecall.domain.errors import QuotaExceeded, ServiceError, SessionBusy
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
-from services.catalog.responses.base import StoredConversation, StoredConversations, StoredItem
+from services.catalog.responses.base import (
+    ItemBounds,
+    StoredConversation,
+    StoredConversations,
+    StoredItem,
+    measure,
+)
 from services.quotas import Quotas
 
 _RENEWALS_PER_CLAIM = 3
-_UNLIMITED = 2**31
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.2
 
@@ -79,6 +84,7 @@ class NamedConversations:
         self._catalog = catalog
         self._quotas = quotas
         self._limits = limits
+        self._bounds = ItemBounds(limits.max_conversation_items, limits.max_conversation_bytes)
 
     @property
     def _store(self) -> StoredConversations:
@@ -89,6 +95,7 @@ class NamedConversations:
     ) -> StoredConversation:
         """Create a conversation with its first items. Raises QuotaExceeded, LimitExceeded."""
         self._quotas.check_metadata(metadata)
+        self._bounds.check(len(items), measure(items))
         limit = self._limits.tenant_conversations
         if await self._store.count(tenant) >= limit:
             message = f"the tenant has {limit} conversations, which is the limit: delete some"
@@ -121,24 +128,36 @@ class NamedConversations:
     ) -> None:
         """Append items whose ids are new. Raises LimitExceeded."""
         await self.get(conversation_id, tenant)
-        await self._store.add_items(conversation_id, items, self._limits.max_conversation_items)
+        await self._store.add_items(conversation_id, items, self._bounds)
 
     async def add_answer(self, conversation_id: str, items: Sequence[StoredItem]) -> None:
-        """Append what an answer brought; one that was begun is added whatever the limit."""
-        await self._store.add_items(conversation_id, items, _UNLIMITED)
+        """Append what an answer brought; one that was begun is added whatever the bounds."""
+        await self._store.add_items(conversation_id, items, None)
 
     async def get_items(
         self,
         conversation_id: str,
         tenant: str,
-        after: str | None = None,
-        limit: int | None = None,
-        newest_first: bool = False,
+        after: str | None,
+        limit: int,
+        newest_first: bool,
     ) -> list[StoredItem]:
-        """Return items that follow the item `after` in this order; without a limit all of them."""
+        """Return items that follow the item `after` in this order."""
         await self.get(conversation_id, tenant)
-        most = self._limits.max_conversation_items if limit is None else limit
-        return await self._store.get_items(conversation_id, after, most, newest_first)
+        return await self._store.get_items(conversation_id, after, limit, newest_first)
+
+    async def get_all(
+        self, conversation_id: str, tenant: str, added: Sequence[StoredItem]
+    ) -> list[StoredItem]:
+        """Return all items in order, to which an answer to `added` is going to be appended.
+
+        Raises LimitExceeded if there is no room for it.
+        """
+        await self.get(conversation_id, tenant)
+        items = await self._store.get_all(conversation_id, self._bounds)
+        count = len(items) + len(added) + 1
+        self._bounds.check(count, measure(items) + measure(added), "conversation")
+        return items
 
     async def get_item(self, conversation_id: str, tenant: str, item_id: str) -> StoredItem:
         """Return an item."""

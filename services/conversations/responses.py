@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from kvrecall.domain.errors import LimitExceeded, UnknownSession
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Turn
 from services.catalog.base import Catalog
 from services.catalog.responses.base import StoredResponse
+from services.conversations.histories import extend
+from services.conversations.named import ConversationClaim
 from services.turn_stream import ProgressStream, TurnEnded, TurnProgress
 
 _DAY_SECONDS = 86_400.0
@@ -21,6 +25,7 @@ class ResponseStore:
 
     def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
         self._catalog = catalog
+        self._claim_seconds = limits.claim_seconds
         self._seconds = limits.response_days * _DAY_SECONDS
 
     async def store(self, response: StoredResponse) -> None:
@@ -35,10 +40,57 @@ class ResponseStore:
         """Delete a response; others that go on from it stay."""
         await self._catalog.responses.delete(response_id, tenant)
 
+    def claim(self, response_id: str) -> ConversationClaim:
+        """Return the claim of whoever computes the response; nobody does if it can be acquired."""
+        claims = self._catalog.conversations
+        return ConversationClaim(claims, response_id, self._claim_seconds)
+
+    async def find_committed(self, response: StoredResponse) -> TurnOutcome | None:
+        """Return what came of the turn of a response in progress; None unless it was committed.
+
+        Its `history` is the digest of the conversation up to the answer.
+        """
+        for turn in await self.get_turns(response, response.turn - 1, 1):
+            if turn.outcome.message is not None:
+                digest = extend(bytes.fromhex(response.history), turn.outcome.message).hex()
+                entries = await self._catalog.histories.find([digest])
+                if any(
+                    (each.session, each.turn) == (turn.session, turn.number) for each in entries
+                ):
+                    return turn.outcome
+        return None
+
     async def get_turns(self, response: StoredResponse, after: int, limit: int) -> list[Turn]:
         """Return turns that led to the response, its own last, in order."""
         turns = await self._catalog.turns.get_after(response.session, after, limit)
         return [turn for turn in turns if turn.number <= response.turn]
+
+
+async def read_said(
+    catalog: Catalog, limits: ServiceLimits, session: str, last: int, after: int = 0
+) -> list[Message]:
+    """Return the messages of a session's turns after turn `after` up to turn `last`.
+
+    No more turns are read at once than the bound of a conversation has room for. Raises
+    UnknownSession when they are gone, and LimitExceeded when the messages are over it.
+    """
+    said: list[Message] = []
+    room = limits.max_conversation_bytes
+    while after < last:
+        count = min(max(1, room // limits.max_turn_bytes), last - after)
+        turns = await catalog.turns.get_after(session, after, count)
+        if len(turns) < count:
+            raise UnknownSession(session)
+        for turn in turns:
+            reply = turn.outcome.message
+            said += turn.messages if reply is None else (*turn.messages, reply)
+        after += count
+        room = limits.max_conversation_bytes - sum(message.size for message in said)
+        if room < 0:
+            most = limits.max_conversation_bytes
+            message = f"the conversation of session {session!r} has more than {most} bytes"
+            raise LimitExceeded("kvrecall.session", message, most)
+    return said
 
 
 class RecordedStream:

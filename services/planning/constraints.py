@@ -8,42 +8,68 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from kvrecall.domain.constraints import FREE, Constraint, ToolChoice, get_tool, to_grammar_schema
+from kvrecall.domain.constraints import (
+    FREE,
+    TAGGED_CALLS,
+    UNGUIDED_CALLS,
+    Constraint,
+    ToolChoice,
+    find_untagged,
+    get_tool,
+    to_grammar_schema,
+)
 from kvrecall.domain.errors import InvalidRequest
 
 
-async def check_constraint(
-    constraint: Constraint, tools: Sequence[str], can_call: bool = True
-) -> None:
+async def check_constraint(constraint: Constraint, tools: Sequence[str], call_format: str) -> None:
     """Check that a worker can do what a turn asks for. Raises InvalidRequest with the member.
 
-    tools: JSON texts of the session's tools; can_call: the form of the model's calls is known.
+    tools: JSON texts of the session's tools; call_format: the form of the model's calls (empty: it
+    is not known, so there are none).
     Schemas are compiled on another thread, and the outcomes kept, as agents send the same ones with
     every request.
     """
     if constraint == FREE and not tools:
         return
-    _check_choice(constraint, [get_tool(tool)[0] for tool in tools], can_call)
+    _check_choice(constraint, [get_tool(tool)[0] for tool in tools], call_format)
     if constraint.schema:
         schema = json.loads(constraint.schema)
         await _check_schema(schema, constraint.strict, "response_format")
-    if constraint.tool_choice is ToolChoice.NONE or not can_call:
+    if constraint.tool_choice is ToolChoice.NONE or not call_format:
         return
     for index, tool in enumerate(tools):
         name, schema, strict = get_tool(tool)
         if strict and (not constraint.tools or name in constraint.tools):
-            await _check_schema(schema, strict, f"tools[{index}].function.parameters")
+            await _check_strict(schema, f"tools[{index}].function", call_format)
 
 
-def _check_choice(constraint: Constraint, names: Sequence[str], can_call: bool) -> None:
+async def _check_strict(schema: dict[str, Any], field: str, call_format: str) -> None:
+    """Raise InvalidRequest unless every call of a tool can be held to its schema."""
+    if call_format == UNGUIDED_CALLS:
+        message = "calls of this model cannot be held to a schema; leave strict out"
+        raise InvalidRequest(f"{field}.strict", message, openai_code="unsupported_parameter")
+    await _check_schema(schema, True, f"{field}.parameters")
+    if call_format == TAGGED_CALLS and (keyword := find_untagged(schema)):
+        message = f"calls of this model cannot be held to {keyword!r}; leave it or strict out"
+        raise InvalidRequest(f"{field}.parameters", message)
+
+
+def _check_choice(constraint: Constraint, names: Sequence[str], call_format: str) -> None:
     missing = set(constraint.tools) - set(names)
     if missing:
         raise InvalidRequest("tool_choice", f"there is no tool {min(missing)!r}")
+    unguided = call_format == UNGUIDED_CALLS and constraint.tool_choice is not ToolChoice.NONE
+    if unguided and names and constraint.single_call:
+        message = "calls of this model cannot be held to one; leave parallel_tool_calls out"
+        raise InvalidRequest("parallel_tool_calls", message, openai_code="unsupported_parameter")
+    if unguided and constraint.tools:
+        message = "calls of this model cannot be held to some of the tools; send only these"
+        raise InvalidRequest("tool_choice", message, openai_code="unsupported_parameter")
     if constraint.tool_choice is not ToolChoice.REQUIRED:
         return
     if not names:
         raise InvalidRequest("tool_choice", "a call is required, but there are no tools")
-    if not can_call:
+    if not call_format or unguided:
         message = "a call is required, but the form of this model's calls is not known"
         raise InvalidRequest("tool_choice", message, openai_code="unsupported_parameter")
 

@@ -112,4 +112,6 @@ class TurnContext:
             durable=done.durable,
             stop_sequence=done.stop_sequence,
             reasoning_tokens=done.reasoning_tokens,
+            deferred_tokens=done.deferred_tokens,
+            prefilled_tokens=done.prefilled_tokens if done.HasField("prefilled_tokens") else None,
         )

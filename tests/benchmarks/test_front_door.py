@@ -21,7 +21,7 @@ async def test_a_small_run_has_every_row_and_bounded_memory(tmp_path: Path) -> N
     assert [row["condition"] for row in reads if "ratio" in row] == [
         f"{connections} connections: gateway" for connections in front_door.CONNECTIONS
     ]
-    assert len(turns) == 4
+    assert len(turns) == len(front_door.TURN_METRICS)
     assert [row["ratio_to"] for row in slow if "ratio" in row] == ["alone"]
     limit = GatewaySettings().max_body_buffer_bytes
     assert memory["median"] < limit + front_door.BAD_CONNECTIONS * CONNECTION_BYTES

@@ -7,7 +7,10 @@ import pytest
 
 from benchmarks.scale.__main__ import BACKENDS, add_ratios, kept_rows, main
 from benchmarks.scale.rows import measure_start
+from benchmarks.scale.workers import simulated_workers
 from kvrecall.reporting.results import Row, build_results
+from services.cluster.grpc_client import GrpcWorkerClient
+from services.cluster.settings import WireSettings
 
 SIZES = ("10", "30")
 
@@ -34,6 +37,14 @@ def test_every_operation_is_measured_at_each_size(
     assert store in BACKENDS or all(each > 0 for each in memory)
     gateways = {row["gateways"] for row in rows if "gateways" in row}
     assert gateways == {"sqlite": {1}, "redis": {2}}.get(store, set())
+
+
+async def test_every_simulated_worker_answers() -> None:
+    with simulated_workers(3, None, "scale", 16) as found:
+        clients = [GrpcWorkerClient(WireSettings(worker=address)) for address in found]
+        for client, address in zip(clients, found, strict=True):
+            assert [record.name for record in await client.workers()] == [address]
+            await client.close()
 
 
 def test_a_start_is_measured_by_the_pages_in_the_files(tmp_path: Path) -> None:

@@ -15,11 +15,15 @@ _INSTALL_SECONDS = 900
 
 @dataclass(frozen=True)
 class Client:
-    """A client: its script, and the packages of its environment."""
+    """A client: its script, and the packages of its environment.
+
+    `reference`: it adds no prompts of its own, so the reference model understands it.
+    """
 
     name: str
     script: str
     packages: tuple[str, ...]
+    reference: bool = False
 
     @property
     def is_node(self) -> bool:
@@ -35,7 +39,7 @@ class Client:
 def read_clients() -> list[Client]:
     """Read clients.toml."""
     listed = tomllib.loads((HERE / "clients.toml").read_text(encoding="utf-8"))["client"]
-    return [Client(each["name"], each["script"], tuple(each["packages"])) for each in listed]
+    return [Client(**{**each, "packages": tuple(each["packages"])}) for each in listed]
 
 
 def prepare(client: Client, folder: Path) -> list[str]:

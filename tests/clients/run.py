@@ -1,7 +1,9 @@
 """Run real clients, unmodified, against a scripted worker: `make clients`, a table, and a file.
 
 Without arguments all clients of clients.toml, one after the other; with arguments those whose
-script's name contains one of them. Environments are kept in build/clients.
+script's name contains one of them. Those that add no prompts of their own are run against
+`kvrecall serve` with the reference model as well, without tools, as it was not trained on theirs.
+Environments are kept in build/clients.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from typing import Any
 import structlog
 
 from tests.clients.environments import Client, prepare, read_clients
-from tests.clients.server import MODEL, serve
+from tests.clients.server import MODEL, REFERENCE, serve, serve_reference
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "clients"
@@ -36,10 +38,10 @@ _QUIET = {
 Report = dict[str, dict[str, Any]]
 
 
-def run_script(command: Sequence[str], url: str) -> Report:
+def run_script(command: Sequence[str], url: str, model: str = MODEL) -> Report:
     """Run a client's script; returns what it reports, or its failure for all capabilities."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment = {**inherited, **_QUIET, "KVRECALL_URL": url, "KVRECALL_MODEL": MODEL}
+    environment = {**inherited, **_QUIET, "KVRECALL_URL": url, "KVRECALL_MODEL": model}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=_SECONDS
     )
@@ -66,6 +68,11 @@ def run_clients(clients: Sequence[Client]) -> dict[str, dict[str, Any]]:
                 report = run_script(command, url)
         results[client.name] = {"packages": list(client.packages), "capabilities": report}
         print(format_row(client.name, client.version, report), flush=True)
+        if client.reference:
+            with serve_reference() as url:
+                known = run_script(command, url, REFERENCE)
+            results[client.name]["reference"] = known
+            print(format_row("  with the reference model", "", known), flush=True)
     return results
 
 
@@ -99,13 +106,14 @@ def main() -> int:
     failures = [
         (name, capability, result["error"])
         for name, each in results.items()
-        for capability, result in each["capabilities"].items()
+        for report in (each["capabilities"], each.get("reference", {}))
+        for capability, result in report.items()
         if result["error"]
     ]
     for name, capability, error in failures:
         print(f"{name}, {capability}: {error}")
-    if not chosen:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    known = json.loads(RESULTS.read_text("utf-8")) if chosen else {}
+    RESULTS.write_text(json.dumps({**known, **results}, indent=1) + "\n", encoding="utf-8")
     return int(bool(failures))
 
 

@@ -1,6 +1,7 @@
-"""The application of `kvrecall serve` over a scripted worker, on a port of this machine."""
+"""Servers for clients on a port of this machine: over a scripted worker, or `kvrecall serve`."""
 
 import asyncio
+import os
 import socket
 import tempfile
 import threading
@@ -12,6 +13,7 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
+from kvrecall.app.local_server import launch
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
@@ -20,6 +22,7 @@ from tests.clients.policy import answer
 
 MODEL = "scripted"
 """The stub worker's model."""
+REFERENCE = "reference"
 START_SECONDS = 30
 
 
@@ -49,3 +52,18 @@ def serve() -> Iterator[str]:
         finally:
             servers[0].should_exit = True
             thread.join(START_SECONDS)
+
+
+@contextmanager
+def serve_reference() -> Iterator[str]:
+    """Run `kvrecall serve` with the packaged model for as long as the context."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = str(Path(folder) / "data")
+        process, url = launch(
+            ["--port", "0", "--data", data], Path(folder) / "log", environment={**os.environ}
+        )
+        with process:
+            try:
+                yield url
+            finally:
+                process.terminate()

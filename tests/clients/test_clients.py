@@ -9,7 +9,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.clients.environments import SCRIPTS, read_clients
 from tests.clients.policy import answer
 from tests.clients.run import CAPABILITIES, format_row, run_script
-from tests.clients.server import serve
+from tests.clients.server import REFERENCE, serve, serve_reference
 
 ROOT = Path(__file__).parents[2]
 # Those whose packages the tests install.
@@ -36,6 +36,17 @@ def test_a_client_gets_its_answers_each_conversation_in_one_session(script: str)
         "tools": (1, 2),
         "streamed tools": (1, 2),
     }
+
+
+def test_clients_without_prompts_of_their_own_get_the_reference_models_answers() -> None:
+    with serve_reference() as url:
+        reports = {
+            script: run_script([sys.executable, str(SCRIPTS / script)], url, REFERENCE)
+            for script in ("openai_chat.py", "openai_responses.py", "anthropic_messages.py")
+        }
+    fine = {"error": None, "sessions": 1, "turns": 1}
+    expected = {"plain": fine, "streamed": fine, "turns": {**fine, "turns": 3}}
+    assert reports == dict.fromkeys(reports, expected)
 
 
 def test_a_script_that_fails_is_a_row_of_failures(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ Json = dict[str, Any]
 FACTS = 8
 ASKED = 2
 RESULT_TOKENS = 4000
+EXCHANGES = 130  # of small talk, of about 38 tokens each
 ON_CALL = TOOLS[0]
 CALL: Json = {
     "id": "c1",
@@ -46,9 +47,20 @@ def chat(seed: int, exchanges: int) -> list[Json]:
     return messages
 
 
+def lines(seed: int) -> str:
+    """A log as a tool prints it: one word again and again."""
+    return "ok, " * (RESULT_TOKENS // 3)
+
+
+def notes(seed: int) -> str:
+    """Ordinary text: as the user and the assistant have talked, in other words."""
+    return " ".join(message["content"] for message in chat(1000 + seed, EXCHANGES))
+
+
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("filling", [lines, notes])
 def test_a_repair_finds_the_fact_that_a_long_result_names_at_its_beginning(
-    server: Any, say: SimpleNamespace, seed: int
+    server: Any, say: SimpleNamespace, seed: int, filling: Callable[[int], str]
 ) -> None:
     client = server.own
     names = draw_names(random.Random(seed), "held_out")[:FACTS]
@@ -75,7 +87,7 @@ def test_a_repair_finds_the_fact_that_a_long_result_names_at_its_beginning(
         [say.user(question), {"role": "assistant", "content": None, "tool_calls": [CALL]}],
         generate=False,
     )
-    result = json.dumps({ON_CALL.result: names[ASKED], "log": "ok, " * (RESULT_TOKENS // 3)})
+    result = json.dumps({ON_CALL.result: names[ASKED], "log": filling(seed)})
     client.event(session, "tool_call.completed", "c1", result=result)
     say.until(lambda: bool(client.repairs(session)), "the repair on the result")
     (repair,) = client.repairs(session)

@@ -223,7 +223,7 @@ def test_a_catalog_in_redis_of_the_old_version_continues(
             time.sleep(0.05)
         check_idempotent(client, expected["idempotent"])
         continue_sessions(client, expected["sessions"])
-    assert redis.client.get("kvrecall:catalog:version") == b"4"
+    assert redis.client.get("kvrecall:catalog:version") == b"5"
 
 
 def test_the_reference_model_is_the_one_of_the_old_state(old_release: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.faults.load.scripts import Script
 from benchmarks.faults.load.scripts import scripts as build_scripts
+from benchmarks.faults.load.talks import talk_scripts
 from benchmarks.faults.rig.setups import Rig
 from benchmarks.faults.runs import open_rig
 from benchmarks.faults.undisturbed import Undisturbed, undisturbed_service
@@ -34,5 +35,6 @@ def scripts() -> Sequence[Script]:
 @pytest.fixture(scope="session")
 def undisturbed(root: Path, rig: Rig, scripts: Sequence[Script]) -> Iterator[Undisturbed]:
     """A service without faults, and its transcripts."""
-    with undisturbed_service(root / "undisturbed", rig, scripts) as undisturbed:
+    talks = talk_scripts(5, 3)
+    with undisturbed_service(root / "undisturbed", rig, scripts, talks) as undisturbed:
         yield undisturbed

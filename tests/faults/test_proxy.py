@@ -1,11 +1,15 @@
 """The proxy forwards data unchanged, and breaks, stalls and delays connections."""
 
+import select
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.faults.rig.ports import local_ports
 from benchmarks.faults.rig.proxy import Proxy
 
 PATIENCE_SECONDS = 20.0
@@ -114,6 +118,57 @@ def test_a_one_way_stall_swallows_answers_and_no_requests(proxy: Proxy) -> None:
         proxy.heal()
         connection.settimeout(PATIENCE_SECONDS)
         assert connection.recv(10) == b"asked"
+
+
+def test_a_request_with_a_mark_and_those_behind_it_are_held_back(proxy: Proxy) -> None:
+    with connect(proxy) as connection, connect(proxy) as other:
+        proxy.stall_at(b"MARK")
+        assert echo_back(connection, b"before") == b"before"
+        connection.sendall(b"the MARK")
+        assert proxy.marked.wait(PATIENCE_SECONDS)
+        other.sendall(b"behind it")
+        other.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            other.recv(10)
+        proxy.heal()
+        connection.settimeout(PATIENCE_SECONDS)
+        other.settimeout(PATIENCE_SECONDS)
+        assert connection.recv(20) == b"the MARK"
+        assert other.recv(20) == b"behind it"
+
+
+def test_of_a_pair_that_is_parted_the_others_go_on(proxy: Proxy) -> None:
+    child = (
+        "import socket, sys\n"
+        f"peer = socket.create_connection(('127.0.0.1', {proxy.port}))\n"
+        "for line in sys.stdin:\n"
+        "    peer.sendall(line.encode()); print(peer.recv(100).decode().strip(), flush=True)\n"
+    )
+    with (
+        connect(proxy) as other,
+        subprocess.Popen(
+            [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def send(line: str) -> None:
+            assert process.stdin is not None
+            process.stdin.write(line)
+            process.stdin.flush()
+
+        send("before\n")
+        assert process.stdout.readline() == "before\n"
+        proxy.part(lambda: local_ports(process.pid))
+        send("parted\n")
+        assert echo_back(other, b"hello") == b"hello"
+        with connect(proxy) as new:
+            assert echo_back(new, b"hello") == b"hello"
+        assert select.select([process.stdout], [], [], 0.2)[0] == []
+        proxy.heal()
+        assert process.stdout.readline() == "parted\n"
+        process.stdin.close()
 
 
 def test_a_slow_proxy_loses_nothing(proxy: Proxy) -> None:

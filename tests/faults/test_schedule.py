@@ -14,6 +14,7 @@ from benchmarks.faults.kinds.schedule import (
     schedule,
 )
 from benchmarks.faults.load.scripts import scripts
+from benchmarks.faults.load.talks import APIS, talk_scripts
 
 
 @pytest.mark.parametrize("weights", [EMBEDDED, CLUSTER, FILES_ONLY, POWER, STALE_WRITERS])
@@ -33,6 +34,24 @@ def test_scripts_are_a_function_of_their_seed() -> None:
     assert scripts(1, 8) == scripts(1, 8) != scripts(2, 8)
     kinds = {step.kind for script in scripts(1, 8) for step in script.steps}
     assert kinds == {"create", "turn", "event", "fork", "abort", "move"}
+
+
+def test_one_in_eight_scripts_has_episodes() -> None:
+    created = [script.steps[0].body for script in scripts(1, 16)]
+    assert ["episodes" in body for body in created] == [each.episodes for each in scripts(1, 16)]
+    assert sum("episodes" in body for body in created) == 2
+
+
+def test_talks_are_a_function_of_their_seed_and_go_through_every_api() -> None:
+    assert talk_scripts(1, 9) == talk_scripts(1, 9) != talk_scripts(2, 9)
+    assert [each.api for each in talk_scripts(1, 3)] == list(APIS)
+    for talk in talk_scripts(3, 30):
+        assert 0 < talk.sleeps_at < len(talk.says)
+        for number, say in enumerate(talk.says):
+            assert 0 <= say.back <= number
+            if talk.api == "conversation":
+                assert say.keyed
+                assert not say.back, "what was said to a conversation stays"
 
 
 def test_a_script_writes_to_a_session_only_after_it_was_created() -> None:

@@ -162,6 +162,7 @@ async def test_each_worker_reports_its_slots_and_tiers(api: Any) -> None:
         assert samples["kvrecall_slots_in_use", worker] == 1
         assert samples["kvrecall_lost_pages_total", worker] == 3
         assert samples["kvrecall_rebuilt_pages_total", worker] == 2
+        assert samples["kvrecall_prefilled_tokens_total", worker] == 11
         for name, value in (
             ("bytes", 640),
             ("limit_bytes", 1000),

@@ -73,6 +73,16 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
     return received
 
 
+async def read_answer(reader: asyncio.StreamReader) -> int:
+    """Read one response of a kept connection; returns its status."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        received = await reader.readuntil(b"\r\n\r\n")
+        lines = received.decode().lower().splitlines()
+        length = next(line for line in lines if line.startswith("content-length:"))
+        await reader.readexactly(int(length.partition(":")[2]))
+    return int(lines[0].split()[1])
+
+
 def head(path: str, length: int, *more: str) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json"]
     return "\r\n".join([*lines, f"Content-Length: {length}", *more, "", ""]).encode()
@@ -205,6 +215,22 @@ async def test_a_refused_body_is_discarded_so_that_the_answer_is_read(
         assert b"unknown_session" in await reader.readexactly(length)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"alive" in await rest(reader)
+
+
+async def test_requests_behind_a_refused_body_have_time_of_their_own(
+    assembled: Any, port: int
+) -> None:
+    session = await assembled.service.create(CreateSession(tenant="ann"))
+    refused = head(f"/v1/sessions/{session.id}/fork", 2, "X-Kvrecall-Tenant: ben")
+    read = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with connected(port, refused) as (reader, writer):
+        answers = []
+        for sent in (b"{}" + refused, b"{}" + read, read, read):
+            answers.append(await read_answer(reader))
+            await asyncio.sleep(0.4)  # all together longer than a refused body may take
+            writer.write(sent)
+        answers.append(await read_answer(reader))
+    assert answers == [404, 404, 200, 200, 200]
 
 
 async def test_a_refused_body_that_is_too_long_ends_the_connection(

@@ -303,23 +303,6 @@ async def test_a_fork_at_an_earlier_turn_takes_the_state_that_was_kept_there(har
     assert await harness.selection(child.id) == await harness.selection(parent)
 
 
-async def test_a_fork_at_an_earlier_turn_does_not_wait_for_the_one_that_runs(harness) -> None:
-    session = await spoken(harness)
-    harness.worker.gates["token"] = asyncio.Event()
-    harness.worker.reached["token"].clear()
-    stream = harness.service.turn(session, TurnRequest((HELLO,), sampling=Sampling(50)))
-    await harness.worker.reached["token"].wait()
-    child = await harness.service.fork(session, ForkRequest(1), KEY)
-    assert child.turns == 1
-    assert await harness.service.fork(session, ForkRequest(1), KEY) == child
-    with pytest.raises(SessionBusy):
-        await harness.service.fork(session, ForkRequest(2))
-    harness.worker.gates["token"].set()
-    assert [progress async for progress in stream][-1].outcome.turn == 3
-    await harness.say(child.id, HELLO)
-    assert (await harness.service.get(child.id))[0].turns == 2
-
-
 async def test_a_fork_of_a_fork_at_its_parents_turn_takes_the_parents_state(harness) -> None:
     parent = await spoken(harness, 1)
     then = await harness.selection(parent)

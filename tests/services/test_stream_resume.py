@@ -1,5 +1,7 @@
 """An answer that is generated again reaches the reader once, or the stream fails."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,21 @@ def test_the_reader_gets_every_answer_once_wherever_it_was_interrupted(
     resumer.end()
     assert text_of(published) == answer
     assert all(item.text for item in published if isinstance(item, TextDelta))
+
+
+def test_a_piece_costs_its_own_length_however_long_the_answer_is() -> None:
+    said = "x" * 1_000_000
+    resumer = StreamResumer(lambda _: None)
+    for _ in range(2):
+        resumer.begin()
+        resumer.text(said)
+        tracemalloc.start()
+        try:
+            resumer.text("and so on")
+            assert tracemalloc.get_traced_memory()[1] < 10_000, "nothing is copied"
+        finally:
+            tracemalloc.stop()
+    resumer.end()
 
 
 def test_a_divergent_answer_is_not_published() -> None:

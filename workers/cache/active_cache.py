@@ -23,6 +23,7 @@ class ActiveCache:
         lengths: Rows of each head, int64 `[n_layers, slots, n_kv_heads]`.
         bound: Maximum rows per head, mean over the heads, int64 `[n_layers, slots]`.
         peak: Highest number of rows so far, in the same unit.
+        transfers: Copies onto the device and off it, for all that work on these rows.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ActiveCache:
         self.bound = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self.peak = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self._free = list(range(slots))
-        self._transfers = Transfers(self.device)
+        self.transfers = Transfers(self.device)
 
     def free_slots(self) -> int:
         """Number of slots that no session holds."""
@@ -114,7 +115,7 @@ class ActiveCache:
     def fill(self, slot: int, layer: int, rows: KVRows) -> None:
         """Write rows, ascending by position, into a layer that has none."""
         assert not self.lengths[layer, slot].any(), "only an empty layer is filled"
-        self._write(slot, layer, KVRows(*self._transfers.to_device(rows.tensors())))
+        self._write(slot, layer, KVRows(*self.transfers.to_device(rows.tensors())))
 
     def insert(
         self,
@@ -141,7 +142,7 @@ class ActiveCache:
             torch.zeros_like(positions, dtype=torch.float32) if accumulated is None else accumulated
         )
         new = KVRows(keys.to(self.dtype), values.to(self.dtype), positions, promoted, sums)
-        added = self._transfers.to_device(new.tensors())
+        added = self.transfers.to_device(new.tensors())
         pairs = zip(self.read(slot, layer).tensors(), added, strict=True)
         rows = KVRows(*(torch.cat(pair, dim=1) for pair in pairs))
         order = rows.positions.sort(dim=1, stable=True).indices

@@ -18,8 +18,8 @@ class Transfers:
     """Copies tensors off a device and onto it. Safe to call from several threads."""
 
     def __init__(self, device: torch.device) -> None:
-        """Create the streams, where the device has any."""
-        self._device = device
+        """Create the streams, where the device has any; a worker has one object for all its copies."""
+        self.device = device
         streams = device.type == "cuda" and torch.cuda.is_available()
         self._down: torch.cuda.Stream | None = _cuda.Stream(device) if streams else None
         self._up: torch.cuda.Stream | None = _cuda.Stream(device) if streams else None
@@ -29,7 +29,7 @@ class Transfers:
         if self._down is None:
             return None
         event: torch.cuda.Event = _cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def to_host(self, tensor: Tensor, after: torch.cuda.Event | None) -> Tensor:
@@ -54,11 +54,11 @@ class Transfers:
         The host does not wait. On a CPU the tensors themselves.
         """
         if self._up is None:
-            return [each.to(self._device, non_blocking=True) for each in tensors]
+            return [each.to(self.device, non_blocking=True) for each in tensors]
         with torch.cuda.stream(self._up):
             pinned = [each if each.is_pinned() else each.pin_memory() for each in tensors]
-            copies = [each.to(self._device, non_blocking=True) for each in pinned]
-        stream = torch.cuda.current_stream(self._device)
+            copies = [each.to(self.device, non_blocking=True) for each in pinned]
+        stream = torch.cuda.current_stream(self.device)
         stream.wait_stream(self._up)
         for each in copies:
             # Its memory belongs to the other stream, which may not reuse it before this one is done.

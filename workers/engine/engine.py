@@ -64,7 +64,8 @@ class Engine:
         self.sessions: dict[str, WorkerSession] = {}
         self.lost_pages = 0
         self.rebuilt_pages = 0
-        self.store_io = StoreIO(self.store, self.model.device)
+        self.prefilled_tokens = 0
+        self.store_io = StoreIO(self.store, self.cache.transfers)
         self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
 
     # Life cycle

@@ -47,10 +47,10 @@ class StoreIO:
     Its futures raise StorageFailed, RowsMissing and StaleEpoch.
     """
 
-    def __init__(self, store: RowStore, device: torch.device = _CPU) -> None:
-        """Create the threads; device: where the sessions' rows are computed."""
+    def __init__(self, store: RowStore, transfers: Transfers | None = None) -> None:
+        """Create the threads; transfers: of the device that the rows are computed on; None: CPU."""
         self._store = store
-        self._transfers = Transfers(device)
+        self._transfers = transfers or Transfers(_CPU)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-through")
         self._reader = ThreadPoolExecutor(2, thread_name_prefix="swap-in")
 

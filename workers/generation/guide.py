@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from kvrecall.domain.constraints import Constraint, ToolChoice
 from workers.errors import BadSettings
-from workers.model.answer_grammar import AnswerGrammars
-from workers.model.grammars import Grammars
+from workers.model.grammars import CompiledGrammars, Grammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatTokenizer
 
@@ -25,7 +24,7 @@ class Guide:
     def __init__(
         self,
         grammars: Grammars,
-        wanted: AnswerGrammars,
+        wanted: CompiledGrammars,
         stream: TextStream,
         *,
         banned: int | None = None,
@@ -42,8 +41,8 @@ class Guide:
         self._opens_reasoning = opens_reasoning
         self._matcher: LLMatcher | None = None
         self._failure = ""
-        if wanted.whole and stream.reasoning is not True:
-            self._matcher = grammars.start(wanted.whole)
+        if wanted.whole is not None and stream.reasoning is not True:
+            self._matcher = wanted.whole.deep_copy()
 
     @property
     def active(self) -> bool:
@@ -78,15 +77,14 @@ class Guide:
                 self._consume(token)
             else:
                 self._matcher = None  # the answer reasons first
-        elif self._wanted.whole:
+        elif (whole := self._wanted.whole) is not None:
             if self._stream.reasoning is False:
-                whole = self._wanted.whole
                 begun = self._start(whole, self._stream.body)
-                self._matcher = begun or self._grammars.start(whole)
-        elif self._wanted.behind_mark and (at := self._stream.call_at) is not None:
-            mark = self._stream.mark_length
-            self._matcher = self._start(self._wanted.behind_mark, at + mark)
-            self._wanted = AnswerGrammars()
+                self._matcher = begun or whole.deep_copy()
+        elif self._wanted.behind_mark is not None and self._stream.call_at is not None:
+            at = self._stream.call_at + self._stream.mark_length
+            self._matcher = self._start(self._wanted.behind_mark, at)
+            self._wanted = CompiledGrammars()
 
     def require_sound(self) -> None:
         """Raise BadSettings if the grammar has failed, as one does that is too complex."""
@@ -100,16 +98,16 @@ class Guide:
         self._matcher.consume_token(token)
         self.require_sound()
 
-    def _start(self, grammar: str, at: int) -> LLMatcher | None:
+    def _start(self, grammar: LLMatcher, at: int) -> LLMatcher | None:
         """Start a grammar with the text from `at` on; None if it cannot begin so."""
-        matcher = self._grammars.start(grammar)
+        matcher = grammar.deep_copy()
         said = self._grammars.vocabulary.tokenize_str(self._stream.raw[at:])
         return matcher if matcher.try_consume_tokens(said) == len(said) else None
 
 
 def build_guide(
     grammars: Grammars,
-    wanted: AnswerGrammars,
+    wanted: CompiledGrammars,
     constraint: Constraint,
     tokenizer: ChatTokenizer,
     stream: TextStream,
@@ -118,7 +116,7 @@ def build_guide(
     ids = {text: id for id, text in tokenizer.mark_texts.items()}
     form = tokenizer.format
     banned = ids.get(form.mark) if constraint.tool_choice is ToolChoice.NONE else None
-    if not wanted.whole and not wanted.behind_mark and banned is None:
+    if wanted == CompiledGrammars() and banned is None:
         return None
     opening = ids.get(form.reasoning[0]) if form.reasoning else None
     return Guide(grammars, wanted, stream, banned=banned, opens_reasoning=opening)

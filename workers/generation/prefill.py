@@ -15,10 +15,14 @@ from workers.model.tokenizer import Segment
 
 @dataclass(frozen=True)
 class PrefillResult:
-    """Logits after the last token, float32 `[vocabulary]`, and the distribution if asked for."""
+    """Logits after the last token, float32 `[vocabulary]`, and the distribution if asked for.
+
+    `tokens` were computed.
+    """
 
     logits: Tensor
     distribution: Distribution | None
+    tokens: int
 
 
 def prefill(
@@ -55,6 +59,7 @@ def prefill(
         ]
         logits_to_keep = len(block) if wanted else 1
         block_logits = engine.forward([resident], torch.tensor([block]), logits_to_keep)[0]
+        engine.prefilled_tokens += len(block)
         if start < prompt <= start + size:
             on_prompt_end()
         if wanted:
@@ -63,8 +68,9 @@ def prefill(
         engine.evict(resident)
         yield engine.store_io.backlog(session)
     if not expected:
-        return PrefillResult(logits, None)
+        return PrefillResult(logits, None, len(token_ids))
     recorded_tokens = tuple(
         token for token, is_recorded in zip(token_ids[1:], recorded[1:], strict=True) if is_recorded
     )
-    return PrefillResult(logits, Distribution(recorded_tokens, torch.cat(expected)))
+    distribution = Distribution(recorded_tokens, torch.cat(expected))
+    return PrefillResult(logits, distribution, len(token_ids))

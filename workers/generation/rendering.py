@@ -10,7 +10,7 @@ from kvrecall.domain.messages import Sampling
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
 from workers.generation.steps import Steps
-from workers.model.answer_grammar import AnswerGrammars
+from workers.model.grammars import CompiledGrammars
 from workers.model.tokenizer import ChatMessage, Segment
 
 _T = TypeVar("_T")
@@ -36,14 +36,14 @@ def encode_text(engine: Engine, text: str) -> Steps[list[int]]:
 
 def build_grammars(
     engine: Engine, session: WorkerSession, sampling: Sampling
-) -> Steps[AnswerGrammars]:
+) -> Steps[CompiledGrammars]:
     """Compile the grammars of a turn's answer. Raises BadSettings for what cannot be.
 
     The vocabulary, which log-probabilities are reported by as well, is built with the first.
     """
     tools = [json.dumps(tool) for tool in session.config.tools]
     if sampling.constraint == FREE and sampling.top_logprobs is None and not tools:
-        return AnswerGrammars()
+        return CompiledGrammars()
     return (
         yield from _off_thread(engine, lambda: engine.grammars.build(sampling.constraint, tools))
     )

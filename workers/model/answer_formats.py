@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from kvrecall.domain.constraints import TAGGED_CALLS, UNGUIDED_CALLS
 from workers.model.call_parsing import (
     Found,
     ParsedCall,
@@ -106,7 +107,7 @@ _HERMES = AnswerFormat(
     ),
 )
 _QWEN_XML = AnswerFormat(
-    "qwen-xml",
+    TAGGED_CALLS,
     "<tool_call>",
     parse_qwen_xml,
     CallGrammar(
@@ -181,7 +182,7 @@ def _from_template(template: dict[str, Any], known: AnswerFormat) -> AnswerForma
         same = mark == known.mark
         known = replace(
             known,
-            name=known.name if same else "response_template",
+            name=known.name if same else UNGUIDED_CALLS,
             mark=mark,
             parse=parse,
             grammar=known.grammar if same else None,

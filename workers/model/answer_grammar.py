@@ -20,11 +20,7 @@ _DEFINITIONS = ("$defs", "definitions")
 
 @dataclass(frozen=True)
 class AnswerGrammars:
-    """Grammars of one constraint; empty where the answer is free.
-
-    - `whole`: from the answer's first token, or the first one behind its reasoning.
-    - `behind_mark`: from the first mark of a call to the end.
-    """
+    """Texts of one constraint's grammars (see `CompiledGrammars`); empty where the answer is free."""
 
     whole: str = ""
     behind_mark: str = ""
@@ -146,7 +142,7 @@ def _add_parameters(rules: _Rules, tool: _Tool) -> str:
     for key, schema in properties.items():
         schema = schema if isinstance(schema, dict) else {}
         opening, closing = f"<parameter={key}>\n", "\n</parameter>\n"
-        choices = schema.get("enum") or ()
+        choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()
         if is_text(schema) and not choices:
             # The text ends where its tag does, whatever it is.
             value = rules.add("/(?s:.*)/", f"[suffix={json.dumps(closing)}]")

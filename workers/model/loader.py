@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from workers.cache.active_cache import ActiveCache, KVShape
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model import attention
-from workers.model.packed_linear import can_pack, pack_linears
+from workers.model.packed_linear import can_pack, cpu_has_bfloat16, pack_linears
 from workers.model.quantized_linear import Quantization, quantize_linears
 
 # Settings that the shape of a model's rows is computed from.
@@ -94,7 +94,7 @@ def load_model(
 
     Args:
         name: Path or hub name.
-        dtype: Data type; the checkpoint's own if None.
+        dtype: Data type; that of `choose_dtype` if None.
         device: Device; a GPU if there is one, else the CPU, if None.
         pack: Pack the weights once for the CPU's matrix units, where it has them (bfloat16).
         quantize: Quantize the weights of the linear layers. The model computes in bfloat16 then,
@@ -113,7 +113,7 @@ def load_model(
         refuse_unsupported(config)
         attention.register()
         module = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype or "auto", attn_implementation=attention.NAME
+            name, dtype=dtype or choose_dtype(config.dtype), attn_implementation=attention.NAME
         )
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{name} could not be loaded: {error}") from error
@@ -124,6 +124,17 @@ def load_model(
     if pack and can_pack(module):
         pack_linears(module)
     return model
+
+
+def choose_dtype(own: torch.dtype | None) -> torch.dtype | Literal["auto"]:
+    """Return the data type for a checkpoint of data type `own`; `auto`: its own.
+
+    Float32 instead of bfloat16 where there is no GPU, and the CPU would have to emulate bfloat16,
+    several times slower. The answer is the same for all processes of a machine, also for those
+    that load the model on the CPU beside its GPU.
+    """
+    emulated = not torch.cuda.is_available() and not cpu_has_bfloat16()
+    return torch.float32 if own == torch.bfloat16 and emulated else "auto"
 
 
 def adopt(module: PreTrainedModel) -> LoadedModel:

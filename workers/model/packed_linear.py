@@ -22,13 +22,17 @@ class PackedLinear(nn.Module):
         return out
 
 
+def cpu_has_bfloat16() -> bool:
+    """Check if oneDNN computes in bfloat16 with instructions that this CPU has."""
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and bool(_ONEDNN._is_mkldnn_bf16_supported())
+
+
 def can_pack(module: nn.Module) -> bool:
     """Check if the weights are bfloat16 and on a CPU for whose instructions oneDNN packs them."""
     weight = next(module.parameters())
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
-        return False
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and bool(_ONEDNN._is_mkldnn_bf16_supported())
+    is_bfloat16 = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    return is_bfloat16 and cpu_has_bfloat16()
 
 
 def pack_linears(module: nn.Module) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
 from workers.model.answer_formats import AnswerFormat
 from workers.model.call_parsing import ParsedCall
+from workers.model.reasoning_stream import ReasoningStream, end_before
 from workers.model.tokenizer import ChatTokenizer
 
 
@@ -32,14 +34,14 @@ class TextStream:
     """An answer's text as its tokens arrive: whole characters only, without reasoning and calls.
 
     Text that may be the beginning of a stop string, of a tool call or of a mark of reasoning is held
-    back; what was sent is never taken back. Stop strings are looked for in the text alone.
+    back; what was sent is never taken back. Stop strings are looked for in the text alone. Only what
+    may begin one of these is looked at again: a token costs the same however long the answer is.
 
     Attributes:
-        raw: All that was generated so far, marks included, up to the first stop string.
         stopped: True once a stop string was found.
         stop_sequence: The stop string that was found; empty until then.
-        reasoning: True while the answer reasons; None before that is known.
         body: Where the text behind the reasoning begins in `raw`.
+        call_at: Where the first call's mark begins in `raw`; None without one.
     """
 
     def __init__(
@@ -61,24 +63,31 @@ class TextStream:
         self._format: AnswerFormat = tokenizer.format
         self._tools = tools
         self._mark = self._format.mark if calls else ""
-        self._bare = self._format.bare and calls
+        self._may_be_bare = self._format.bare and calls
         self._parses = calls
         self._stop = tuple(stop)
-        self._marks = self._format.reasoning
-        self._sent = 0
+        self._reasoning = ReasoningStream(self._format.reasoning, reasons)
+        self._pieces: list[str] = []
+        self._length = 0
         self._lengths = [0]
-        self._reasoned: tuple[int, int] = (0, 0)
-        self.raw = ""
+        self._window = ""
+        self._begun = False
+        self._sent = 0
+        self._opening: int | None = None  # of what is not sent before it is parsed
         self.stopped = False
         self.stop_sequence = ""
         self.body = 0
-        self.reasoning: bool | None = reasons if self._marks else False
+        self.call_at: int | None = None
 
     @property
-    def call_at(self) -> int | None:
-        """Where the first call's mark begins in `raw`; None without one."""
-        at = self.raw.find(self._mark, self.body) if self._mark else -1
-        return None if at < 0 or self.reasoning is not False else at
+    def raw(self) -> str:
+        """All that was generated so far, marks included, up to the first stop string."""
+        return "".join(self._pieces)
+
+    @property
+    def reasoning(self) -> bool | None:
+        """True while the answer reasons; None before that is known."""
+        return self._reasoning.active
 
     @property
     def mark_length(self) -> int:
@@ -88,49 +97,52 @@ class TextStream:
     @property
     def in_text(self) -> bool:
         """True in plain text: neither in the reasoning nor behind the mark of a call."""
-        return self.reasoning is False and not self._openings()
+        return self.reasoning is False and self._opening is None
+
+    @property
+    def window(self) -> int:
+        """Number of characters that are looked at again with the next token."""
+        return len(self._window) + self._reasoning.window
 
     def push(self, token_id: int) -> Piece:
         """Add a token; returns what can be sent now. Sets `stopped` at a stop string."""
-        self.raw += self._decode(token_id)
-        self._lengths.append(len(self.raw))
-        reasoning = self._advance_reasoning()
-        if self.reasoning is not False:
-            return Piece(reasoning=reasoning)
-        found = [(at, stop) for stop in self._stop if (at := self.raw.find(stop, self.body)) >= 0]
-        if found:
-            end, self.stop_sequence = min(found)
-            self.stopped = True
-            self.raw = self.raw[:end]
-        return Piece(self._send(self._safe_end()), reasoning)
+        piece = self._decode(token_id)
+        self._pieces.append(piece)
+        self._length += len(piece)
+        self._lengths.append(self._length)
+        reasoning, text = self._reasoning.push(piece)
+        if not self._begun:
+            self.body = self._sent = self._length - len(text)
+            self._begun = bool(text)
+        return Piece(self._push(text), reasoning)
 
     def split_at_stop(self) -> tuple[int, str]:
         """Split what is before the stop string: its whole tokens, counted, and the text after them.
 
         A token without text at the end, such as the first part of a character, is not counted.
         """
-        last = max(length for length in self._lengths if length <= len(self.raw))
+        last = max(length for length in self._lengths if length <= self._length)
         return self._lengths.index(last), self.raw[last:]
 
     def finish(self) -> Piece:
         """Return what was held back but is plain, malformed tool calls included."""
         if self.reasoning is not False:
-            return self._finish_reasoning()
-        plain, calls = self._parse()
-        if calls:
-            plain = plain.rstrip()
-        rest = plain[self._sent - self.body :]
-        self._sent = max(self._sent, self.body + len(plain))
-        return Piece(rest)
+            reasoning, text = self._reasoning.finish()
+            self.body = self._length - len(text)
+            return Piece(text, reasoning)
+        plain, calls = self._parsed
+        return Piece((plain.rstrip() if calls else plain)[self._sent - self.body :])
 
     def parse(self) -> ParsedAnswer:
-        """Parse the whole answer, after `finish`."""
-        start, end = self._reasoned
-        reasoning = self.raw[start:end]
-        if self.reasoning is not False:
-            return ParsedAnswer("", reasoning, ())
-        plain, calls = self._parse()
-        return ParsedAnswer(plain.strip(), reasoning, tuple(calls))
+        """Return the parts of the whole answer."""
+        plain, calls = ("", ()) if self.reasoning else self._parsed
+        return ParsedAnswer(plain.strip(), self._reasoning.text, tuple(calls))
+
+    @cached_property
+    def _parsed(self) -> tuple[str, Sequence[ParsedCall]]:
+        """The text behind the reasoning without its calls, and the calls; once it is complete."""
+        text = self.raw[self.body :]
+        return self._format.parse_calls(text, self._tools) if self._parses else (text, ())
 
     def _decode(self, token_id: int) -> str:
         mark = self._tokenizer.mark_texts.get(token_id)
@@ -138,90 +150,31 @@ class TextStream:
             return mark
         return self._stream.step(self._tokenizer.inner.backend_tokenizer, token_id) or ""
 
-    def _parse(self) -> tuple[str, list[ParsedCall]]:
-        text = self.raw[self.body :]
-        return self._format.parse_calls(text, self._tools) if self._parses else (text, [])
-
-    def _advance_reasoning(self) -> str:
-        """Follow the reasoning; returns what can be sent of it. Sets where the text begins."""
-        if self._marks is None or self.reasoning is False:
-            self._skip_space()
-            return ""
-        opening, closing = self._marks
-        if self.reasoning is None:
-            start = len(self.raw) - len(self.raw.lstrip())
-            if self.raw.startswith(opening, start):
-                self.reasoning = True
-                self._reasoned = (start + len(opening),) * 2
-            elif not opening.startswith(self.raw[start:]):
-                self.reasoning = False
-                return ""
-            else:
-                return ""
-        start = self._reasoned[0]
-        at = self.raw.find(closing, start)
-        if at < 0:
-            return self._send_reasoning(_end_before(self.raw, (closing,)))
-        self.reasoning = False
-        self.body = at + len(closing)
-        piece = self._send_reasoning(at)
-        self._sent = self.body
-        self._skip_space()
-        return piece
-
-    def _skip_space(self) -> None:
-        """Move the text's beginning behind the white space that follows the reasoning."""
-        if self.body and self._sent == self.body:
-            rest = self.raw[self.body :]
-            self.body += len(rest) - len(rest.lstrip())
-            self._sent = self.body
-
-    def _send_reasoning(self, end: int) -> str:
-        """Send the reasoning up to `end` without white space at its ends."""
-        start, sent = self._reasoned
-        text = self.raw[start:end]
-        if sent == start:
-            start += len(text) - len(text.lstrip())
-            sent = start
-        end = max(sent, start + len(self.raw[start:end].rstrip()))
-        self._reasoned = (start, end)
-        return self.raw[sent:end]
-
-    def _finish_reasoning(self) -> Piece:
-        """Send the end of a reasoning that was cut off, or an answer that only began to."""
-        if self.reasoning:
-            return Piece(reasoning=self._send_reasoning(len(self.raw)))
-        self.reasoning = False
-        return Piece(self._send(len(self.raw)))
-
-    def _send(self, end: int) -> str:
-        delta = self.raw[self._sent : end]
+    def _push(self, piece: str) -> str:
+        """Add to the text behind the reasoning; returns what can be sent."""
+        text = self._window + piece
+        start = self._length - len(text)  # its place in `raw`
+        if found := [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]:
+            at, self.stop_sequence = min(found)
+            self.stopped = True
+            self._pieces = [self.raw[: start + at]]
+            self._length = start + at
+            text = text[:at]
+        self._find_call(text, start)
+        awaited = (*self._stop, self._mark) if self._mark and self.call_at is None else self._stop
+        safe = end_before(text, awaited)
+        self._window = text[safe:]
+        end = min(start + safe, self._length if self._opening is None else self._opening)
+        sendable = text[self._sent - start : max(0, end - start)]
         self._sent = max(self._sent, end)
-        return delta
+        return sendable
 
-    def _openings(self) -> list[int]:
-        mark = self.call_at
-        found = [] if mark is None else [mark]
-        text = self.raw[self.body :].lstrip()
-        if self._bare and text.startswith("{"):
-            found.append(self.body)
-        return found
-
-    def _safe_end(self) -> int:
-        """End of the text that no delimiter can begin in."""
-        delimiters = (*self._stop, self._mark) if self._mark else self._stop
-        return max(self._sent, min([_end_before(self.raw, delimiters), *self._openings()]))
-
-
-def _end_before(text: str, delimiters: Sequence[str]) -> int:
-    """End of the text that none of the delimiters can begin in."""
-    overlap = max(
-        (
-            n
-            for delimiter in delimiters
-            for n in range(1, len(delimiter))
-            if text.endswith(delimiter[:n])
-        ),
-        default=0,
-    )
-    return len(text) - overlap
+    def _find_call(self, text: str, start: int) -> None:
+        """Look for the beginning of a call in a text that is at `start`."""
+        if self._may_be_bare and (word := text.lstrip()):
+            self._may_be_bare = False
+            self._opening = self.body if word.startswith("{") else None
+        at = text.find(self._mark) if self._mark and self.call_at is None else -1
+        if at >= 0:
+            self.call_at = start + at
+            self._opening = self.call_at if self._opening is None else self._opening

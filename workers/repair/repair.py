@@ -202,10 +202,10 @@ def _scan_rows(
         return operator.ambiguous_tokens(lower, upper, candidates.tokens, config.repair_rows)
 
     rows = (engine.store, session.name, queries.signal, session.length)
-    device = engine.cache.device
+    transfers = engine.cache.transfers
     if operator.per_head:
         result = yield from scan_by_head(
-            *rows, contrast=queries.contrast, stop_requested=stop_requested, device=device
+            *rows, contrast=queries.contrast, stop_requested=stop_requested, transfers=transfers
         )
         # Adding the token's mean to each head's score keeps tokens together across heads.
         return replace(result, scores=result.scores + result.scores.mean((0, 1)))
@@ -217,7 +217,7 @@ def _scan_rows(
             counted=None if operator.counts_active else candidates.rows,
             find_ambiguous=find_ambiguous,
             stop_requested=stop_requested,
-            device=device,
+            transfers=transfers,
         )
     )
 

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvrecall.protocol.calls import CALLS, SERVICE, Call
+from kvrecall.protocol.certificates import CannotBind, bind
 from kvrecall.protocol.v1 import REFUSAL_CODE
 from workers.errors import Cancelled, CannotListen, WorkerError
 from workers.rpc.authentication import (
@@ -190,16 +191,6 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
 def _bind(server: grpc.aio.Server, settings: ServerSettings) -> int:
     """Bind the address; returns its port. Raises CannotListen."""
     try:
-        if settings.tls_cert is None or settings.tls_key is None:
-            return server.add_insecure_port(settings.listen)
-        chain = [(settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())]
-        ca = None if settings.tls_client_ca is None else settings.tls_client_ca.read_bytes()
-        credentials = grpc.ssl_server_credentials(chain, ca, require_client_auth=ca is not None)
-        return server.add_secure_port(settings.listen, credentials)
-    except OSError as error:
-        raise CannotListen(f"a certificate cannot be read: {error}") from error
-    except RuntimeError as error:
-        raise CannotListen(
-            f"cannot listen on {settings.listen}: it is in use or no HOST:PORT, or the certificate "
-            "does not fit its key"
-        ) from error
+        return bind(server, settings.listen, settings)
+    except CannotBind as error:
+        raise CannotListen(str(error)) from error

@@ -186,6 +186,7 @@ class WorkerService:
             tiers=_tier_stats(engine.store),
             lost_pages=engine.lost_pages,
             rebuilt_pages=engine.rebuilt_pages,
+            prefilled_tokens=engine.prefilled_tokens,
         )
 
     def record(self, name: str, address: str, *, draining: bool) -> pb.WorkerRecord:

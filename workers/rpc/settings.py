@@ -5,6 +5,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from kvrecall.protocol.certificates import check_server
+
 
 class ServerSettings(BaseModel):
     """Address, limits and certificates of a worker's server."""
@@ -62,8 +64,5 @@ class ServerSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_certificates(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together: give both or none")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        check_server(self)
         return self

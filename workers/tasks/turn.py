@@ -21,7 +21,7 @@ from workers.generation.rendering import build_grammars, render_prompt
 from workers.generation.sampling import Sampler, require_valid
 from workers.generation.steps import Steps, Stopwatch, wait_for_writes
 from workers.generation.utterances import utterance_tokens
-from workers.model.answer_grammar import AnswerGrammars
+from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.repair.repair import run_repair
@@ -39,7 +39,7 @@ class _TurnPlan:
     segments: tuple[Segment, ...]
     prompt: tuple[int, ...]
     sampling: Sampling
-    grammars: AnswerGrammars
+    grammars: CompiledGrammars
     reference: Distribution | None
     episode: EpisodeRows | None
 
@@ -84,6 +84,7 @@ def run_turn(
         messages.append(_build_answer(done, answer, answer_start, emit))
     session.recent = keep_recent([*session.recent, *messages])
     session.deferred_signal = _defer_signal(session, plan, engine.settings.block_tokens)
+    done.deferred_tokens = len(session.deferred_signal)
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
         done.fidelity.CopyFrom(_compare(plan.reference, prefilled.distribution))
@@ -103,7 +104,7 @@ def _plan_turn(
     messages = tuple(convert.to_chat(message) for message in request.messages)
     sampling = convert.sampling_from_wire(request.sampling)
     require_valid(sampling, engine.model.vocabulary)
-    grammars = AnswerGrammars()
+    grammars = CompiledGrammars()
     if request.generate:
         grammars = yield from build_grammars(engine, session, sampling)
     segments = yield from render_prompt(engine, session, messages, generate=request.generate)
@@ -217,6 +218,7 @@ def _prefill(
         keep_distribution=request.keep_distribution or compares,
         on_prompt_end=lambda: watch.lap("prefill"),
     )
+    run.done.prefilled_tokens = prefilled.tokens
     watch.lap("append" if any(segment.recorded for segment in plan.segments) else "prefill")
     return prefilled
 

@@ -33,8 +33,11 @@ WORKERS_METRIC = "kvrecall_worker_up"
 # State of no session: answers to repeated requests are kept up to a number. Keys of Redis that
 # expire by themselves, such as the fences of deleted sessions, are no leak. Pauses of deleted
 # sessions are unlisted by the sweep that follows KVRECALL_SERVICE__PAUSE_SECONDS.
-KEPT_TABLES = frozenset({"idempotency_records", "sqlite_sequence", "catalog_id", "meta"})
-KEPT_KEYS = (":version", ":format", ":tenants", ":waiting", ":catalog-id", ":id")
+# A conversation whose creation was not answered has an id that no client knows; it has no items.
+KEPT_TABLES = frozenset(
+    {"idempotency_records", "sqlite_sequence", "catalog_id", "meta", "conversations"}
+)
+KEPT_KEYS = (":version", ":format", ":tenants", ":waiting", ":catalog-id", ":id", ":conversations:")
 _POLL_SECONDS = 0.2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.faults import findings as kinds
-from benchmarks.faults.drills import data, fleet, groups, memory
+from benchmarks.faults.drills import data, fleet, groups, late, memory, streams
 from benchmarks.faults.drills.base import Drill, Stage
 from benchmarks.faults.findings import Findings
 from benchmarks.faults.rig.setups import Rig
@@ -24,6 +24,10 @@ DRILLS: Mapping[str, Drill] = {
     "drill: worker of another version": fleet.skew_versions,
     "drill: turn that kills its worker": fleet.kill_by_turn,
     "drill: clocks of gateways differ": fleet.skew_clocks,
+    "drill: commit after a takeover": late.commit_late,
+    "drill: pages after a deletion": late.pages_late,
+    "drill: gateway killed between events": streams.kill_gateway_between_events,
+    "drill: worker killed between events": streams.kill_worker_between_events,
     "drill: failover by sentinels": groups.fail_over,
     "drill: slots move in a Redis cluster": groups.move_slots,
 }

@@ -4,7 +4,7 @@ import time
 from random import Random
 
 from benchmarks.faults.kinds.base import NothingToHitError, Undo
-from benchmarks.faults.rig.proxy import WAYS, Proxy
+from benchmarks.faults.rig.proxy import WAYS, Proxy, Way
 from benchmarks.faults.rig.setups import Setup
 
 
@@ -38,6 +38,16 @@ def part_one_way(setup: Setup, rng: Random) -> Undo:
     return _silence(rng.choice(setup.to_workers), rng)
 
 
+def part_one_gateway_from_worker(setup: Setup, rng: Random) -> Undo:
+    """A partition between one gateway and a worker, which the others reach."""
+    return _part_pair(setup, rng)
+
+
+def part_one_gateway_one_way(setup: Setup, rng: Random) -> Undo:
+    """As `part_one_gateway_from_worker`, of requests or of answers alone."""
+    return _part_pair(setup, rng, rng.choice(WAYS))
+
+
 def part_worker_from_redis(setup: Setup, rng: Random) -> Undo:
     """A partition between a worker and Redis."""
     heal = _silence(rng.choice(_links_to_redis(setup, "worker")))
@@ -67,6 +77,14 @@ def _links_to_redis(setup: Setup, command: str) -> list[Proxy]:
     if not found:
         raise NothingToHitError
     return found
+
+
+def _part_pair(setup: Setup, rng: Random, *ways: Way) -> Undo:
+    if len(setup.gateways) == 1 or not setup.to_workers:
+        raise NothingToHitError
+    link = rng.choice(setup.to_workers)
+    link.part(rng.choice(setup.gateways).local_ports, *ways)
+    return link.heal
 
 
 def _silence(proxy: Proxy, rng: Random | None = None) -> Undo:

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from random import Random
+from typing import TypeVar
 
 from benchmarks.faults.load.counters import Counters
 from benchmarks.faults.load.scripts import Json, Step
 from benchmarks.faults.load.transcript import Transcript
 from kvrecall.client import KvrecallClient, KvrecallError, TextDelta
 
+T = TypeVar("T")
 GIVE_UP_SECONDS = 600.0
 ANSWER_SECONDS = 60.0
 # Error codes after which a client retries, as after every 429 and 5xx.
@@ -33,12 +35,17 @@ class FaultClient:
     """
 
     def __init__(
-        self, urls: Sequence[str], counters: Counters, rng: Random, calm: bool = False
+        self,
+        urls: Sequence[str],
+        counters: Counters,
+        rng: Random,
+        calm: bool = False,
+        tenant: str = "",
     ) -> None:
         self._urls = urls
-        self._clients = [KvrecallClient(url, ANSWER_SECONDS) for url in urls]
+        self._clients = [KvrecallClient(url, ANSWER_SECONDS, tenant=tenant) for url in urls]
         self._index = rng.randrange(len(urls))
-        self._counters = counters
+        self.counters = counters
         self._rng = rng
         self._calm = calm
 
@@ -56,12 +63,12 @@ class FaultClient:
         for number in range(len(transcript.answers), len(steps) if end is None else end):
             answer = self.send(transcript, number)
             transcript.answers.append(answer)
-            self._counters.not_durable += not answer.get("durable", True)
-            self._counters.count(self._counters.acknowledged, steps[number].kind)
+            self.counters.not_durable += not answer.get("durable", True)
+            self.counters.count(self.counters.acknowledged, steps[number].kind)
             step = steps[number]
             if step.kind == "turn" and answer["turn"] > len(transcript.turns(step.session)):
                 transcript.voided = True
-                self._counters.count(self._counters.other, "aborted turns that were committed")
+                self.counters.count(self.counters.other, "aborted turns that were committed")
                 return
 
     def send(self, transcript: Transcript, number: int) -> Json:
@@ -86,7 +93,7 @@ class FaultClient:
         client = self._clients[self._index]
         with (
             suppress(KvrecallError),
-            self._counters.attempt(self._urls[self._index]),
+            self.counters.attempt(self.url),
             client.stream(session, **body) as stream,
         ):
             for event in stream:
@@ -96,9 +103,9 @@ class FaultClient:
 
     def move(self, session: str) -> Json:
         """Move a session once; a service that cannot, now, changes nothing."""
-        with suppress(KvrecallError), self._counters.attempt(self._urls[self._index]):
+        with suppress(KvrecallError), self.counters.attempt(self.url):
             self._clients[self._index].move(session)
-            self._counters.count(self._counters.other, "moves")
+            self.counters.count(self.counters.other, "moves")
         return {}
 
     def delete_sessions(self, transcript: Transcript) -> None:
@@ -114,18 +121,27 @@ class FaultClient:
             return {}
 
         self.retry(request)
-        self._counters.count(self._counters.acknowledged, "delete")
+        self.counters.count(self.counters.acknowledged, "delete")
 
-    def retry(self, request: Callable[[KvrecallClient], Json]) -> Json:
+    @property
+    def url(self) -> str:
+        """Address of the gateway that is in use."""
+        return self._urls[self._index]
+
+    def retry(self, request: Callable[[KvrecallClient], T]) -> T:
         """Send a request until it is answered, to one gateway after the other.
 
         Raises NotServedError.
         """
+        return self.retry_at(lambda _: request(self._clients[self._index]))
+
+    def retry_at(self, request: Callable[[str], T]) -> T:
+        """As `retry`, for a request that is sent to a gateway by its address."""
         last = time.monotonic() + GIVE_UP_SECONDS
         while True:
             try:
-                with self._counters.attempt(self._urls[self._index]):
-                    return request(self._clients[self._index])
+                with self.counters.attempt(self.url):
+                    return request(self.url)
             except KvrecallError as error:
                 self._next_gateway(error)
                 if time.monotonic() > last:
@@ -155,7 +171,7 @@ class FaultClient:
         answer = asdict(stream.read())
         # A message has no white space at its ends, of which a stream cannot know.
         if (text := "".join(deltas)).strip() != (answer["message"]["content"] or "").strip():
-            self._counters.torn_streams.append(f"{text!r}, but {answer['message']['content']!r}")
+            self.counters.torn_streams.append(f"{text!r}, but {answer['message']['content']!r}")
         return answer
 
     def _next_gateway(self, error: KvrecallError) -> None:
@@ -163,5 +179,5 @@ class FaultClient:
         if not is_transient(error):
             raise NotServedError(f"refused with a permanent error: {error}") from error
         if error.status < 500:
-            self._counters.count(self._counters.retries, error.code)
+            self.counters.count(self.counters.retries, error.code)
         self._index = (self._index + 1) % len(self._clients)

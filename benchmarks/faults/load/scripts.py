@@ -15,6 +15,14 @@ REPAIRED: Json = {
     "repair_rows": 32,
     "repair_on": ["tool_call", "tool_result", "turn"],
 }
+# Episodes are built and rebuilt in the background, so answers depend on timing.
+EPISODES: Json = {
+    "method": "epicache",
+    "budget": 96,
+    "repair_rows": 16,
+    "episodes": {"count": 2, "segment_utterances": 2, "medoid_utterances": 4},
+}
+_SCRIPTS_PER_EPISODES = 8
 NOT_REPAIRED: Json = {"budget": 64, "repair_rows": 0}
 SYSTEM = (
     "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
@@ -54,9 +62,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Script:
-    """A conversation and its forks. Every other script has `repairs`.
+    """A conversation and its forks. Every other script has `repairs`, and one in eight episodes.
 
-    The steps from number `sleeps_at` on are sent at the end of a round, to sessions that slept.
+    Of one with `episodes` only the log is compared, and answers that are given again. The steps
+    from number `sleeps_at` on are sent at the end of a round, to sessions that slept.
     """
 
     number: int
@@ -68,6 +77,11 @@ class Script:
         """True if its sessions repair evicted rows."""
         return self.number % 2 == 0
 
+    @property
+    def episodes(self) -> bool:
+        """True if its sessions have episodes."""
+        return self.number % _SCRIPTS_PER_EPISODES == _SCRIPTS_PER_EPISODES - 1
+
 
 def scripts(seed: int, count: int) -> list[Script]:
     """`count` different conversations, a function of the seed."""
@@ -77,37 +91,39 @@ def scripts(seed: int, count: int) -> list[Script]:
 def _script(rng: Random, number: int) -> Script:
     steps = _steps(rng, number)
     sessions = 1 + sum(step.kind == "fork" for step in steps)
-    awake = [_turn(rng, session, [_user(_question(rng))]) for session in range(sessions)]
+    awake = [_turn(rng, session, [_user(get_question(rng))]) for session in range(sessions)]
     return Script(number, (*steps, *awake), len(steps))
 
 
 def _steps(rng: Random, number: int) -> list[Step]:
     system = LONG_SYSTEM if number % 4 < 2 else SYSTEM
-    opening = [{"role": "system", "content": system}, _user(_chatter(rng, 12))]
+    opening = [{"role": "system", "content": system}, _user(get_chatter(rng, 12))]
     settings = NOT_REPAIRED if number % 2 else REPAIRED
+    if number % _SCRIPTS_PER_EPISODES == _SCRIPTS_PER_EPISODES - 1:
+        settings = EPISODES
     steps = [Step("create", 0, settings | {"seed": number}), _turn(rng, 0, opening)]
     for pause in range(rng.randrange(1, 3)):
         if rng.random() < 0.5:
             steps += _detour(rng, 0)
         steps += [
-            _turn(rng, 0, [_user(_chatter(rng, rng.randrange(8, 25)))]),
+            _turn(rng, 0, [_user(get_chatter(rng, rng.randrange(8, 25)))]),
             *_pause(rng, 0, f"c{pause}"),
         ]
     if rng.random() < 0.5:
         steps += _fork(rng, turns=sum(step.kind == "turn" for step in steps))
-    steps.append(_turn(rng, 0, [_user(_question(rng))]))
+    steps.append(_turn(rng, 0, [_user(get_question(rng))]))
     return steps
 
 
 def _detour(rng: Random, session: int) -> list[Step]:
     """An aborted turn; other words in another worker, if there is one; and back."""
     aborted = {
-        "messages": [_user(f"Forget this. {_chatter(rng, 30)}")],
+        "messages": [_user(f"Forget this. {get_chatter(rng, 30)}")],
         "max_tokens": 300,
         "repair": False,
         "wait_for_repairs": True,
     }
-    words = _turn(rng, session, [_user(_chatter(rng, rng.randrange(8, 25)))])
+    words = _turn(rng, session, [_user(get_chatter(rng, rng.randrange(8, 25)))])
     move = Step("move", session)
     return [Step("abort", session, aborted), move, words, move]
 
@@ -116,8 +132,8 @@ def _fork(rng: Random, turns: int) -> list[Step]:
     """A fork at the end of the conversation or, as often, at its first turn, and turns in it."""
     at = rng.choice((None, 1))
     child = [
-        _turn(rng, 1, [_user(_chatter(rng, rng.randrange(6, 15)))]),
-        _turn(rng, 1, [_user(_question(rng))]),
+        _turn(rng, 1, [_user(get_chatter(rng, rng.randrange(6, 15)))]),
+        _turn(rng, 1, [_user(get_question(rng))]),
     ]
     return [Step("fork", 0, {"turn": at, "turns": at or turns, "as": 1}), *child]
 
@@ -142,7 +158,7 @@ def _pause(rng: Random, session: int, call: str) -> list[Step]:
     asking = Step(
         "turn",
         session,
-        {"messages": [_user(_question(rng)), asks], "generate": False, "wait_for_repairs": True},
+        {"messages": [_user(get_question(rng)), asks], "generate": False, "wait_for_repairs": True},
     )
     return [asking, *events, _turn(rng, session, [])]
 
@@ -157,11 +173,12 @@ def _user(text: str) -> Json:
     return {"role": "user", "content": text}
 
 
-def _question(rng: Random) -> str:
+def get_question(rng: Random) -> str:
+    """A user's question for a code."""
     return f"What is the code of {rng.choice(_NAMES)}'s {rng.choice(_THINGS)}?"
 
 
-def _chatter(rng: Random, sentences: int) -> str:
+def get_chatter(rng: Random, sentences: int) -> str:
     """Sentences of about 14 tokens each, as users write them."""
     lines = [
         rng.choice(_LINES).format(

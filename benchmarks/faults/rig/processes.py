@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.faults.rig import clock
 from benchmarks.faults.rig.drive import Drive
+from benchmarks.faults.rig.ports import local_ports
 from benchmarks.faults.rig.zygote import ForkedProcess, Zygote
 from kvrecall.app.errors import ServerNotReady
 from kvrecall.app.run import LISTENING
@@ -69,6 +70,10 @@ class ServerProcess:
     def undisturbed(self, start: float, end: float) -> bool:
         """True if it was listening, and not stopped, from `start` to `end`."""
         return not any(begun < end and start < over for begun, over in self.pauses)
+
+    def local_ports(self) -> frozenset[int]:
+        """Ports of its connections; none while it does not run."""
+        return frozenset() if self.running is None else local_ports(self.running.pid)
 
     @property
     def clock(self) -> Path:

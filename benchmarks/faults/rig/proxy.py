@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback whose connections can be cut, delayed, refused, or stalled one way."""
+"""A TCP proxy on loopback whose connections can be cut, delayed, refused, stalled, or parted."""
 
 import asyncio
 import socket
@@ -22,10 +22,16 @@ class Proxy:
         self._target = target
         self._delay = 0.0
         self._refusing = False
+        self._find_parted: Callable[[], frozenset[int]] = frozenset
+        self._parted: frozenset[int] = frozenset()
+        self._parted_ways: tuple[Way, ...] = ()
+        self._mark = b""
+        self.marked = threading.Event()
         self._connections: set[asyncio.Task[None]] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
+        self._together = asyncio.Event()
         self._flowing = {way: asyncio.Event() for way in WAYS}
         for flowing in self._flowing.values():
             flowing.set()
@@ -46,6 +52,22 @@ class Proxy:
         for way in ways or WAYS:
             self._call(self._flowing[way].clear)
 
+    def stall_at(self, mark: bytes) -> None:
+        """Stall requests from the first data with these bytes on, until `heal`; sets `marked`."""
+        self.marked.clear()
+        self._mark = mark
+
+    def part(self, find_ports: Callable[[], frozenset[int]], *ways: Way) -> None:
+        """Forward no data of the peers at these ports, until `heal`; `ways`: both by default."""
+
+        def begin() -> None:
+            self._find_parted = find_ports
+            self._parted = find_ports()
+            self._parted_ways = ways or WAYS
+            self._together.clear()
+
+        self._call(begin)
+
     def delay(self, seconds: float) -> None:
         """Delay every chunk of data by `seconds`, until `heal`."""
         self._delay = seconds
@@ -54,7 +76,9 @@ class Proxy:
         """Forward data without faults again."""
         self._delay = 0.0
         self._refusing = False
-        for flowing in self._flowing.values():
+        self._mark = b""
+        self._parted_ways = ()
+        for flowing in (*self._flowing.values(), self._together):
             self._call(flowing.set)
 
     def close(self) -> None:
@@ -93,6 +117,8 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None, "a server runs it as a task"
         self._connections.add(task)
+        if self._parted_ways:
+            self._parted = self._find_parted()
         with suppress(OSError, asyncio.CancelledError):
             if self._refusing:
                 _reset(writer)
@@ -103,11 +129,12 @@ class Proxy:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward both directions until one ends; cancellation resets both."""
+        peer: int = writer.get_extra_info("peername")[1]
         target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self._target)
         try:
             both = (
-                self._pump(reader, target_writer, "requests"),
-                self._pump(target_reader, writer, "answers"),
+                self._pump(reader, target_writer, "requests", peer),
+                self._pump(target_reader, writer, "answers", peer),
             )
             pumps = [asyncio.ensure_future(pump) for pump in both]
             try:
@@ -123,12 +150,17 @@ class Proxy:
             target_writer.close()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way, peer: int
     ) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK_BYTES):
                 await asyncio.sleep(self._delay)
+                if self._mark and way == "requests" and self._mark in data:
+                    self._flowing[way].clear()
+                    self.marked.set()
                 await self._flowing[way].wait()
+                if way in self._parted_ways and peer in self._parted:
+                    await self._together.wait()
                 writer.write(data)
                 await writer.drain()
 

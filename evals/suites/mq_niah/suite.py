@@ -64,14 +64,17 @@ def suite(
     cases: int,
     bases: dict[int, str],
     codecs: Sequence[CodecName] = (RAW,),
+    conditions: Sequence[str] = (),
 ) -> Suite[Frontier]:
     """`cases` cases for each number of needles: examples from `seed` on, each under all partitions.
 
-    Several codecs run each case under each of them, with the conditions of `CODEC_CONDITIONS`.
+    The conditions are the full cache and those named; all without a name. Several codecs run each
+    case under each of them, without a name with the conditions of `CODEC_CONDITIONS`.
     """
-    conditions = CODEC_CONDITIONS if len(codecs) > 1 else tuple(CONDITIONS)
+    every = CODEC_CONDITIONS if len(codecs) > 1 else tuple(CONDITIONS)
+    chosen = tuple(name for name in CONDITIONS if name in (FULL, *(conditions or every)))
     units = [
-        Frontier(replace(sized, codec=codec), case_seed, partition, tuple(ks), conditions)
+        Frontier(replace(sized, codec=codec), case_seed, partition, tuple(ks), chosen)
         for sized in (replace(protocol, needles=count, base=bases[count]) for count in counts)
         for case_seed, partition in list_cases(sized.needles, seed, cases)
         for codec in codecs

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evals.codecs import RAW
+from evals.conditions import CONDITIONS
 from evals.errors import BadCodec, BadSuite
 from evals.suite import Suite
 from evals.suites.mq_niah import anytime, policies, revisit
@@ -22,7 +23,8 @@ class SuiteRequest:
     """A request for suites by name.
 
     `names` are any of FRONTIERS, or one of ALONE. Empty `ks` stand for the suite's own. `codecs`
-    are those of stored rows; several are compared in FRONTIERS.
+    are those of stored rows; several are compared in FRONTIERS. `conditions` beside the full cache
+    are those of FRONTIERS; empty: all.
     """
 
     names: tuple[str, ...]
@@ -30,6 +32,7 @@ class SuiteRequest:
     seed: int
     cases: int
     codecs: tuple[CodecName, ...] = (RAW,)
+    conditions: tuple[str, ...] = ()
 
 
 def build_suite(protocol: Protocol, request: SuiteRequest) -> Suite[Any]:
@@ -42,7 +45,20 @@ def build_suite(protocol: Protocol, request: SuiteRequest) -> Suite[Any]:
         bases = {count: protocol.base or frontier.BASE_BUDGETS[count] for count in counts}
         sized = _with_tokens(protocol, TOKENS)
         ks = request.ks or frontier.KS
-        return frontier.suite(sized, counts, ks, request.seed, request.cases, bases, request.codecs)
+        if unknown := [name for name in request.conditions if name not in CONDITIONS]:
+            raise BadSuite(
+                f"there is no condition {unknown[0]!r}; there are {', '.join(CONDITIONS)}"
+            )
+        return frontier.suite(
+            sized,
+            counts,
+            ks,
+            request.seed,
+            request.cases,
+            bases,
+            request.codecs,
+            request.conditions,
+        )
     if len(request.names) != 1 or request.names[0] not in ALONE:
         known = f"{', '.join(FRONTIERS)} (any of them together), {', '.join(ALONE)} (each alone)"
         raise BadSuite(f"{' '.join(request.names)!r} is no suite of mq-niah; there are {known}")

@@ -4,42 +4,56 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evals.suite import Record
-from evals.summary import Key, difference_row, group_by, mean_row, values_by_key
+from evals.summary import Key, difference_row, group_by, mean_row, split_cells, values_by_key
 from kvrecall.reporting.results import Row, speed_row
 
-_FULL = "full cache"
+FULL = "full cache"
+QUESTIONS = "questions"
 _PAPER = "bursts (paper)"
 _MEASURES: Mapping[str, str] = {
     "log_prob": "mean log-probability of the value",
     "in_statements": "promoted rows in the statements asked for",
     "in_template": "promoted rows in the chat template",
+    "brought_back": "statements asked for, share brought back",
 }
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """Scores, differences to the full cache and to the paper's bursts, other measures, seconds."""
-    groups = group_by(records, "facts", "condition", "k")
+    """Scores, differences to the full cache and to the paper's bursts, other measures, seconds.
+
+    Numbers of facts at which the full cache is not above chance are listed, not reported. Chance is
+    to name the value of any planted fact.
+    """
+    records, unreported = split_cells(
+        records,
+        lambda each: each["condition"] == FULL,
+        ("facts",),
+        lambda each: 1 / each["planted"] if each["planted"] > 1 else 0.0,
+        seed,
+    )
+    groups = group_by(records, "signal", "facts", "condition", "k")
     rows: list[Row] = []
     for key, group in groups.items():
-        rows += mean_row(key[1], [each["right"] for each in group], seed, **_columns(key, group))
+        rows += mean_row(key[2], [each["right"] for each in group], seed, **_columns(key, group))
     for key, group in groups.items():
         rows += _differences(groups, key, group, seed)
     for key, group in groups.items():
         for name, measure in _MEASURES.items():
             values = [each[name] for each in group if name in each]
             rows += mean_row(
-                f"{key[1]}: {measure}", values, seed, **_columns(key, group), measure=measure
+                f"{key[2]}: {measure}", values, seed, **_columns(key, group), measure=measure
             )
-    return [*rows, *_seconds(records)]
+    return [*rows, *_seconds(records), *unreported]
 
 
 def _differences(
     groups: Mapping[Key, Sequence[Record]], key: Key, group: Sequence[Record], seed: int
 ) -> Iterator[Row]:
     """The condition minus the full cache, and minus the paper's at the same K, text by text."""
-    facts, condition, k = key
-    for against, other in ((_FULL, (facts, _FULL, 0)), (_PAPER, (facts, _PAPER, k))):
-        if condition in (against, _FULL) or other not in groups:
+    signal, facts, condition, k = key
+    full = (QUESTIONS, facts, FULL, 0)
+    for against, other in ((FULL, full), (_PAPER, (signal, facts, _PAPER, k))):
+        if condition in (against, FULL) or other not in groups:
             continue
         columns = {**_columns(key, group), "against": against}
         yield from difference_row(
@@ -52,11 +66,11 @@ def _differences(
 
 
 def _columns(key: Key, group: Sequence[Record]) -> dict[str, Any]:
-    facts, condition, k = key
+    signal, facts, condition, k = key
     first = group[0]
-    budget = {} if condition == _FULL else {"budget": first["budget"]}
-    common = {"method": first["method"], "k": k, "facts": facts, "split": first["split"]}
-    return {**common, **budget, "of": condition}
+    budget = {} if condition == FULL else {"budget": first["budget"]}
+    common = {"method": first["method"], "k": k, "facts": facts, "planted": first["planted"]}
+    return {**common, "signal": signal, "split": first["split"], **budget, "of": condition}
 
 
 def _right_by_case(group: Sequence[Record]) -> dict[Key, float]:
@@ -65,7 +79,6 @@ def _right_by_case(group: Sequence[Record]) -> dict[Key, float]:
 
 def _seconds(records: Sequence[Record]) -> Iterator[Row]:
     timed = [each for each in records if "seconds" in each]
-    for (condition, k), group in group_by(timed, "condition", "k").items():
-        yield speed_row(
-            f"{condition}, K = {k}", "repair", "seconds", [each["seconds"] for each in group]
-        )
+    for (signal, condition, k), group in group_by(timed, "signal", "condition", "k").items():
+        name = f"{condition}, {signal}, K = {k}"
+        yield speed_row(name, "repair", "seconds", [each["seconds"] for each in group])

@@ -17,8 +17,9 @@ from kvrecall.app.wiring import build_store
 from kvrecall.protocol.convert import chat_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine, Parts
-from workers.engine.session import Distribution
+from workers.engine.session import Distribution, ResidentSession
 from workers.engine.settings import WorkerSettings
+from workers.primitives.observation import Observed
 from workers.repair.repair import run_pause_repair
 from workers.tasks.open import run_fork_from_state
 from workers.tasks.turn import run_turn
@@ -29,14 +30,33 @@ _BASE = "base"
 _TEMPLATE_TOKENS = 3
 
 
+class _SharedObservation(Engine):
+    """An engine for the repairs of one state's forks: they observe a block of tokens once.
+
+    A long signal takes most of a repair's time, and conditions differ only in what follows it.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._observed: dict[tuple[int, ...], Observed] = {}
+
+    def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:
+        if resident.session.promoted_rows:  # a later hop
+            return super().observe(resident, token_ids)
+        key = tuple(token_ids)
+        if key not in self._observed:
+            self._observed[key] = super().observe(resident, token_ids)
+        return self._observed[key]
+
+
 @contextmanager
 def open_engine(model: str, rows: int, slots: int, block_tokens: int) -> Iterator[Engine]:
-    """An engine of its own with a temporary store."""
+    """An engine of its own with a temporary store. All repairs are of one cell's forks."""
     loaded = load(model)
     settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
         store = build_store(loaded.model, Path(folder), _RAM_BYTES)
-        engine = Engine(Parts(loaded.model, loaded.tokenizer, store, settings))
+        engine = _SharedObservation(Parts(loaded.model, loaded.tokenizer, store, settings))
         try:
             yield engine
         finally:
@@ -130,9 +150,13 @@ class Cell:
         """Ask every fact's question of a fork from its state, or of the session itself.
 
         The reply begins with the fact's answer up to the value, which is then predicted token by
-        token: the greedy reply of a model that begins like this. Nothing is committed.
+        token: the greedy reply of a model that begins like this. Nothing is committed, and nothing
+        is evicted.
         """
         spec = self._child_spec(name, settings)
+        spec.method = "full"
+        spec.budget = self.engine.settings.max_budget
+        spec.repair_rows = 0
         replies = []
         for fact in facts:
             resident = self.engine.swap_in(self.engine.open(spec, state or self.state))

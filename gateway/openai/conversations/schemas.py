@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from gateway.conversation_bodies import MAX_MESSAGES, Wire
 from gateway.openai.responses.schemas import Metadata
-from gateway.openai.schemas import MAX_MESSAGES, Wire
 
 Json = dict[str, Any]
 Items = Annotated[list[Json], Field(max_length=MAX_MESSAGES)]

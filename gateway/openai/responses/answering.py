@@ -1,12 +1,14 @@
 """From the body of a request for a response to its turn, and to what is stored of it."""
 
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gateway.openai.responses import objects
 from gateway.openai.responses.events import ResponseEvents
-from gateway.openai.responses.ids import ItemPlace, TurnName
+from gateway.openai.responses.ids import ItemPlace, TurnName, name_attempt
 from gateway.openai.responses.items import (
     Messages,
     PlacedItem,
@@ -19,6 +21,7 @@ from gateway.openai.responses.schemas import ResponseBody
 from kvrecall.domain.errors import (
     CallsOutstanding,
     InvalidRequest,
+    LimitExceeded,
     ServiceError,
     UnknownResponse,
 )
@@ -27,12 +30,14 @@ from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.turn_request import check_message
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredItem, StoredResponse
-from services.conversations.matching import Continuation, Conversation
+from services.conversations.continuation import Continuation, Conversation
+from services.conversations.directed import start
 from services.conversations.named import ConversationClaim
 from services.conversations.responses import RecordedStream
 from services.service import SessionService
 
 Json = dict[str, Any]
+IN_PROGRESS = "in_progress"
 
 
 class Answering:
@@ -40,7 +45,7 @@ class Answering:
 
     def __init__(self, service: SessionService, tenant: str, body: ResponseBody) -> None:
         self._service = service
-        self._tenant = tenant
+        self.tenant = tenant
         self._body = body
         self._items: list[PlacedItem] = []
         self._claim: ConversationClaim | None = None
@@ -52,27 +57,34 @@ class Answering:
         Raises as `Conversations.turn`, with the places of this request; UnknownConversation, and
         SessionBusy while the conversation gets another answer.
         """
-        self._items = await _read_input(self._service, self._tenant, self._body)
+        self._items = await _read_input(self._service, self.tenant, self._body)
         conversation = self._body.conversation_id
         if conversation is not None:
-            self._claim = await self._service.named_conversations.claim(conversation, self._tenant)
+            self._claim = await self._service.named_conversations.claim(conversation, self.tenant)
         try:
             found = await self._start(key)
         except BaseException:
             await self._close()
             raise
-        self._events = ResponseEvents(self._body, found)
+        attempt = ""
+        if self._body.background:
+            attempt = name_attempt(None if key is None else key.key)
+        name = TurnName(found.session, found.turn, attempt)
+        head = objects.build_head(name.response, int(time.time()), self._body)
+        self._events = ResponseEvents(head, name, found.appended_tokens)
+        # Events put the answer together, whether or not they are sent.
+        encoded = self._body.stream or self._body.background
         stream = RecordedStream(
             found.stream,
             self._record(found),
             self._close,
-            None if self._body.stream else self._events.encode,
+            None if encoded else self._events.encode,
         )
         return replace(found, stream=stream)
 
     async def count(self) -> int:
         """Count the tokens of the whole conversation with the input. Raises as `start`."""
-        self._items = await _read_input(self._service, self._tenant, self._body)
+        self._items = await _read_input(self._service, self.tenant, self._body)
         previous = await self._read_previous()
         said = to_messages([*await self._read_conversation(), *self._items])
         before = [] if previous is None else await self._service.conversations.read(previous)
@@ -81,7 +93,7 @@ class Answering:
             raise InvalidRequest("input", "there is nothing to count")
         for index, message in enumerate(said.messages):
             check_message(message, said.fields[index])
-        tools = self._body.settings_to_domain(self._tenant).tools
+        tools = self._body.settings_to_domain(self.tenant).tools
         return await self._service.count_tokens(messages, tools)
 
     def encode(self, found: Continuation) -> ResponseEvents:
@@ -94,11 +106,12 @@ class Answering:
         return self.encode(found).complete(outcome)
 
     async def _start(self, key: IdempotencyKey | None) -> Continuation:
+        direction = self._body.direction
         said = to_messages([*await self._read_conversation(), *self._items])
         previous = await self._read_previous()
         if not said.messages:
             raise InvalidRequest("input", "there is nothing to answer")
-        settings = self._body.settings_to_domain(self._tenant)
+        settings = self._body.settings_to_domain(self.tenant)
         conversation = Conversation(
             said.messages,
             replace(settings, stored=self._body.store is not False),
@@ -108,7 +121,9 @@ class Answering:
             previous,
         )
         try:
-            return await self._service.conversations.turn(conversation)
+            return await start(
+                self._service.conversations, self._service.delete, conversation, direction
+            )
         except UnknownResponse as error:
             raise _no_previous(self._body.previous_response_id) from error
         except ServiceError as error:
@@ -120,7 +135,8 @@ class Answering:
         async def store(outcome: TurnOutcome) -> None:
             response = self.build(outcome, found)
             if response["store"]:
-                await self._store(found, outcome, response)
+                reply = outcome.message or Message("assistant")
+                await self.store(found, response, found.history(reply))
             if self._body.conversation_id is not None:
                 added = self._build_added(found, response)
                 await self._service.named_conversations.add_answer(
@@ -134,16 +150,24 @@ class Answering:
         if self._claim is not None:
             await self._claim.release()
 
-    async def _store(self, found: Continuation, outcome: TurnOutcome, response: Json) -> None:
-        reply = outcome.message or Message("assistant")
+    async def store(self, found: Continuation, response: Json, history: bytes) -> None:
+        """Store the response, unless it is one in the background that was cancelled or deleted.
+
+        `history` is the digest of the conversation up to the answer's end, or up to the answer of a
+        response that has not ended. Raises UnknownResponse.
+        """
+        if response["background"] and response["status"] != IN_PROGRESS:
+            stored = await self._service.responses.get(response["id"], self.tenant)
+            if json.loads(stored.body)["status"] != IN_PROGRESS:
+                return
         await self._service.responses.store(
             StoredResponse(
                 response["id"],
-                self._tenant,
+                self.tenant,
                 found.session,
-                outcome.turn,
+                found.turn,
                 found.opening.hex(),
-                found.history(reply).hex(),
+                history.hex(),
                 len(self._body.opening),
                 json.dumps(response),
             )
@@ -151,7 +175,7 @@ class Answering:
 
     def _build_added(self, found: Continuation, response: Json) -> list[StoredItem]:
         """Build the items that a conversation gets: those of this request, and of its answer."""
-        name = TurnName(found.session, found.turn)
+        name = self.encode(found).name
         asked = [
             to_item(placed, name.item(placed.kind, "c", number))
             for number, placed in enumerate(self._items)
@@ -162,11 +186,8 @@ class Answering:
         conversation = self._body.conversation_id
         if conversation is None:
             return ()
-        items = await self._service.named_conversations.get_items(conversation, self._tenant)
-        most = self._service.limits.max_conversation_items
-        if len(items) + len(self._items) >= most:
-            message = f"conversation {conversation!r} has {len(items)} of at most {most} items"
-            raise InvalidRequest("conversation", message)
+        asked = [StoredItem("", json.dumps(to_item(placed, ""))) for placed in self._items]
+        items = await self._service.named_conversations.get_all(conversation, self.tenant, asked)
         return [parse_item(json.loads(item.body), "conversation") for item in items]
 
     async def _read_previous(self) -> StoredResponse | None:
@@ -174,9 +195,12 @@ class Answering:
         if previous is None:
             return None
         try:
-            return await self._service.responses.get(previous, self._tenant)
+            found = await self._service.responses.get(previous, self.tenant)
         except UnknownResponse as error:
             raise _no_previous(previous) from error
+        if not objects.is_committed(json.loads(found.body)):
+            raise _no_previous(previous)
+        return found
 
 
 async def find_item(service: SessionService, tenant: str, id: str) -> Json | None:
@@ -203,10 +227,14 @@ async def _read_input(service: SessionService, tenant: str, body: ResponseBody) 
         texts = [] if body.input is None else [{"role": "user", "content": body.input}]
         return [parse_item(item, "input") for item in texts]
     items = []
+    most = room = service.limits.max_conversation_bytes
     for index, item in enumerate(body.input):
         field = f"input[{index}]"
         if item.get("type") == "item_reference":
             item = await _resolve(service, tenant, item.get("id"), field)
+            room -= len(json.dumps(item))
+            if room < 0:
+                raise LimitExceeded(field, f"the items named have more than {most} bytes", most)
         items.append(parse_item(item, field))
     return items
 

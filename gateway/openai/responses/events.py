@@ -20,10 +20,8 @@ from gateway.openai.responses.items import (
     build_reasoning,
     build_text,
 )
-from gateway.openai.responses.schemas import ResponseBody
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import TurnOutcome
-from services.conversations.matching import Continuation
 from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
@@ -43,13 +41,14 @@ class ResponseEvents:
     White space around a text is left out, as the session has the answer without it.
     """
 
-    def __init__(self, body: ResponseBody, found: Continuation) -> None:
-        self._found = found
-        self._name = TurnName(found.session, found.turn)
-        self._head = objects.build_head(self._name.response, int(time.time()), body)
+    def __init__(self, head: Json, name: TurnName, appended: int) -> None:
+        """Begin with the response in progress, of a turn; `appended` as for `count_tokens`."""
+        self.head = head
+        self.name = name
+        self._appended = appended
         self._output: list[Json] = []
         self._open: _Kind | None = None  # the item that is being said
-        self._text = ""
+        self._said: list[str] = []
         self._space = ""  # it is said when more text follows
         self._logprobs: list[Json] = []
         self._said_logprobs = 0  # those of them that an event has brought
@@ -59,8 +58,8 @@ class ResponseEvents:
 
     def begin(self) -> bytes:
         """Encode the events before the first item."""
-        return self._event("response.created", response=self._head) + self._event(
-            "response.in_progress", response=self._head
+        return self._event("response.created", response=self.head) + self._event(
+            "response.in_progress", response=self.head
         )
 
     def encode(self, progress: TurnProgress) -> bytes:
@@ -87,15 +86,18 @@ class ResponseEvents:
             if all(item["type"] == "reasoning" for item in self._output):
                 self._closing += self._begin_text("message") + self._end_text(status)
             self._response = objects.complete(
-                self._head, self._output, outcome, self._found, int(time.time())
+                self.head, self._output, outcome, self._appended, int(time.time())
             )
         return self._response
 
     def fail(self, problem: Mapping[str, Any]) -> bytes:
         """Encode an error, which ends the response."""
+        return self._close("response.failed", self.build_failure(problem))
+
+    def build_failure(self, problem: Mapping[str, Any]) -> Json:
+        """Build the response that an error ended."""
         error = to_openai_error(problem)["error"]
-        failed = objects.fail(self._head, self._output, error, get_status(problem))
-        return self._close("response.failed", failed)
+        return objects.fail(self.head, self._output, error, get_status(problem))
 
     def _close(self, kind: str, response: Json) -> bytes:
         return self._closing + self._event(kind, response=response)
@@ -111,7 +113,7 @@ class ResponseEvents:
         self._space = text[len(said) :]
         if not said:
             return events
-        self._text += said
+        self._said.append(said)
         if kind == "reasoning":
             return events + self._part_event("reasoning_text.delta", delta=said)
         logprobs = self._logprobs[self._said_logprobs :]
@@ -120,7 +122,7 @@ class ResponseEvents:
 
     def _begin_text(self, kind: _Kind) -> bytes:
         self._open = kind
-        self._text = ""
+        self._said = []
         build = build_answer if kind == "message" else build_reasoning
         added = self._item_event("added", build("", self._id, "in_progress") | {"content": []})
         if kind == "reasoning":
@@ -132,12 +134,13 @@ class ResponseEvents:
         self._space = ""
         if self._open is None:
             return b""
+        text = "".join(self._said)
         if self._open == "reasoning":
-            item = build_reasoning(self._text, self._id, status)
-            events = self._part_event("reasoning_text.done", text=self._text)
+            item = build_reasoning(text, self._id, status)
+            events = self._part_event("reasoning_text.done", text=text)
         else:
-            item = build_answer(self._text, self._id, status, self._logprobs)
-            events = self._part_event("output_text.done", text=self._text, logprobs=self._logprobs)
+            item = build_answer(text, self._id, status, self._logprobs)
+            events = self._part_event("output_text.done", text=text, logprobs=self._logprobs)
             events += self._part_event("content_part.done", part=item["content"][0])
             self._logprobs = []
             self._said_logprobs = 0
@@ -145,7 +148,7 @@ class ResponseEvents:
         return events + self._end_item(item)
 
     def _call(self, call: ToolCall) -> bytes:
-        item = build_call(call, self._name.item("function_call", "o", len(self._output)))
+        item = build_call(call, self.name.item("function_call", "o", len(self._output)))
         place = {"item_id": item["id"], "output_index": len(self._output)}
         added = self._item_event("added", item | {"arguments": "", "status": "in_progress"})
         kind = "response.function_call_arguments"
@@ -162,7 +165,7 @@ class ResponseEvents:
     def _id(self) -> str:
         """The id of the item that is being said."""
         assert self._open is not None, "text is said within an item"
-        return self._name.item(self._open, "o", len(self._output))
+        return self.name.item(self._open, "o", len(self._output))
 
     def _item_event(self, what: str, item: Json) -> bytes:
         index = len(self._output)
@@ -174,6 +177,11 @@ class ResponseEvents:
         return self._event(f"response.{what}", **place, **members)
 
     def _event(self, kind: str, **members: object) -> bytes:
-        data = {"type": kind, "sequence_number": self._number, **members}
         self._number += 1
-        return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+        return encode_event(kind, self._number - 1, **members)
+
+
+def encode_event(kind: str, number: int, **members: object) -> bytes:
+    """Encode an event by its kind and its number in the stream."""
+    data = {"type": kind, "sequence_number": number, **members}
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()

@@ -4,6 +4,7 @@ Nothing has to be stored to find an item again, and a request that is repeated u
 key gets the same ids.
 """
 
+import hashlib
 import re
 import secrets
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ _PREFIXES = {
     "reasoning": "rs",
 }
 _ITEM = re.compile(
-    r"[a-z]+_(?P<session>.+)_(?P<turn>[1-9]\d{0,8})_(?P<side>[io])(?P<number>\d{1,6})"
+    r"[a-z]+_(?P<session>.+)_(?P<turn>[1-9]\d{0,8})(?P<attempt>(?:b[0-9a-f]{12})?)"
+    r"_(?P<side>[io])(?P<number>\d{1,6})"
 )
 _SESSION = "s_"
 
@@ -26,10 +28,21 @@ Side = Literal["i", "o", "c"]
 
 @dataclass(frozen=True)
 class TurnName:
-    """Names of what belongs to turn `turn` of `session`."""
+    """Names of what belongs to turn `turn` of `session`.
+
+    `attempt` tells responses in the background apart: one that failed is not the next one's.
+    """
 
     session: str
     turn: int
+    attempt: str = ""
+
+    @classmethod
+    def parse(cls, response: str) -> "TurnName":
+        """Return the name that the id of a response was made of."""
+        session, _, rest = response.removeprefix("resp_").rpartition("_")
+        turn, mark, attempt = rest.partition("b")
+        return cls(f"{_SESSION}{session}", int(turn), mark + attempt)
 
     @property
     def response(self) -> str:
@@ -42,7 +55,7 @@ class TurnName:
 
     @property
     def _token(self) -> str:
-        return f"{self.session.removeprefix(_SESSION)}_{self.turn}"
+        return f"{self.session.removeprefix(_SESSION)}_{self.turn}{self.attempt}"
 
 
 @dataclass(frozen=True)
@@ -59,9 +72,16 @@ class ItemPlace:
         found = _ITEM.fullmatch(id)
         if found is None:
             return None
-        name = TurnName(f"{_SESSION}{found['session']}", int(found["turn"]))
+        session = f"{_SESSION}{found['session']}"
+        name = TurnName(session, int(found["turn"]), found["attempt"])
         side: Side = "i" if found["side"] == "i" else "o"
         return cls(name, side, int(found["number"]))
+
+
+def name_attempt(key: str | None) -> str:
+    """Return an attempt's part of names: at random, or the same for a request repeated by its key."""
+    digest = hashlib.sha256(secrets.token_bytes(16) if key is None else key.encode())
+    return f"b{digest.hexdigest()[:12]}"
 
 
 def draw_item_id(kind: str) -> str:

@@ -1,9 +1,11 @@
 """What led to a response, read back from the turn log of its session."""
 
+import json
 from typing import Any
 
 from gateway.openai.responses.ids import ItemPlace
 from gateway.openai.responses.items import read_turn
+from gateway.openai.responses.objects import is_committed
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.session import Turn
 from services.catalog.responses.base import StoredResponse
@@ -27,11 +29,13 @@ async def read_input_items(
     """
     items: list[Json] = []
     waiting = after is not None
-    turn = _get_first_turn(response, after, newest_first)
-    while len(items) < limit and 1 <= turn <= response.turn:
+    # The turn of a response that has not ended, or not well, is not in the log or is another's.
+    last = response.turn - (not is_committed(json.loads(response.body)))
+    turn = _get_first_turn(response, last, after, newest_first)
+    while len(items) < limit and 1 <= turn <= last:
         first = max(1, turn - _TURNS_PER_READ + 1) if newest_first else turn
         count = turn - first + 1 if newest_first else _TURNS_PER_READ
-        turns = await service.responses.get_turns(response, first - 1, count)
+        turns = await service.responses.get_turns(response, first - 1, min(count, last - first + 1))
         found = [item for turn in turns for item in _read(turn, response)]
         if newest_first:
             found.reverse()
@@ -48,10 +52,12 @@ async def read_input_items(
     return items[:limit]
 
 
-def _get_first_turn(response: StoredResponse, after: str | None, newest_first: bool) -> int:
+def _get_first_turn(
+    response: StoredResponse, last: int, after: str | None, newest_first: bool
+) -> int:
     """Return the turn to begin at. Raises InvalidRequest."""
     if after is None:
-        return response.turn if newest_first else 1
+        return last if newest_first else 1
     place = ItemPlace.parse(after)
     if place is None or place.name.session != response.session:
         raise InvalidRequest("after", f"there is no item {after!r}")

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from gateway.conversation_bodies import Wire
 from gateway.openai.responses.ids import Side, TurnName
-from gateway.openai.schemas import ROLES, Wire, join_parts
+from gateway.openai.schemas import ROLES, join_parts
 from gateway.rest.schemas.base import Name
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message, ToolCall

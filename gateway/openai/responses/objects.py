@@ -6,7 +6,6 @@ from typing import Any
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.reports import TurnOutcome
-from services.conversations.matching import Continuation
 
 Json = dict[str, Any]
 
@@ -21,7 +20,7 @@ def build_head(id: str, created: int, body: ResponseBody) -> Json:
         "created_at": created,
         "completed_at": None,
         "status": "in_progress",
-        "background": False,
+        "background": body.background is True,
         "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "error": None,
         "incomplete_details": None,
@@ -57,17 +56,22 @@ def build_head(id: str, created: int, body: ResponseBody) -> Json:
 
 
 def complete(
-    head: Json, output: Sequence[Json], outcome: TurnOutcome, found: Continuation, at: int
+    head: Json, output: Sequence[Json], outcome: TurnOutcome, appended: int, at: int
 ) -> Json:
-    """Build the response as it ended, at Unix time `at`."""
+    """Build the response as it ended, at Unix time `at`; `appended` as for `count_tokens`."""
     incomplete = outcome.finish_reason == "length"
     return head | {
         "completed_at": None if incomplete else at,
         "status": "incomplete" if incomplete else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if incomplete else None,
         "output": list(output),
-        "usage": _build_usage(outcome, found),
+        "usage": _build_usage(outcome, appended),
     }
+
+
+def is_committed(response: Json) -> bool:
+    """Return whether the response's turn is part of its session."""
+    return response["status"] in ("completed", "incomplete")
 
 
 def fail(head: Json, output: Sequence[Json], error: Mapping[str, Any], status: int) -> Json:
@@ -82,8 +86,8 @@ def fail(head: Json, output: Sequence[Json], error: Mapping[str, Any], status: i
     }
 
 
-def _build_usage(outcome: TurnOutcome, found: Continuation) -> Json:
-    tokens = count_tokens(outcome, found)
+def _build_usage(outcome: TurnOutcome, appended: int) -> Json:
+    tokens = count_tokens(outcome, appended)
     return {
         "input_tokens": tokens.prompt,
         "input_tokens_details": {
@@ -103,5 +107,5 @@ def _describe_tool(tool: Json) -> Json:
         "name": tool["name"],
         "description": tool.get("description"),
         "parameters": tool.get("parameters"),
-        "strict": tool.get("strict") is not False,
+        "strict": tool.get("strict") is True,
     }

@@ -1,19 +1,22 @@
 """Routes of OpenAI's Responses API."""
 
-import json
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from gateway.answers import require_model, respond
+from gateway.answers import read_answer, require_model, respond
+from gateway.directives import find_clamped, read_directives
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
+from gateway.openai.responses.background import BackgroundResponses, Run
+from gateway.openai.responses.event_log import AsTheyAre
 from gateway.openai.responses.input_items import read_input_items
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.settings import GatewaySettings
+from gateway.sse import EventStream
 from gateway.tenants import Tenant
-from kvrecall.domain.errors import InvalidRequest
 from services.service import SessionService
 
 _STREAM = {
@@ -26,11 +29,18 @@ def add_response_routes(
     router: APIRouter, service: SessionService, settings: GatewaySettings
 ) -> None:
     """Add the routes of responses."""
-    _add_create(router, service, settings)
-    _add_stored(router, service)
+    background = BackgroundResponses(service)
+    _add_create(router, service, settings, background)
+    _add_stored(router, service, settings, background)
+    _add_input(router, service)
 
 
-def _add_create(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
+def _add_create(
+    router: APIRouter,
+    service: SessionService,
+    settings: GatewaySettings,
+    background: BackgroundResponses,
+) -> None:
     @router.post("/responses", responses={200: _STREAM}, tags=["openai"])
     async def create_response(
         request: Request, body: ResponseBody, key: Key = None, tenant: Tenant = ""
@@ -38,17 +48,29 @@ def _add_create(router: APIRouter, service: SessionService, settings: GatewaySet
         """Answer the input, after what a response or a conversation that it names holds.
 
         The headers `kvrecall-session`, `kvrecall-match` (continued, forked, built, repeated) and
-        `kvrecall-turn` tell which session has it, and how it was found.
+        `kvrecall-turn` tell which session has it, and how it was found. With `background` the
+        answer is the response in progress, once its turn has been accepted.
         """
         require_model(body.model, service, settings)
+        body = read_directives(request, body, service)
         body.require_honoured()
         answering = Answering(service, tenant, body)
+        if body.background:
+            return await respond(
+                request,
+                background.start(answering, get_idempotency_key(request, key, body)),
+                _get_head,
+                (lambda _: AsTheyAre()) if body.stream else None,
+                settings,
+                find_clamped(body, service.limits),
+            )
         return await respond(
             request,
             answering.start(get_idempotency_key(request, key, body)),
-            answering.build,
+            partial(read_answer, answering.build),
             answering.encode if body.stream else None,
             settings,
+            find_clamped(body, service.limits),
         )
 
     @router.post("/responses/input_tokens", tags=["openai"])
@@ -60,27 +82,45 @@ def _add_create(router: APIRouter, service: SessionService, settings: GatewaySet
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-def _add_stored(router: APIRouter, service: SessionService) -> None:
-    @router.get("/responses/{response}", tags=["openai"])
+async def _get_head(run: Run) -> dict[str, Any]:
+    return run.head
+
+
+def _add_stored(
+    router: APIRouter,
+    service: SessionService,
+    settings: GatewaySettings,
+    background: BackgroundResponses,
+) -> None:
+    @router.get("/responses/{response}", responses={200: _STREAM}, tags=["openai"])
     async def get_response(
         response: str,
         stream: Annotated[bool, Query(description="Only of background responses.")] = False,
+        starting_after: Annotated[
+            int | None,
+            Query(ge=-1, lt=2**31, description="Number of the last event that is known."),
+        ] = None,
         tenant: Tenant = "",
-    ) -> dict[str, Any]:
-        """Get a stored response."""
-        found = await service.responses.get(response, tenant)
-        if stream:
-            message = "only a background response can be streamed again"
-            raise InvalidRequest("stream", message, openai_code="unsupported_parameter")
-        body: dict[str, Any] = json.loads(found.body)
-        return body
+    ) -> Any:
+        """Get a stored response, or the events of one in the background up to its end."""
+        if not stream:
+            return await background.read(response, tenant)
+        events = await background.stream(response, tenant, starting_after)
+        return EventStream(events, settings.heartbeat_seconds, AsTheyAre())
 
     @router.delete("/responses/{response}", tags=["openai"])
     async def delete_response(response: str, tenant: Tenant = "") -> dict[str, Any]:
         """Delete a stored response; those that go on from it stay."""
-        await service.responses.delete(response, tenant)
+        await background.delete(response, tenant)
         return {"id": response, "object": "response", "deleted": True}
 
+    @router.post("/responses/{response}/cancel", tags=["openai"])
+    async def cancel_response(response: str, tenant: Tenant = "") -> dict[str, Any]:
+        """Cancel a background response; one that has ended stays as it is."""
+        return await background.cancel(response, tenant)
+
+
+def _add_input(router: APIRouter, service: SessionService) -> None:
     @router.get("/responses/{response}/input_items", tags=["openai"])
     async def list_input_items(
         response: str,
@@ -93,9 +133,3 @@ def _add_stored(router: APIRouter, service: SessionService) -> None:
         found = await service.responses.get(response, tenant)
         items = await read_input_items(service, found, after, limit + 1, order == "desc")
         return build_page(items, limit)
-
-    @router.post("/responses/{response}/cancel", tags=["openai"])
-    async def cancel_response(response: str, tenant: Tenant = "") -> dict[str, Any]:
-        """Cancel a background response: there are none, so an existing one is refused."""
-        await service.responses.get(response, tenant)
-        raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")

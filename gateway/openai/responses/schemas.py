@@ -1,15 +1,17 @@
 """The request body of responses, in what clients send of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 
-from gateway.openai.schemas import MAX_MESSAGES, RequestOptions, Wire
+from gateway.conversation_bodies import MAX_MESSAGES, Wire
+from gateway.openai.schemas import RequestOptions
 from gateway.rest.schemas.base import Name
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message
+from services.conversations.directed import Direction
 
 Json = dict[str, Any]
 Metadata = Annotated[
@@ -19,8 +21,7 @@ Metadata = Annotated[
     ],
     Field(max_length=16),
 ]
-_HONOURED: Mapping[str, tuple[object, ...]] = {
-    "background": (False,),
+_HONOURED: Mapping[str, Sequence[object]] = {
     "prompt": (),
     "context_management": (),
 }
@@ -53,7 +54,7 @@ class ResponseBody(RequestOptions):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "reference", "input": "Hello."}]}
     )
-    honoured: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    honoured: ClassVar[Mapping[str, Sequence[object]]] = {
         **RequestOptions.honoured,
         **_HONOURED,
     }
@@ -74,6 +75,11 @@ class ResponseBody(RequestOptions):
         "answer.",
     )
     store: bool | None = None
+    background: bool | None = Field(
+        default=None,
+        description="Answer at once, and compute the response for whoever asks for it by its id.",
+        exclude_if=lambda value: value is None,
+    )
     tools: Annotated[list[Json], Field(max_length=128)] | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -120,12 +126,30 @@ class ResponseBody(RequestOptions):
             return self.conversation.id
         return self.conversation
 
+    @property
+    def direction(self) -> Direction:
+        """Where the conversation goes on. Raises InvalidRequest for what a response cannot do."""
+        direction = self.kvrecall.direction
+        if direction.session:
+            message = "a response says by previous_response_id or conversation what it follows"
+            raise InvalidRequest("kvrecall.session", message)
+        if direction.alone and self.store is not False:
+            message = "a response of which nothing is kept needs store: false"
+            raise InvalidRequest("store", message)
+        if direction.alone and (self.previous_response_id or self.conversation):
+            field = "conversation" if self.conversation else "previous_response_id"
+            raise InvalidRequest(field, "a response of which nothing is kept follows no other")
+        return direction
+
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
         super().require_honoured()
         if self.previous_response_id is not None and self.conversation is not None:
             message = "previous_response_id and conversation exclude each other"
             raise InvalidRequest("previous_response_id", message)
+        if self.background and self.store is False:
+            message = "a response in the background is read by its id: it has to be stored"
+            raise InvalidRequest("background", message)
 
 
 def _to_tool(tool: Json, field: str) -> ToolBody:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.errors import problem_responses
 from gateway.idempotency import Key, get_idempotency_key
+from gateway.rest.rendered import RenderedSessions
 from gateway.rest.schemas.episodes import EpisodesView
 from gateway.rest.schemas.memory import MemoryView
 from gateway.rest.schemas.repairs import RepairsView
@@ -31,12 +32,19 @@ def add_session_routes(router: APIRouter, service: SessionService) -> None:
 
 def add_session_reads(router: APIRouter, service: SessionService) -> None:
     """Add the routes that read sessions, which check the tenant themselves."""
+    rendered = RenderedSessions()
 
-    @router.get("/sessions/{session}", responses=problem_responses(404), tags=["sessions"])
-    async def get_session(session: str, tenant: Tenant = "") -> SessionView:
+    @router.get(
+        "/sessions/{session}",
+        response_model=SessionView,
+        responses=problem_responses(404),
+        tags=["sessions"],
+    )
+    async def get_session(session: str, tenant: Tenant = "") -> Response:
         """Get a session: its settings, its state, the number of turns and tokens."""
         committed, state = await service.get(session, tenant)
-        return SessionView.from_domain(committed, state, service.info.model)
+        body = rendered.render(committed, state, service.info.model)
+        return Response(body, media_type="application/json")
 
     @router.get("/sessions", tags=["sessions"])
     async def list_sessions(

@@ -9,10 +9,16 @@ from gateway.idempotency import Key, get_idempotency_key
 from gateway.middleware import CLIENT_CLOSED_REQUEST
 from gateway.rest.schemas.turns import TurnBody, TurnView
 from gateway.settings import GatewaySettings
-from gateway.sse import ClientDisconnected, EventStream, read_outcome, run_while_connected
+from gateway.sse import (
+    ClientDisconnected,
+    EventStream,
+    SessionEvents,
+    read_outcome,
+    run_while_connected,
+)
 from gateway.tenants import Tenant
 from services.service import SessionService
-from services.turn_stream import TurnStream
+from services.turn_stream import TurnProgress, TurnStream
 
 STREAM_CONTENT = {
     "description": "The committed turn, or the stream of its events.",
@@ -53,11 +59,11 @@ def add_turn_routes(router: APIRouter, service: SessionService, settings: Gatewa
 
 async def _start_stream(
     request: Request, stream: TurnStream, settings: GatewaySettings
-) -> EventStream:
+) -> EventStream[TurnProgress]:
     """Wait for the turn to be accepted, so that a refusal has its own status and no stream."""
     try:
         await run_while_connected(request, stream.__anext__())
     except BaseException:
         await stream.aclose()
         raise
-    return EventStream(stream, settings.heartbeat_seconds)
+    return EventStream(stream, settings.heartbeat_seconds, SessionEvents())

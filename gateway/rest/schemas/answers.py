@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from gateway.rest.schemas.base import JsonObject
+from gateway.rest.schemas.base import JsonObject, Name
+from gateway.rest.schemas.sessions import CreateSessionBody
 from kvrecall.domain.constraints import Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Sampling
+from services.conversations.directed import Direction
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 LogitBias = Annotated[
@@ -85,6 +87,39 @@ class AnswerOptions(BaseModel):
         )
 
 
+class DirectionBody(CreateSessionBody):
+    """Settings of the session that a conversation begins, or where it goes on instead."""
+
+    session: Name | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Session that holds all but the last messages; `none`: one of its own, which is "
+        "deleted behind the answer.",
+    )
+    history: Literal["whole", "new"] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="`new`: the messages are those that follow what `session` holds.",
+    )
+    retain: Literal["none"] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="`none`: as `session`: `none`.",
+    )
+
+    @property
+    def direction(self) -> Direction:
+        """Where the conversation goes on. Raises InvalidRequest for what excludes each other."""
+        alone = "none" in (self.session, self.retain)
+        session = "" if self.session is None or self.session == "none" else self.session
+        if self.history == "new" and not session:
+            raise InvalidRequest("kvrecall.history", "new messages need a session to follow")
+        if session and self.model_fields_set - {"session", "history"}:
+            message = "a session keeps the settings that it has; leave the others out"
+            raise InvalidRequest("kvrecall.session", message)
+        return Direction(session, self.history == "new", alone)
+
+
 def _read_choice(choice: str | JsonObject | None) -> tuple[ToolChoice, tuple[str, ...]]:
     """Read a choice of tools: whether to call, and the names of those that may be called."""
     if choice is None or isinstance(choice, str):
@@ -128,4 +163,8 @@ def _read_form(form: JsonObject | None, field: str) -> tuple[str, bool]:
     if not isinstance(schema, dict):
         place = f"{field}.json_schema.schema" if nested else f"{field}.schema"
         raise InvalidRequest(place, "a schema is an object")
-    return json.dumps(schema), described.get("strict") is True
+    strict = described.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        place = f"{field}.json_schema.strict" if nested else f"{field}.strict"
+        raise InvalidRequest(place, "strict is true or false")
+    return json.dumps(schema), strict is True

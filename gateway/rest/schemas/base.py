@@ -9,6 +9,9 @@ JsonObject = dict[str, Any]
 MetadataBody = Annotated[
     dict[Name, Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=32)
 ]
+StopStrings = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)
+]
 # Seeds are signed 64-bit integers in the catalog.
 MAX_SEED = 2**63 - 1
 

@@ -1,12 +1,12 @@
 """Turns: the request with its sampling parameters, and the committed turn."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field
 
 from gateway.rest.schemas.answers import AnswerOptions
-from gateway.rest.schemas.base import MAX_SEED, Body, JsonObject, Name, View
+from gateway.rest.schemas.base import MAX_SEED, Body, JsonObject, Name, StopStrings, View
 from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, MessageBody
 from kvrecall.domain.limits import ServiceLimits
@@ -80,9 +80,7 @@ class TurnBody(AnswerOptions, Body):
         le=MAX_SEED,
         description="Sampling seed; null: derived from the session's seed and the turn's number.",
     )
-    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=256)]] = Field(
-        default=[], max_length=16, description="Strings that end the generation."
-    )
+    stop: StopStrings = Field(default=[], description="Strings that end the generation.")
     queue: bool = Field(
         default=False,
         description="Wait (for a bounded time) while another turn of the session runs.",

@@ -23,7 +23,8 @@ from kvrecall.app.errors import BadSessionFile
 MAGIC = b"kvrecall session"
 
 # The format version that this program writes.
-VERSION = 2
+VERSION = 3
+# Version 3 has responses and conversations; version 2 is otherwise the same.
 # The oldest version that it reads: that of kvrecall 0.1.0.
 OLDEST_VERSION = 1
 

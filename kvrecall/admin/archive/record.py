@@ -18,6 +18,8 @@ class RecordKind(IntEnum):
     EPISODE = 8
     SEGMENT = 9
     PAGE = 10
+    RESPONSE = 11
+    CONVERSATION = 12
     END = 255
 
 

@@ -3,8 +3,6 @@
 import json
 import sqlite3
 
-import aiosqlite
-
 from kvrecall.domain.errors import CatalogError
 from services.catalog.api_keys.base import KeyRecord
 from services.catalog.sqlite.database import Database
@@ -21,9 +19,9 @@ class SqliteApiKeys:
         """Add a key. Raises CatalogError when its id is taken."""
         row = {**vars(record), "scopes": json.dumps(record.scopes)}
 
-        async def change(db: aiosqlite.Connection) -> None:
+        def change(db: sqlite3.Connection) -> None:
             try:
-                await db.execute(build_insert("api_keys", row), row)
+                db.execute(build_insert("api_keys", row), row)
             except sqlite3.IntegrityError as error:
                 raise CatalogError(f"there is a key {record.id!r} already") from error
 
@@ -57,7 +55,11 @@ class SqliteApiKeys:
     async def touch(self, key_id: str, at: float) -> None:
         """Note the time of a key's last use."""
         query = "UPDATE api_keys SET last_used_at = :at WHERE id = :id"
-        await self._database.write(lambda db: db.execute(query, {"id": key_id, "at": at}), "")
+
+        def change(db: sqlite3.Connection) -> None:
+            db.execute(query, {"id": key_id, "at": at})
+
+        await self._database.write(change, "")
 
 
 def _to_record(row: sqlite3.Row) -> KeyRecord:

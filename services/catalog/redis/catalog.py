@@ -34,7 +34,6 @@ from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.refs import OwnerRefs
 from services.catalog.redis.repairs import RedisRepairs
-from services.catalog.redis.session_reads import SessionReads
 from services.catalog.redis.sessions import RedisSessions
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
@@ -50,18 +49,17 @@ class RedisCatalog:
         self.id = id
         slots = SessionSlots(redis, keys)
         indexes = RedisIndexes(redis, keys, slots)
+        self.expiry = RedisExpiry(redis, keys, slots, indexes)
         prefixes = RedisPrefixes(redis, keys, slots)
         refs = OwnerRefs(redis, slots)
-        deletion = SessionDeletion(redis, keys, slots, indexes, prefixes, refs)
+        deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, prefixes, refs)
         self._redis = redis
         self.upgrade = upgrade
         self.idempotency = RedisIdempotency(redis, keys)
         self.api_keys = RedisApiKeys(redis, keys)
         self.page_refs = RedisPageRefs(redis, slots, refs, prefixes, deletion)
-        reads = SessionReads(slots, redis.one_server)
-        self.expiry = RedisExpiry(redis, keys, slots, indexes)
         self.sessions = RedisSessions(
-            slots, reads, indexes, self.expiry, self.idempotency, self.page_refs, deletion
+            slots, indexes, self.expiry, self.idempotency, self.page_refs, deletion
         )
         self.leases = RedisLeases(redis, keys, slots)
         self.histories = RedisHistories(redis, keys)

@@ -6,7 +6,7 @@ moved. So each command must be safe to run twice; the scripts see to that.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -27,10 +27,9 @@ from redis.exceptions import (
 )
 
 from kvrecall.domain.errors import CatalogError
+from services.catalog.redis.shared_connection import Argument, Command, SharedConnection
 
 T = TypeVar("T")
-Argument = str | bytes | int | float
-Command = tuple[Argument, ...]
 Client = Redis | RedisCluster
 
 _FIRST_DELAY_SECONDS = 0.02
@@ -51,7 +50,7 @@ _TRANSIENT = (
     OSError,
 )
 # Transient replies that have no class of their own, or come from within a script.
-_TRANSIENT_WORDS = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
+_TRANSIENT_WORDS = ("LOADING", "READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
 
 
 class HistoryChangedError(ConnectionError):
@@ -69,19 +68,17 @@ class CatalogRedis:
         self._client = client
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
-
-    @property
-    def one_server(self) -> bool:
-        """True if one server has all keys."""
-        return isinstance(self._client, Redis)
+        # Reads of a cluster take connections of their nodes: a slow server delays no other's.
+        self._shared = (
+            SharedConnection(client.connection_pool, 2 * timeout_seconds)
+            if isinstance(client, Redis)
+            else None
+        )
 
     async def read(self, key: str, *command: Argument) -> Any:
         """Run a command on the server that has `key` and return its reply."""
-
-        async def run() -> Any:
-            return (await _exchange(await self._get_server(key), [command]))[0]
-
-        return await self._retry(run)
+        (reply,) = await self.read_each([(key, command)])
+        return reply
 
     async def read_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         """Run commands, each on the server of its key; return the replies in order."""
@@ -133,27 +130,30 @@ class CatalogRedis:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._shared is not None:
+            self._shared.close()
         with suppress(*_FAILURES):
             await self._client.aclose()
 
     async def _run_replicated(self, server: Redis | ClusterNode, command: Command) -> Any:
-        info, reply = await _exchange(server, [("INFO", "replication"), command])
-        if not any(
-            isinstance(value, dict) and value.get("state") == "online" for value in info.values()
-        ):
+        asked: list[Command] = [("INFO", "replication"), command]
+        shared = self._shared
+        info, reply = await (_exchange(server, asked) if shared is None else shared.run(asked))
+        history, has_replicas = _read_replication(info)
+        if not has_replicas:
             return reply
         # WAIT waits for what the server had written when this connection's last command, INFO, ran.
         wait: Command = ("WAIT", 1, int(1000 * self._timeout_seconds))
         after, copies = await _exchange(server, [("INFO", "replication"), wait])
-        if after["master_replid"] != info["master_replid"]:
+        if _read_replication(after)[0] != history:
             raise HistoryChangedError("the primary changed during a write")
         if not copies:
             raise TimeoutError(f"no replica confirmed a write within {self._timeout_seconds} s")
         return reply
 
     async def _run_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        if isinstance(self._client, Redis):
-            return await _exchange(self._client, [command for _, command in commands])
+        if self._shared is not None:
+            return await self._shared.run([command for _, command in commands])
         servers = [await self._get_server(key) for key, _ in commands]
         replies: list[Any] = [None] * len(commands)
 
@@ -226,6 +226,18 @@ def _is_transient(error: Exception) -> bool:
         word in str(error) for word in _TRANSIENT_WORDS
     )
     return transient and not isinstance(error, AuthenticationError)
+
+
+def _read_replication(info: bytes | Mapping[str, Any]) -> tuple[str, bool]:
+    """Read the id of a server's history, and whether a replica is online.
+
+    `info` is the reply to INFO replication, as it was sent or as redis-py parses it.
+    """
+    if isinstance(info, bytes):
+        fields = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
+        return fields[b"master_replid"].decode(), b",state=online," in info
+    replicas = [value for value in info.values() if isinstance(value, dict)]
+    return str(info["master_replid"]), any(each.get("state") == "online" for each in replicas)
 
 
 async def _exchange(server: Redis | ClusterNode, commands: Sequence[Command]) -> list[Any]:

@@ -19,7 +19,6 @@ from services.catalog.records import (
     TurnCommit,
 )
 from services.catalog.redis import mapping
-from services.catalog.redis.client import Argument
 from services.catalog.redis.keys import (
     BUILT,
     CALLS,
@@ -36,6 +35,7 @@ from services.catalog.redis.keys import (
     TOKENS,
     TURNS,
 )
+from services.catalog.redis.shared_connection import Argument
 from services.catalog.serialization import MEMORY
 
 # The most words of one command: Lua's `unpack` is limited.

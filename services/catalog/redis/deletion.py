@@ -14,12 +14,14 @@ from secrets import token_hex
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from services.catalog.records import CREATION_SECONDS, IdempotencyRecord, OrphanedPages
 from services.catalog.redis import mapping, scripts
-from services.catalog.redis.client import CatalogRedis, Command
+from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META, OWNERS, TOMBSTONE, Keys
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.refs import OwnerRefs, OwnerState
+from services.catalog.redis.shared_connection import Command
 from services.catalog.redis.slot import SessionSlots, require_own_slot
 
 # The number of random tombstones that a deletion or a sweep checks for unfinished work.
@@ -35,6 +37,7 @@ class SessionDeletion:
         keys: Keys,
         slots: SessionSlots,
         indexes: RedisIndexes,
+        expiry: RedisExpiry,
         prefixes: RedisPrefixes,
         refs: OwnerRefs,
     ) -> None:
@@ -42,6 +45,7 @@ class SessionDeletion:
         self._keys = keys
         self._slots = slots
         self._indexes = indexes
+        self._expiry = expiry
         self._prefixes = prefixes
         self._refs = refs
 
@@ -134,7 +138,9 @@ class SessionDeletion:
             await self._note(self._keys.orphaned, *owners)
         for owner in owners:
             await self._refs.set(session_id, owner, 0)
-        await self._indexes.remove(session_id, tombstone.get("tenant", b"").decode())
+        tenant = tombstone.get("tenant", b"").decode()
+        await self._indexes.remove(session_id, tenant)
+        await self._expiry.remove(session_id, tenant)
         await self._prefixes.delete(tombstone.get("digest", b"").decode(), session_id)
         name = self._keys.get_session_keys(session_id)[OWNERS]
         await self._redis.write(name, "DEL", name)

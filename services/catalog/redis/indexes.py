@@ -47,8 +47,6 @@ class RedisIndexes:
         """Unlist a deleted session."""
         sessions = self._keys.get_sessions(tenant)
         await self._redis.write(sessions, "ZREM", sessions, session_id)
-        expiring = self._keys.get_expiring(tenant)
-        await self._redis.write(expiring, "ZREM", expiring, session_id)
         await self._change_length(self._keys.get_lengths(tenant), session_id, "", "*")
 
     async def get_ids(self) -> list[str]:
@@ -61,7 +59,7 @@ class RedisIndexes:
         await self._remove_tenants(
             [tenant for tenant, listed in zip(tenants, replies, strict=True) if not listed]
         )
-        entries = [entry for reply in replies for entry in _decode_scored(reply)]
+        entries = [entry for reply in replies for entry in decode_scored(reply)]
         ids = [id for id, _ in sorted(entries, key=lambda entry: (entry[1], entry[0]))]
         exist = await self._slots.exist(ids)
         return [id for id, exists in zip(ids, exist, strict=True) if exists]
@@ -69,7 +67,7 @@ class RedisIndexes:
     async def get_tenants(self) -> list[tuple[str, float]]:
         """Return the tenants that may have sessions, with the last time they created one."""
         name = self._keys.tenants
-        return _decode_scored(await self._redis.read(name, "ZRANGE", name, 0, -1, "WITHSCORES"))
+        return decode_scored(await self._redis.read(name, "ZRANGE", name, 0, -1, "WITHSCORES"))
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str) -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""
@@ -112,7 +110,7 @@ class RedisIndexes:
         waiting = self._keys.waiting
         span = ("-inf", repr(since), "WITHSCORES")
         reply = await self._redis.read(waiting, "ZRANGEBYSCORE", waiting, *span)
-        entries = _decode_scored(reply)
+        entries = decode_scored(reply)
         pauses = [(int(turn), id) for turn, _, id in (entry.partition(" ") for entry, _ in entries)]
         sessions = await self._slots.get_each([id for _, id in pauses])
         idle = []
@@ -169,7 +167,7 @@ class RedisIndexes:
         name = self._keys.get_sessions(tenant)
         newest = "+inf" if before is None else repr(before[0])
         span = (newest, "-inf", "WITHSCORES", "LIMIT", offset, count)
-        return _decode_scored(await self._redis.read(name, "ZREVRANGEBYSCORE", name, *span))
+        return decode_scored(await self._redis.read(name, "ZREVRANGEBYSCORE", name, *span))
 
     async def _get_existing(self, tenant: str, listed: list[tuple[str, float]]) -> list[Session]:
         """Return the listed sessions that exist; unlist the others if they are old."""
@@ -196,7 +194,8 @@ def _is_over(session: Session | None, turn: int) -> bool:
     return session is not None and session.turns >= turn
 
 
-def _decode_scored(reply: list[Any]) -> list[tuple[str, float]]:
+def decode_scored(reply: list[Any]) -> list[tuple[str, float]]:
+    """Return the members of a sorted set and their scores, of a reply with both."""
     return [(entry.decode(), float(score)) for entry, score in _pair(reply)]
 
 

@@ -145,6 +145,11 @@ class Keys:
         return f"{self.namespace}:tenants"
 
     @property
+    def expiring(self) -> str:
+        """Key of the sessions that expire, by a time before which they do not."""
+        return f"{self.namespace}:expiring"
+
+    @property
     def waiting(self) -> str:
         """Key of the pauses, by a time before which they had no event."""
         return f"{self.namespace}:waiting"

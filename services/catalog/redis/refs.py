@@ -6,7 +6,8 @@ from typing import Any
 
 from kvrecall.domain.session import SharedPages
 from services.catalog.redis import scripts
-from services.catalog.redis.client import Argument, CatalogRedis
+from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.shared_connection import Argument
 from services.catalog.redis.slot import SessionSlots
 
 # A reference of a session that does not exist has ended once it is older.

@@ -21,7 +21,6 @@ from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import HISTORY, META
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.session_reads import SessionReads
 from services.catalog.redis.slot import NEW, SessionSlots
 
 
@@ -31,7 +30,6 @@ class RedisSessions:
     def __init__(
         self,
         slots: SessionSlots,
-        reads: SessionReads,
         indexes: RedisIndexes,
         expiry: RedisExpiry,
         idempotency: RedisIdempotency,
@@ -39,7 +37,6 @@ class RedisSessions:
         deletion: SessionDeletion,
     ) -> None:
         self._slots = slots
-        self._reads = reads
         self._indexes = indexes
         self._expiry = expiry
         self._idempotency = idempotency
@@ -55,7 +52,7 @@ class RedisSessions:
 
     async def get(self, session_id: str, tenant: str | None = None) -> Session:
         """Return the session as last committed, if it is the tenant's. Raises UnknownSession."""
-        session = await self._reads.get(session_id, tenant)
+        (session,) = await self._slots.get_each([session_id], [tenant])
         if session is None:
             raise UnknownSession(session_id)
         return session

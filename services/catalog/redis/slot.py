@@ -1,6 +1,7 @@
 """Access to single sessions in Redis: scripts on the keys of one session, which share a slot."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from secrets import token_hex
 from typing import Any
 
@@ -9,13 +10,16 @@ from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownSession
 from kvrecall.domain.session import Session
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import mapping, scripts
-from services.catalog.redis.client import Argument, CatalogRedis, Command
+from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.commits import RedisCommit
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.keys import META, Keys
+from services.catalog.redis.shared_connection import Argument, Command
 
 # Stands for the epoch of a session that must not exist yet.
 NEW = "new"
+_DECODED_SESSIONS = 1024
+_DECODED_BYTES = 8192
 
 
 class ChangedMeanwhile(CatalogError):
@@ -30,6 +34,7 @@ class SessionSlots:
     def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
+        self._decode_known = lru_cache(_DECODED_SESSIONS)(_decode)
 
     async def apply(
         self,
@@ -81,11 +86,16 @@ class SessionSlots:
             if int(calls) or int(recent):
                 scripted.append(index)
             else:
-                sessions[index] = mapping.from_session_parts(session_ids[index], values, (), ())
+                sessions[index] = self._decode(session_ids[index], tuple(values))
         found = await self._get_scripted([session_ids[index] for index in scripted])
         for index in scripted:
             sessions[index] = found[session_ids[index]]
         return sessions
+
+    def _decode(self, session_id: str, values: tuple[bytes | None, ...]) -> Session:
+        """Decode a session; a small one that has not changed since its last read is still known."""
+        is_small = sum(map(len, filter(None, values))) <= _DECODED_BYTES
+        return (self._decode_known if is_small else _decode)(session_id, values)
 
     async def _get_scripted(self, session_ids: list[str]) -> dict[str, Session | None]:
         commands = [
@@ -124,6 +134,11 @@ class SessionSlots:
         """Build the call of a script on a session's keys, after the key to route it by."""
         names = self._keys.get_session_keys(session_id)
         return names[META], ("EVAL", script, len(names), *names, *words)
+
+
+def _decode(session_id: str, values: tuple[bytes | None, ...]) -> Session:
+    """Decode a session without open calls and repairs."""
+    return mapping.from_session_parts(session_id, values, (), ())
 
 
 def _is_of(owner: bytes, tenant: str | None) -> bool:

@@ -4,7 +4,7 @@ The services that write them know their form: `body` is JSON text that a catalog
 a method has returned from survives a crash. All methods raise CatalogError when the storage fails.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,9 +15,10 @@ from kvrecall.domain.errors import LimitExceeded
 class StoredResponse:
     """The answer of turn `turn` of `session`, without its input: the session's turns have that.
 
-    `opening` is the digest of all that comes before the first item of the conversation, of which
-    `hidden` messages are in the session's first turn; `history` is the digest of the conversation
-    up to the end of the turn. A response goes with its session.
+    `opening` is the digest of all that comes before the first item of the conversation, followed by
+    `@` and the id of its catalog where that is another one than this; of it `hidden` messages are
+    in the session's first turn. `history` is the digest of the conversation up to the end of the
+    turn. A response goes with its session.
     """
 
     id: str
@@ -48,9 +49,36 @@ class StoredItem:
     body: str
 
 
-def build_full(most: int) -> LimitExceeded:
-    """Build the error for items that a conversation does not take any more."""
-    return LimitExceeded("items", f"a conversation has at most {most} items", most)
+@dataclass(frozen=True)
+class ItemBounds:
+    """The most items that a conversation may have, and the most UTF-8 bytes of all their bodies."""
+
+    items: int
+    bytes: int
+
+    def check(self, items: int, size: int, field: str = "items") -> None:
+        """Raise LimitExceeded for a conversation of so many items and bytes; `field` is at fault."""
+        if items > self.items:
+            message = f"a conversation has at most {self.items} items; this would have {items}"
+            raise LimitExceeded(field, message, self.items)
+        if size > self.bytes:
+            message = f"a conversation has at most {self.bytes} bytes; this would have {size}"
+            raise LimitExceeded(field, message, self.bytes)
+
+
+def measure(items: Iterable[StoredItem]) -> int:
+    """Return the UTF-8 bytes of the items' bodies."""
+    return sum(len(item.body.encode()) for item in items)
+
+
+def name_origin(opening: str, catalog: str) -> str:
+    """Return an opening as another catalog than `catalog`, whose digest it is, would have it."""
+    return opening if "@" in opening else f"{opening}@{catalog}"
+
+
+def drop_origin(opening: str, catalog: str) -> str:
+    """Return an opening as the catalog of this id has it."""
+    return opening.removesuffix(f"@{catalog}")
 
 
 class Responses(Protocol):
@@ -103,11 +131,13 @@ class StoredConversations(Protocol):
         """Delete a conversation with its items. Raises UnknownConversation."""
         ...
 
-    async def add_items(self, conversation_id: str, items: Sequence[StoredItem], most: int) -> None:
+    async def add_items(
+        self, conversation_id: str, items: Sequence[StoredItem], bounds: ItemBounds | None
+    ) -> None:
         """Append items; one whose id is there already is left out, so a call may be repeated.
 
-        Raises UnknownConversation, and LimitExceeded if the conversation would have more than
-        `most` items.
+        Raises UnknownConversation, and LimitExceeded if the conversation would be over `bounds`:
+        then none is added.
         """
         ...
 
@@ -117,6 +147,14 @@ class StoredConversations(Protocol):
         """Return up to `limit` items that follow the item `after` in this order.
 
         Raises UnknownConversation, UnknownItem for `after`.
+        """
+        ...
+
+    async def get_all(self, conversation_id: str, bounds: ItemBounds) -> list[StoredItem]:
+        """Return all items in order.
+
+        Raises UnknownConversation, and LimitExceeded with the field `conversation` if they are over
+        `bounds`: then no body is read.
         """
         ...
 

@@ -13,13 +13,14 @@ from dataclasses import asdict, replace
 from kvrecall.domain.errors import UnknownConversation, UnknownItem, UnknownResponse, UnknownSession
 from services.cancellation import run_to_completion
 from services.catalog.redis import scripts
-from services.catalog.redis.client import Argument, CatalogRedis, Command
+from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
+from services.catalog.redis.shared_connection import Argument, Command
 from services.catalog.responses.base import (
+    ItemBounds,
     StoredConversation,
     StoredItem,
     StoredResponse,
-    build_full,
 )
 
 # An index entry without its conversation is removed after this time: it may be in creation.
@@ -76,7 +77,7 @@ class RedisConversations:
         """Add a conversation with its first items."""
         index = self._keys.get_conversations(conversation.tenant)
         await self._redis.write(index, "ZADD", index, repr(time.time()), conversation.id)
-        await self._add(conversation.id, items, len(items), conversation)
+        await self._add(conversation.id, items, None, conversation)
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
         """Return a tenant's conversation. Raises UnknownConversation."""
@@ -108,24 +109,22 @@ class RedisConversations:
         index = self._keys.get_conversations(found.tenant)
         await self._redis.write(index, "ZREM", index, conversation_id)
 
-    async def add_items(self, conversation_id: str, items: Sequence[StoredItem], most: int) -> None:
+    async def add_items(
+        self, conversation_id: str, items: Sequence[StoredItem], bounds: ItemBounds | None
+    ) -> None:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
-        await self._add(conversation_id, items, most, None)
+        await self._add(conversation_id, items, bounds, None)
 
     async def get_items(
         self, conversation_id: str, after: str | None, limit: int, newest_first: bool
     ) -> list[StoredItem]:
         """Return up to `limit` items. Raises UnknownConversation, UnknownItem for `after`."""
-        names = self._names(conversation_id)
-        words: Command = (after or "", limit, "1" if newest_first else "")
-        call = ("EVAL", scripts.READ_ITEMS, len(names), *names, *words)
-        outcome, *found = await self._redis.read(names[0], *call)
-        if outcome == b"unknown":
-            raise UnknownConversation(conversation_id)
-        if outcome == b"item":
-            raise UnknownItem(after or "")
-        pairs = zip(found[::2], found[1::2], strict=True)
-        return [StoredItem(id.decode(), body.decode()) for id, body in pairs]
+        order = "1" if newest_first else ""
+        return await self._read(conversation_id, after or "", limit, order, None)
+
+    async def get_all(self, conversation_id: str, bounds: ItemBounds) -> list[StoredItem]:
+        """Return all items in order. Raises UnknownConversation, LimitExceeded."""
+        return await self._read(conversation_id, "", bounds.items, "", bounds)
 
     async def get_item(self, conversation_id: str, item_id: str) -> StoredItem:
         """Return an item. Raises UnknownItem."""
@@ -164,24 +163,41 @@ class RedisConversations:
             raise UnknownConversation(conversation_id)
         return StoredConversation(**json.loads(fields))
 
+    async def _read(
+        self, conversation_id: str, after: str, limit: int, order: str, bounds: ItemBounds | None
+    ) -> list[StoredItem]:
+        names = self._names(conversation_id)
+        words: Command = (after, limit, order, *_to_words(bounds))
+        call = ("EVAL", scripts.READ_ITEMS, len(names), *names, *words)
+        outcome, *found = await self._redis.read(names[0], *call)
+        if outcome == b"unknown":
+            raise UnknownConversation(conversation_id)
+        if outcome == b"item":
+            raise UnknownItem(after)
+        if outcome == b"full" and bounds is not None:
+            items, size = found
+            bounds.check(items, size, "conversation")
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [StoredItem(id.decode(), body.decode()) for id, body in pairs]
+
     async def _add(
         self,
         conversation_id: str,
         items: Sequence[StoredItem],
-        most: int,
+        bounds: ItemBounds | None,
         created: StoredConversation | None,
     ) -> None:
         names = self._names(conversation_id)
         first = ("", "") if created is None else (_encode(created), created.tenant)
-        words: list[Argument] = [*first, most]
+        words: list[Argument] = [*first, *_to_words(bounds)]
         for item in items:
             words += [item.id, item.body]
         call = ("EVAL", scripts.ADD_ITEMS, len(names), *names, *words)
-        outcome = bytes(await run_to_completion(self._redis.write(names[0], *call)))
+        outcome, *found = await run_to_completion(self._redis.write(names[0], *call))
         if outcome == b"unknown":
             raise UnknownConversation(conversation_id)
-        if outcome == b"full":
-            raise build_full(most)
+        if outcome == b"full" and bounds is not None:
+            bounds.check(*found)
 
     async def _correct(self, index: str) -> None:
         """Remove what is left of creations and deletions that broke off, of a few random entries."""
@@ -200,6 +216,11 @@ class RedisConversations:
         """Return the keys of a conversation as its scripts take them."""
         name = self._keys.get_conversation(conversation_id)
         return [name, f"{name}:order", f"{name}:items"]
+
+
+def _to_words(bounds: ItemBounds | None) -> tuple[Argument, Argument]:
+    """Return the bounds as scripts take them."""
+    return ("", "") if bounds is None else (bounds.items, bounds.bytes)
 
 
 def _encode(conversation: StoredConversation) -> str:

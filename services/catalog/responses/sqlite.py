@@ -1,10 +1,9 @@
 """Responses and conversations in the SQLite catalog."""
 
 import json
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-
-import aiosqlite
 
 from kvrecall.domain.errors import (
     SessionBusy,
@@ -14,10 +13,10 @@ from kvrecall.domain.errors import (
 )
 from services.catalog.claims import Claims
 from services.catalog.responses.base import (
+    ItemBounds,
     StoredConversation,
     StoredItem,
     StoredResponse,
-    build_full,
 )
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import (
@@ -52,10 +51,10 @@ class SqliteResponses:
         now = self._database.now()
         row = {**asdict(response), "expires_at": now + seconds}
 
-        async def change(db: aiosqlite.Connection) -> None:
-            await require_session(db, response.session)
-            await db.execute(build_insert("responses", row).replace("INSERT", "REPLACE", 1), row)
-            await db.execute(_DELETE_EXPIRED, {"now": now, "limit": _EXPIRED_AT_ONCE})
+        def change(db: sqlite3.Connection) -> None:
+            require_session(db, response.session)
+            db.execute(build_insert("responses", row).replace("INSERT", "REPLACE", 1), row)
+            db.execute(_DELETE_EXPIRED, {"now": now, "limit": _EXPIRED_AT_ONCE})
 
         await self._database.write(change, "")
 
@@ -87,9 +86,9 @@ class SqliteConversations:
         """Add a conversation with its first items."""
         row = {**asdict(conversation), "metadata": json.dumps(dict(conversation.metadata))}
 
-        async def change(db: aiosqlite.Connection) -> None:
-            await insert(db, "conversations", [row])
-            await _add_items(db, conversation.id, items)
+        def change(db: sqlite3.Connection) -> None:
+            insert(db, "conversations", [row])
+            _add_items(db, conversation.id, items)
 
         await self._database.write(change, "")
 
@@ -122,15 +121,16 @@ class SqliteConversations:
             raise UnknownConversation(conversation_id)
         self._claims.discard(conversation_id)
 
-    async def add_items(self, conversation_id: str, items: Sequence[StoredItem], most: int) -> None:
+    async def add_items(
+        self, conversation_id: str, items: Sequence[StoredItem], bounds: ItemBounds | None
+    ) -> None:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
 
-        async def change(db: aiosqlite.Connection) -> None:
-            await _require_conversation(db, conversation_id)
-            await _add_items(db, conversation_id, items)
-            query = "SELECT count(*) FROM conversation_items WHERE conversation = :id"
-            if await fetch_value(db, query, {"id": conversation_id}) > most:
-                raise build_full(most)
+        def change(db: sqlite3.Connection) -> None:
+            _require_conversation(db, conversation_id)
+            _add_items(db, conversation_id, items)
+            if bounds is not None:
+                bounds.check(*_measure(db, conversation_id))
 
         await self._database.write(change, "")
 
@@ -145,13 +145,25 @@ class SqliteConversations:
             f" ORDER BY position {order} LIMIT :limit"
         )
 
-        async def read(db: aiosqlite.Connection) -> list[StoredItem]:
-            await _require_conversation(db, conversation_id)
+        def read(db: sqlite3.Connection) -> list[StoredItem]:
+            _require_conversation(db, conversation_id)
             position = None
             if after is not None:
-                position = (await _fetch_item(db, conversation_id, after))["position"]
+                position = _fetch_item(db, conversation_id, after)["position"]
             values = {"conversation": conversation_id, "after": position, "limit": limit}
-            rows = await fetch_all(db, query, values)
+            rows = fetch_all(db, query, values)
+            return [StoredItem(row["id"], row["body"]) for row in rows]
+
+        return await self._database.read(read)
+
+    async def get_all(self, conversation_id: str, bounds: ItemBounds) -> list[StoredItem]:
+        """Return all items in order. Raises UnknownConversation, LimitExceeded."""
+        query = "SELECT id, body FROM conversation_items WHERE conversation = :id ORDER BY position"
+
+        def read(db: sqlite3.Connection) -> list[StoredItem]:
+            _require_conversation(db, conversation_id)
+            bounds.check(*_measure(db, conversation_id), "conversation")
+            rows = fetch_all(db, query, {"id": conversation_id})
             return [StoredItem(row["id"], row["body"]) for row in rows]
 
         return await self._database.read(read)
@@ -181,27 +193,35 @@ class SqliteConversations:
         self._claims.release(conversation_id, holder)
 
 
-async def _add_items(
-    db: aiosqlite.Connection, conversation: str, items: Sequence[StoredItem]
-) -> None:
+def _add_items(db: sqlite3.Connection, conversation: str, items: Sequence[StoredItem]) -> None:
     query = (
         "INSERT INTO conversation_items (conversation, position, id, body)"
         " SELECT :conversation, ifnull(max(position), 0) + 1, :id, :body FROM conversation_items"
         " WHERE conversation = :conversation ON CONFLICT DO NOTHING"
     )
     rows = [{"conversation": conversation, "id": each.id, "body": each.body} for each in items]
-    await db.executemany(query, rows)
+    db.executemany(query, rows)
 
 
-async def _require_conversation(db: aiosqlite.Connection, conversation: str) -> None:
+def _measure(db: sqlite3.Connection, conversation: str) -> tuple[int, int]:
+    """Return the number of items of a conversation, and the bytes of their bodies."""
+    query = (
+        "SELECT count(*), ifnull(sum(length(CAST(body AS BLOB))), 0) FROM conversation_items"
+        " WHERE conversation = :id"
+    )
+    row = fetch_one(db, query, {"id": conversation})
+    return (0, 0) if row is None else (row[0], row[1])
+
+
+def _require_conversation(db: sqlite3.Connection, conversation: str) -> None:
     query = "SELECT 1 FROM conversations WHERE id = :id"
-    if await fetch_one(db, query, {"id": conversation}) is None:
+    if fetch_one(db, query, {"id": conversation}) is None:
         raise UnknownConversation(conversation)
 
 
-async def _fetch_item(db: aiosqlite.Connection, conversation: str, item: str) -> aiosqlite.Row:
+def _fetch_item(db: sqlite3.Connection, conversation: str, item: str) -> sqlite3.Row:
     query = f"SELECT * FROM conversation_items {_OF_ITEM}"
-    row = await fetch_one(db, query, {"conversation": conversation, "id": item})
+    row = fetch_one(db, query, {"conversation": conversation, "id": item})
     if row is None:
         raise UnknownItem(item)
     return row
@@ -210,8 +230,7 @@ async def _fetch_item(db: aiosqlite.Connection, conversation: str, item: str) ->
 async def _change(database: Database, query: str, values: Row) -> int:
     """Run one statement; return the number of rows that it changed."""
 
-    async def change(db: aiosqlite.Connection) -> int:
-        async with db.execute(query, values) as cursor:
-            return int(cursor.rowcount)
+    def change(db: sqlite3.Connection) -> int:
+        return int(db.execute(query, values).rowcount)
 
     return await database.write(change, "")

@@ -34,7 +34,7 @@ class SqliteCatalog:
         self.upgrade = upgrade
         self.idempotency = SqliteIdempotency(database)
         self.sessions = SqliteSessions(database, reader, self.idempotency, claims)
-        self.leases = SqliteLeases(database, claims)
+        self.leases = SqliteLeases(database, reader, claims)
         self.turns = SqliteTurns(database, self.idempotency)
         self.histories = SqliteHistories(database)
         self.responses = SqliteResponses(database)

@@ -3,9 +3,8 @@
 Each function runs in the caller's transaction.
 """
 
+import sqlite3
 from dataclasses import replace
-
-import aiosqlite
 
 from kvrecall.domain.errors import CatalogError, UnknownSession, UnknownTurn
 from services.catalog.records import (
@@ -23,68 +22,68 @@ _TABLES_OF_CALLS = ("tool_calls", "tool_output")
 _TABLES_AT_LAST_TURN = ("repairs", "episode_sets", "segments", "episodes", "built_episodes")
 
 
-async def fork(db: aiosqlite.Connection, commit: ForkCommit, now: float) -> None:
+def fork(db: sqlite3.Connection, commit: ForkCommit, now: float) -> None:
     """Add the child, copying rows within the database. Raises UnknownSession, UnknownTurn."""
     parent = commit.parent
     child = commit.session.id
     turns = commit.turns
     query = "SELECT turns FROM sessions WHERE id = :parent"
-    row = await fetch_one(db, query, {"parent": parent})
+    row = fetch_one(db, query, {"parent": parent})
     if row is None:
         raise UnknownSession(parent)
     if not 0 <= turns <= row["turns"]:
         raise UnknownTurn(parent, turns)
-    await page_refs.require_pages(db, commit.session.shared)
-    await page_refs.clear_orphaned(db, child)
-    await session_rows.add_session(db, commit.session, commit.worker_state, now)
-    await _copy(db, "turns", commit, "number <= :turns")
+    page_refs.require_pages(db, commit.session.shared)
+    page_refs.clear_orphaned(db, child)
+    session_rows.add_session(db, commit.session, commit.worker_state, now)
+    _copy(db, "turns", commit, "number <= :turns")
     for table in _TABLES_OF_CALLS:
-        await _copy(db, table, commit, "turn < :turns")
+        _copy(db, table, commit, "turn < :turns")
     if turns < row["turns"]:
-        await tool_calls.copy_pause(db, parent, child, turns, now)
+        tool_calls.copy_pause(db, parent, child, turns, now)
         return
     for table in _TABLES_OF_CALLS:
-        await _copy(db, table, commit, "turn = :turns")
+        _copy(db, table, commit, "turn = :turns")
     for table in _TABLES_AT_LAST_TURN:
-        await _copy(db, table, commit, "true")
+        _copy(db, table, commit, "true")
 
 
-async def _copy(db: aiosqlite.Connection, table: str, commit: ForkCommit, where: str) -> None:
+def _copy(db: sqlite3.Connection, table: str, commit: ForkCommit, where: str) -> None:
     """Copy rows of a table with a column `session` from the parent to the child."""
     query = "SELECT name FROM pragma_table_info(:table) WHERE name <> 'session'"
-    columns = ", ".join(row["name"] for row in await fetch_all(db, query, {"table": table}))
-    await db.execute(
+    columns = ", ".join(row["name"] for row in fetch_all(db, query, {"table": table}))
+    db.execute(
         f"INSERT INTO {table} (session, {columns}) SELECT :child, {columns} FROM {table}"
         f" WHERE session = :parent AND {where}",
         {"child": commit.session.id, "parent": commit.parent, "turns": commit.turns},
     )
 
 
-async def restore(db: aiosqlite.Connection, dump: SessionDump, now: float) -> None:
+def restore(db: sqlite3.Connection, dump: SessionDump, now: float) -> None:
     """Add a session from another catalog. Raises CatalogError when its id is taken."""
     session_id = dump.session.id
     query = "SELECT 1 FROM sessions WHERE id = :session"
-    if await fetch_one(db, query, {"session": session_id}) is not None:
+    if fetch_one(db, query, {"session": session_id}) is not None:
         raise CatalogError(f"there is a session {session_id!r} already")
     # The restored rows are stored already: they must not be deleted as orphans of an earlier
     # session of that id.
-    await page_refs.clear_orphaned(db, session_id)
-    await session_rows.add_session(db, dump.session, dump.worker_state, now)
-    await insert(db, "turns", [mapping.to_turn_row(turn) for turn in dump.turns])
-    await tool_calls.add_calls(db, session_id, dump.calls)
+    page_refs.clear_orphaned(db, session_id)
+    session_rows.add_session(db, dump.session, dump.worker_state, now)
+    insert(db, "turns", [mapping.to_turn_row(turn) for turn in dump.turns])
+    tool_calls.add_calls(db, session_id, dump.calls)
     for call, pieces in dump.pieces.items():
-        await tool_calls.add_pieces(db, session_id, call, pieces)
+        tool_calls.add_pieces(db, session_id, call, pieces)
     repairs = [mapping.to_repair_row(session_id, record) for record in dump.repairs]
-    await insert(db, "repairs", repairs)
+    insert(db, "repairs", repairs)
     if dump.episodes != EpisodeSet():
-        await _restore_episodes(db, dump)
+        _restore_episodes(db, dump)
 
 
-async def _restore_episodes(db: aiosqlite.Connection, dump: SessionDump) -> None:
+def _restore_episodes(db: sqlite3.Connection, dump: SessionDump) -> None:
     session_id = dump.session.id
     without_episodes = replace(dump.episodes, episodes=())
-    await episodes.add_segments(db, session_id, SegmentsCommit(dump.segments, without_episodes))
+    episodes.add_segments(db, session_id, SegmentsCommit(dump.segments, without_episodes))
     labels = tuple(segment.label for segment in dump.segments)
     build = BuildCommit(dump.episodes, dump.built, labels)
-    await episodes.replace_episodes(db, session_id, build)
-    await episodes.count_match(db, session_id, "", dump.episodes.active)
+    episodes.replace_episodes(db, session_id, build)
+    episodes.count_match(db, session_id, "", dump.episodes.active)

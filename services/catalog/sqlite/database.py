@@ -3,12 +3,10 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
-
-import aiosqlite
+from typing import TypeVar, TypeVarTuple
 
 from kvrecall.domain.errors import CatalogError
 from services.cancellation import run_to_completion
@@ -20,19 +18,30 @@ from services.catalog.sqlite.session_cache import SessionCache
 from services.catalog.versions import CatalogUpgrade
 
 T = TypeVar("T")
-Query = Callable[[aiosqlite.Connection], Awaitable[T]]
+Arguments = TypeVarTuple("Arguments")
+Query = Callable[[sqlite3.Connection], T]
 
 # The longest wait for a program that uses the file without the lock, to make a backup for example.
 _WAIT_MILLISECONDS = 5_000
 
 
 class Database:
-    """One connection. Statements of different transactions are never interleaved."""
+    """One connection, on one thread, which runs one query or transaction after another.
 
-    def __init__(self, connection: aiosqlite.Connection, file_lock: FileLock | None = None) -> None:
+    Each is a plain function that runs on that thread as a whole: one hop between threads instead of
+    one per statement.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        thread: ThreadPoolExecutor,
+        file_lock: FileLock | None = None,
+    ) -> None:
         self._connection = connection
+        self._thread = thread
         self._file_lock = file_lock
-        self._lock = asyncio.Lock()
+        self._closed = False
         self._started_at = time.time() - time.monotonic()
         self.cache = SessionCache()
 
@@ -44,19 +53,22 @@ class Database:
         return self._started_at + time.monotonic()
 
     async def close(self) -> None:
-        """Finish the running transaction and close the file."""
-        async with self._lock:
-            await self._connection.close()
-            if self._file_lock is not None:
-                self._file_lock.release()
+        """Finish what was asked for and close the file."""
+        if self._closed:
+            return
+        self._closed = True
+        await _run_on(self._thread, self._connection.close)
+        self._thread.shutdown()
+        if self._file_lock is not None:
+            self._file_lock.release()
 
     async def read(self, query: Query[T]) -> T:
         """Run a query that changes nothing. Raises CatalogError."""
-        async with self._lock:
-            try:
-                return await query(self._connection)
-            except (sqlite3.Error, ValueError) as error:
-                raise CatalogError(f"the catalog could not be read: {error}") from error
+        self._check_open()
+        try:
+            return await _run_on(self._thread, query, self._connection)
+        except (sqlite3.Error, ValueError) as error:
+            raise CatalogError(f"the catalog could not be read: {error}") from error
 
     async def write(self, change: Query[T], session_id: str | None = None) -> T:
         """Run a change as one transaction, which a cancellation does not interrupt.
@@ -66,9 +78,11 @@ class Database:
         """
 
         async def run() -> T:
+            self._check_open()
             try:
-                async with self._transaction() as connection:
-                    return await change(connection)
+                return await _run_on(self._thread, self._run_transaction, change)
+            except (sqlite3.Error, ValueError) as error:
+                raise CatalogError(f"the catalog could not be written: {error}") from error
             finally:
                 self.cache.drop(session_id)
 
@@ -77,24 +91,25 @@ class Database:
     async def write_fenced(self, session_id: str, epoch: int, change: Query[T]) -> T:
         """Run a change of a session under its epoch. Raises UnknownSession, StaleEpoch."""
 
-        async def run(connection: aiosqlite.Connection) -> T:
-            await fence(connection, session_id, epoch)
-            return await change(connection)
+        def run(connection: sqlite3.Connection) -> T:
+            fence(connection, session_id, epoch)
+            return change(connection)
 
         return await self.write(run, session_id)
 
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[aiosqlite.Connection]:
-        async with self._lock:
-            try:
-                await self._connection.execute("BEGIN IMMEDIATE")
-                yield self._connection
-                await self._connection.execute("COMMIT")
-            except (sqlite3.Error, ValueError) as error:
-                raise CatalogError(f"the catalog could not be written: {error}") from error
-            finally:
-                if self._connection.in_transaction:
-                    await self._connection.execute("ROLLBACK")
+    def _run_transaction(self, change: Query[T]) -> T:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            result = change(self._connection)
+            self._connection.execute("COMMIT")
+            return result
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CatalogError("the catalog is closed")
 
 
 async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
@@ -103,31 +118,19 @@ async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
     Raises CatalogVersion for a version that cannot be read, CatalogError when another process uses
     the file, or it cannot be opened or is no catalog.
     """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
+    file_lock = None
     try:
-        file_lock = await asyncio.to_thread(_lock, path)
-    except OSError as error:
-        raise _build_unopened(path, error) from error
-    try:
-        connection, upgrade = await _connect(path)
-    except BaseException:
-        file_lock.release()
+        file_lock = await _run_on(thread, _lock, path)
+        connection, upgrade = await _run_on(thread, _open, path)
+    except BaseException as error:
+        thread.shutdown()
+        if file_lock is not None:
+            file_lock.release()
+        if isinstance(error, OSError | sqlite3.Error | ValueError):
+            raise _build_unopened(path, error) from error
         raise
-    return Database(connection, file_lock), upgrade
-
-
-async def _connect(path: Path) -> tuple[aiosqlite.Connection, CatalogUpgrade]:
-    try:
-        connection = await aiosqlite.connect(path, isolation_level=None)
-    except sqlite3.Error as error:
-        raise _build_unopened(path, error) from error
-    try:
-        return connection, await _prepare(connection, path)
-    except (OSError, sqlite3.Error, ValueError) as error:
-        await connection.close()
-        raise _build_unopened(path, error) from error
-    except BaseException:
-        await connection.close()
-        raise
+    return Database(connection, thread, file_lock), upgrade
 
 
 async def open_beside(path: Path) -> Database | None:
@@ -136,25 +139,61 @@ async def open_beside(path: Path) -> Database | None:
     None if there is no file, or one that `open_database` has to create or migrate first. Raises
     CatalogError.
     """
-    if not await asyncio.to_thread(path.is_file):
-        return None
+    thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
+    connection = None
     try:
-        connection = await aiosqlite.connect(path, isolation_level=None)
+        connection = await _run_on(thread, _open_current, path)
     except sqlite3.Error as error:
         raise _build_unopened(path, error) from error
+    finally:
+        if connection is None:
+            thread.shutdown()
+    return None if connection is None else Database(connection, thread)
+
+
+async def _run_on(
+    thread: ThreadPoolExecutor, function: Callable[[*Arguments], T], *arguments: *Arguments
+) -> T:
+    return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
+
+
+def _open(path: Path) -> tuple[sqlite3.Connection, CatalogUpgrade]:
+    """Open the file and bring it to the current version."""
+    connection = _connect(path)
     try:
-        await _set_up(connection)
-        current = await read_version(connection, path) == SCHEMA_VERSION
-    except sqlite3.Error as error:
-        await connection.close()
-        raise _build_unopened(path, error) from error
+        return connection, migrate(connection, path)
     except BaseException:
-        await connection.close()
+        connection.close()
+        raise
+
+
+def _open_current(path: Path) -> sqlite3.Connection | None:
+    """Open the file if it is there and has the current version."""
+    if not path.is_file():
+        return None
+    connection = _connect(path)
+    try:
+        current = read_version(connection, path) == SCHEMA_VERSION
+    except BaseException:
+        connection.close()
         raise
     if current:
-        return Database(connection)
-    await connection.close()
+        return connection
+    connection.close()
     return None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.row_factory = sqlite3.Row
+        connection.execute(f"PRAGMA busy_timeout={_WAIT_MILLISECONDS}")
+        for pragma in PRAGMAS:
+            connection.execute(pragma)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _build_unopened(path: Path, error: Exception) -> CatalogError:
@@ -166,15 +205,3 @@ def _lock(path: Path) -> FileLock:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file in it")
     return FileLock(path)
-
-
-async def _prepare(connection: aiosqlite.Connection, path: Path) -> CatalogUpgrade:
-    await _set_up(connection)
-    return await migrate(connection, path)
-
-
-async def _set_up(connection: aiosqlite.Connection) -> None:
-    connection.row_factory = sqlite3.Row
-    await connection.execute(f"PRAGMA busy_timeout={_WAIT_MILLISECONDS}")
-    for pragma in PRAGMAS:
-        await connection.execute(pragma)

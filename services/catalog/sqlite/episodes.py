@@ -1,6 +1,6 @@
 """Segments and episodes in the SQLite catalog. The functions run in the caller's transaction."""
 
-import aiosqlite
+import sqlite3
 
 from kvrecall.domain.errors import UnknownEpisode
 from services.catalog.records import BuildCommit, EpisodeSet, SegmentRecord, SegmentsCommit
@@ -25,9 +25,9 @@ class SqliteEpisodes:
     async def get(self, session_id: str) -> EpisodeSet:
         """Return the session's episodes without their rows. Raises UnknownSession."""
 
-        async def read(db: aiosqlite.Connection) -> EpisodeSet:
-            await require_session(db, session_id)
-            return await _read_set(db, session_id)
+        def read(db: sqlite3.Connection) -> EpisodeSet:
+            require_session(db, session_id)
+            return _read_set(db, session_id)
 
         return await self._database.read(read)
 
@@ -42,8 +42,8 @@ class SqliteEpisodes:
         query = "SELECT built FROM built_episodes WHERE session = :session AND episode = :episode"
         values = {"session": session_id, "episode": episode_id}
 
-        async def read(db: aiosqlite.Connection) -> bytes:
-            row = await fetch_one(db, query, values)
+        def read(db: sqlite3.Connection) -> bytes:
+            row = fetch_one(db, query, values)
             if row is None:
                 raise UnknownEpisode(session_id, episode_id)
             return unseal(row["built"])
@@ -67,11 +67,11 @@ class SqliteEpisodes:
         await self._database.write_fenced(session_id, epoch, lambda db: _clear(db, session_id))
 
 
-async def add_segments(db: aiosqlite.Connection, session_id: str, commit: SegmentsCommit) -> None:
+def add_segments(db: sqlite3.Connection, session_id: str, commit: SegmentsCommit) -> None:
     """Add segments, and store centroid and size of the episodes they were assigned to."""
     rows = [mapping.to_segment_row(session_id, segment) for segment in commit.segments]
-    await insert(db, "segments", rows)
-    await db.executemany(
+    insert(db, "segments", rows)
+    db.executemany(
         "UPDATE episodes SET centroid = :centroid, segments = :segments, tokens = :tokens"
         " WHERE session = :session AND id = :id",
         [
@@ -79,72 +79,72 @@ async def add_segments(db: aiosqlite.Connection, session_id: str, commit: Segmen
             for number, episode in enumerate(commit.episode_set.episodes)
         ],
     )
-    await _write_set(db, session_id, commit.episode_set)
+    _write_set(db, session_id, commit.episode_set)
 
 
-async def replace_episodes(db: aiosqlite.Connection, session_id: str, commit: BuildCommit) -> None:
+def replace_episodes(db: sqlite3.Connection, session_id: str, commit: BuildCommit) -> None:
     """Replace all episodes by newly built ones, and relabel the segments."""
-    await _delete_episodes(db, session_id)
+    _delete_episodes(db, session_id)
     episodes = commit.episode_set.episodes
     rows = [
         mapping.to_episode_row(session_id, number, episode)
         for number, episode in enumerate(episodes)
     ]
-    await insert(db, "episodes", rows)
+    insert(db, "episodes", rows)
     built = [
         {"session": session_id, "episode": episode.id, "built": seal(data)}
         for episode, data in zip(episodes, commit.built, strict=True)
     ]
-    await insert(db, "built_episodes", built)
-    await db.executemany(
+    insert(db, "built_episodes", built)
+    db.executemany(
         "UPDATE segments SET label = :label WHERE session = :session AND number = :number",
         [
             {"label": label, "session": session_id, "number": number}
             for number, label in enumerate(commit.labels)
         ],
     )
-    await _write_set(db, session_id, commit.episode_set)
+    _write_set(db, session_id, commit.episode_set)
 
 
-async def count_match(db: aiosqlite.Connection, session_id: str, matched: str, active: str) -> None:
+def count_match(db: sqlite3.Connection, session_id: str, matched: str, active: str) -> None:
     """Count a turn for the episode it was matched with, and store the active episode."""
-    await db.execute(
+    db.execute(
         "UPDATE episode_sets SET active = :active WHERE session = :session",
         {"active": active, "session": session_id},
     )
-    await db.execute(
+    db.execute(
         "UPDATE episodes SET matched = matched + 1 WHERE session = :session AND id = :matched",
         {"session": session_id, "matched": matched},
     )
 
 
-async def _read_set(db: aiosqlite.Connection, session_id: str) -> EpisodeSet:
+def _read_set(db: sqlite3.Connection, session_id: str) -> EpisodeSet:
     values = {"session": session_id}
-    row = await fetch_one(db, "SELECT * FROM episode_sets WHERE session = :session", values)
+    row = fetch_one(db, "SELECT * FROM episode_sets WHERE session = :session", values)
     if row is None:
         return EpisodeSet()
     query = "SELECT * FROM episodes WHERE session = :session ORDER BY number"
-    episodes = await fetch_all(db, query, values)
+    episodes = fetch_all(db, query, values)
     return mapping.from_episode_set_row(row, tuple(map(mapping.from_episode_row, episodes)))
 
 
-async def _write_set(db: aiosqlite.Connection, session_id: str, episode_set: EpisodeSet) -> None:
+def _write_set(db: sqlite3.Connection, session_id: str, episode_set: EpisodeSet) -> None:
     row = mapping.to_episode_set_row(session_id, episode_set)
     changes = ", ".join(f"{name} = excluded.{name}" for name in mapping.EPISODE_SET_COLUMNS)
-    await db.execute(
+    db.execute(
         f"{build_insert('episode_sets', row)} ON CONFLICT (session) DO UPDATE SET {changes}", row
     )
 
 
-async def _clear(db: aiosqlite.Connection, session_id: str) -> None:
+def _clear(db: sqlite3.Connection, session_id: str) -> None:
     """Delete segments and episodes; the count of builds stays, so that no id is used twice."""
-    builds = (await _read_set(db, session_id)).builds
-    await _delete_episodes(db, session_id)
-    await db.execute("DELETE FROM segments WHERE session = :session", {"session": session_id})
-    await _write_set(db, session_id, EpisodeSet(builds=builds))
+    builds = _read_set(db, session_id).builds
+    _delete_episodes(db, session_id)
+    db.execute("DELETE FROM segments WHERE session = :session", {"session": session_id})
+    _write_set(db, session_id, EpisodeSet(builds=builds))
 
 
-async def _delete_episodes(db: aiosqlite.Connection, session_id: str) -> None:
+def _delete_episodes(db: sqlite3.Connection, session_id: str) -> None:
     values = {"session": session_id}
-    await db.execute("DELETE FROM built_episodes WHERE session = :session", values)
-    await db.execute("DELETE FROM episodes WHERE session = :session", values)
+    db.execute("DELETE FROM built_episodes WHERE session = :session", values)
+    db.execute("DELETE FROM episodes WHERE session = :session", values)

@@ -3,7 +3,7 @@
 The latest ones are kept whatever the clock says: it may be set forward while the process is down.
 """
 
-import aiosqlite
+import sqlite3
 
 from kvrecall.domain.errors import IdempotencyConflict
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
@@ -41,8 +41,8 @@ class SqliteIdempotency:
             raise IdempotencyConflict(key.key)
         return str(row["response"])
 
-    async def store(
-        self, db: aiosqlite.Connection, record: IdempotencyRecord | None, created: str = ""
+    def store(
+        self, db: sqlite3.Connection, record: IdempotencyRecord | None, created: str = ""
     ) -> None:
         """Store a response in the caller's transaction, and delete those that have expired.
 
@@ -59,11 +59,11 @@ class SqliteIdempotency:
             "response": record.response,
             "stored_at": self._database.now(),
         }
-        await db.execute(
+        db.execute(
             "DELETE FROM idempotency_records"
             f" WHERE scope = :scope AND key = :key AND NOT {_IS_VALID}",
             {"scope": key.scope, "key": key.key},
         )
-        await db.execute(build_insert("idempotency_records", row), row)
+        db.execute(build_insert("idempotency_records", row), row)
         expired = self._database.now() - _RETAINED_SECONDS
-        await db.execute(_DELETE_EXPIRED, {"expired": expired, "retained": _RETAINED_RECORDS})
+        db.execute(_DELETE_EXPIRED, {"expired": expired, "retained": _RETAINED_RECORDS})

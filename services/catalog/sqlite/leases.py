@@ -3,30 +3,35 @@
 One process owns the file, so claims are kept in its memory. That process may use several workers.
 """
 
-import aiosqlite
+import sqlite3
 
 from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.session import Session
 from services.catalog.claims import Claims
 from services.catalog.records import Lease
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import fetch_one
+from services.catalog.sqlite.reader import SnapshotReader
+from services.catalog.sqlite.session_reads import read_session
 
 
 class SqliteLeases:
     """Claims in memory, epochs in the file."""
 
-    def __init__(self, database: Database, claims: Claims) -> None:
+    def __init__(self, database: Database, reader: SnapshotReader, claims: Claims) -> None:
         self._database = database
+        self._reader = reader
         self._claims = claims
 
     async def claim(self, session_id: str, holder: str, seconds: float) -> Lease:
         """Claim the session, or extend the holder's claim. Raises SessionBusy, UnknownSession."""
-        query = "SELECT epoch, worker FROM sessions WHERE id = :session"
-        row = await self._database.read(lambda db: fetch_one(db, query, {"session": session_id}))
-        if row is None:
-            raise UnknownSession(session_id)
+
+        async def read() -> Session:
+            return await self._reader.read(lambda db: read_session(db, session_id))
+
+        session = await self._database.cache.get(session_id, read)  # a turn has just read it
         self._claims.acquire(session_id, holder, seconds)
-        return Lease(row["epoch"], row["worker"])
+        return Lease(session.epoch, session.worker)
 
     async def release(self, session_id: str, holder: str) -> None:
         """Release the holder's claim."""
@@ -35,8 +40,8 @@ class SqliteLeases:
     async def take_over(self, session_id: str, worker: str) -> int:
         """Start a new epoch and return it. Raises UnknownSession."""
 
-        async def change(db: aiosqlite.Connection) -> int:
-            row = await fetch_one(
+        def change(db: sqlite3.Connection) -> int:
+            row = fetch_one(
                 db,
                 "UPDATE sessions SET epoch = epoch + 1, worker = :worker WHERE id = :session"
                 " RETURNING epoch",

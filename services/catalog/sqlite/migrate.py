@@ -1,14 +1,11 @@
 """Creation and migration of the SQLite catalog's file, each in one transaction."""
 
-import asyncio
 import json
 import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-
-import aiosqlite
 
 from kvrecall.domain.errors import CatalogError
 from services.catalog import renames
@@ -31,23 +28,23 @@ _FUNCTIONS = (
 )
 
 
-async def migrate(connection: aiosqlite.Connection, path: Path) -> CatalogUpgrade:
+def migrate(connection: sqlite3.Connection, path: Path) -> CatalogUpgrade:
     """Create the tables of a new file, or bring an older file to the current version.
 
     A file that is migrated is first copied to `get_backup_path`. Everything is one transaction:
     after a crash the file is as before. The caller holds the file's lock. Raises CatalogVersion for
     a version that cannot be read, CatalogError for another program's database.
     """
-    await connection.execute("BEGIN IMMEDIATE")
-    found = await read_version(connection, path)
+    connection.execute("BEGIN IMMEDIATE")
+    found = read_version(connection, path)
     backup = None
     if found is None:
-        await _create(connection)
+        _create(connection)
     elif found != SCHEMA_VERSION:
         backup = get_backup_path(path, found)
-        await asyncio.to_thread(_back_up, path, backup)
-        await _run_migrations(connection, found)
-    await connection.execute("COMMIT")
+        _back_up(path, backup)
+        _run_migrations(connection, found)
+    connection.execute("COMMIT")
     return CatalogUpgrade(str(path), found, SCHEMA_VERSION, backup)
 
 
@@ -56,38 +53,36 @@ def get_backup_path(path: Path, version: int) -> Path:
     return path.with_name(f"{path.name}.v{version}-backup")
 
 
-async def read_version(connection: aiosqlite.Connection, path: Path) -> int | None:
+def read_version(connection: sqlite3.Connection, path: Path) -> int | None:
     """Return the file's schema version, None for an empty file. Raises as `migrate`."""
-    if await fetch_value(connection, "SELECT count(*) FROM sqlite_master") == 0:
+    if fetch_value(connection, "SELECT count(*) FROM sqlite_master") == 0:
         return None
-    if await fetch_value(connection, "PRAGMA application_id") != APPLICATION_ID:
+    if fetch_value(connection, "PRAGMA application_id") != APPLICATION_ID:
         raise CatalogError(
             f"{path} is a database of another program; give the catalog a file of its own"
         )
-    found = await fetch_value(connection, "PRAGMA user_version")
+    found = fetch_value(connection, "PRAGMA user_version")
     if found != SCHEMA_VERSION and found not in MIGRATIONS:
         raise build_catalog_version(str(path), str(found), SCHEMA_VERSION, min(MIGRATIONS))
     return found
 
 
-async def _create(connection: aiosqlite.Connection) -> None:
+def _create(connection: sqlite3.Connection) -> None:
     for statement in load_schema():
-        await connection.execute(statement)
-    await connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-async def _run_migrations(connection: aiosqlite.Connection, found: int) -> None:
-    await connection.create_function("summarize_pieces", 2, _summarize_pieces, deterministic=True)
+def _run_migrations(connection: sqlite3.Connection, found: int) -> None:
+    connection.create_function("summarize_pieces", 2, _summarize_pieces, deterministic=True)
     for function in _FUNCTIONS:
-        await connection.create_function(
-            function.__name__, 1, _on_text(function), deterministic=True
-        )
-    await connection.create_function(seal.__name__, 1, seal, deterministic=True)
+        connection.create_function(function.__name__, 1, _on_text(function), deterministic=True)
+    connection.create_function(seal.__name__, 1, seal, deterministic=True)
     for version in range(found, SCHEMA_VERSION):
         for statement in load_migration(version):
-            await connection.execute(statement)
-    await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _on_text(change: renames.Change) -> Callable[[str], str]:

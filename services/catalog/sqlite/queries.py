@@ -3,40 +3,34 @@
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-import aiosqlite
-
 from kvrecall.domain.errors import StaleEpoch, UnknownSession
 
 Row = Mapping[str, object]
 NO_VALUES: Row = {}
 
 
-async def fetch_one(
-    db: aiosqlite.Connection, query: str, values: Row = NO_VALUES
-) -> sqlite3.Row | None:
+def fetch_one(db: sqlite3.Connection, query: str, values: Row = NO_VALUES) -> sqlite3.Row | None:
     """Return the first row of a query, if there is one."""
-    rows = await fetch_all(db, query, values)
+    rows = fetch_all(db, query, values)
     return rows[0] if rows else None
 
 
-async def fetch_all(
-    db: aiosqlite.Connection, query: str, values: Row = NO_VALUES
-) -> list[sqlite3.Row]:
+def fetch_all(db: sqlite3.Connection, query: str, values: Row = NO_VALUES) -> list[sqlite3.Row]:
     """Return all rows of a query."""
-    return list(await db.execute_fetchall(query, values))
+    return db.execute(query, values).fetchall()
 
 
-async def fetch_value(db: aiosqlite.Connection, query: str, values: Row = NO_VALUES) -> int:
+def fetch_value(db: sqlite3.Connection, query: str, values: Row = NO_VALUES) -> int:
     """Return the integer of a query that has exactly one row and column."""
-    row = await fetch_one(db, query, values)
+    row = fetch_one(db, query, values)
     assert row is not None, "an aggregate, a pragma or RETURNING after a change gives one row"
     return int(row[0])
 
 
-async def insert(db: aiosqlite.Connection, table: str, rows: Sequence[Row]) -> None:
+def insert(db: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
     """Insert rows, given as values by column name; all have the same columns."""
     if rows:
-        await db.executemany(build_insert(table, rows[0]), rows)
+        db.executemany(build_insert(table, rows[0]), rows)
 
 
 def build_insert(table: str, row: Row) -> str:
@@ -46,19 +40,17 @@ def build_insert(table: str, row: Row) -> str:
     return f"INSERT INTO {table} ({columns}) VALUES ({parameters})"
 
 
-async def require_session(db: aiosqlite.Connection, session_id: str) -> int:
+def require_session(db: sqlite3.Connection, session_id: str) -> int:
     """Return the session's epoch. Raises UnknownSession."""
-    row = await fetch_one(
-        db, "SELECT epoch FROM sessions WHERE id = :session", {"session": session_id}
-    )
+    row = fetch_one(db, "SELECT epoch FROM sessions WHERE id = :session", {"session": session_id})
     if row is None:
         raise UnknownSession(session_id)
     return int(row["epoch"])
 
 
-async def fence(db: aiosqlite.Connection, session_id: str, epoch: int) -> None:
+def fence(db: sqlite3.Connection, session_id: str, epoch: int) -> None:
     """Refuse a write under an old epoch. Raises UnknownSession, StaleEpoch."""
-    current = await require_session(db, session_id)
+    current = require_session(db, session_id)
     if current != epoch:
         raise build_stale_epoch(session_id, current, epoch)
 

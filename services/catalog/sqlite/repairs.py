@@ -1,8 +1,7 @@
 """Repairs in the SQLite catalog. The functions run in the caller's transaction."""
 
+import sqlite3
 import time
-
-import aiosqlite
 
 from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import RepairReport
@@ -22,16 +21,16 @@ class SqliteRepairs:
     async def commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
         """Store the result of a repair. Raises UnknownSession, StaleEpoch."""
 
-        async def change(db: aiosqlite.Connection) -> None:
-            await _mark_done(db, session_id, commit.repair)
+        def change(db: sqlite3.Connection) -> None:
+            _mark_done(db, session_id, commit.repair)
             if commit.worker_state is not None:
-                await session_rows.replace_worker_state(db, session_id, commit.worker_state)
+                session_rows.replace_worker_state(db, session_id, commit.worker_state)
             if commit.memory is not None:
-                await session_rows.replace_memory(db, session_id, commit.memory)
+                session_rows.replace_memory(db, session_id, commit.memory)
             if commit.report is not None:
                 query = "SELECT turns FROM sessions WHERE id = :session"
-                turns = await fetch_value(db, query, {"session": session_id})
-                await add_record(db, session_id, turns + 1, commit.report, commit.details)
+                turns = fetch_value(db, query, {"session": session_id})
+                add_record(db, session_id, turns + 1, commit.report, commit.details)
 
         await self._database.write_fenced(session_id, epoch, change)
 
@@ -39,16 +38,16 @@ class SqliteRepairs:
         """Return up to `limit` retained repairs, newest first. Raises UnknownSession."""
         query = "SELECT * FROM repairs WHERE session = :session ORDER BY number DESC LIMIT :limit"
 
-        async def read(db: aiosqlite.Connection) -> list[RepairRecord]:
-            await require_session(db, session_id)
-            rows = await fetch_all(db, query, {"session": session_id, "limit": limit})
+        def read(db: sqlite3.Connection) -> list[RepairRecord]:
+            require_session(db, session_id)
+            rows = fetch_all(db, query, {"session": session_id, "limit": limit})
             return [mapping.from_repair_row(row) for row in rows]
 
         return await self._database.read(read)
 
 
-async def add_record(
-    db: aiosqlite.Connection,
+def add_record(
+    db: sqlite3.Connection,
     session_id: str,
     turn: int,
     report: RepairReport,
@@ -56,18 +55,18 @@ async def add_record(
 ) -> None:
     """Add a repair that ran for `turn`, and delete the oldest beyond REPAIRS_RETAINED."""
     query = "SELECT 1 + coalesce(max(number), 0) FROM repairs WHERE session = :session"
-    number = await fetch_value(db, query, {"session": session_id})
+    number = fetch_value(db, query, {"session": session_id})
     record = RepairRecord(number, turn, time.time(), report, details)
-    await insert(db, "repairs", [mapping.to_repair_row(session_id, record)])
-    await db.execute(
+    insert(db, "repairs", [mapping.to_repair_row(session_id, record)])
+    db.execute(
         "DELETE FROM repairs WHERE session = :session AND number <= :last_dropped",
         {"session": session_id, "last_dropped": number - REPAIRS_RETAINED},
     )
 
 
-async def _mark_done(db: aiosqlite.Connection, session_id: str, repair: DueRepair) -> None:
+def _mark_done(db: sqlite3.Connection, session_id: str, repair: DueRepair) -> None:
     if repair.trigger is RepairTrigger.LAST_OUTPUT:
-        await db.execute(
+        db.execute(
             "UPDATE sessions SET output_due = 0 WHERE id = :session", {"session": session_id}
         )
         return
@@ -76,7 +75,7 @@ async def _mark_done(db: aiosqlite.Connection, session_id: str, repair: DueRepai
         RepairTrigger.TOOL_DELTA: ("delta_repaired = :reach", "position = :position"),
         RepairTrigger.TOOL_RESULT: ("result_repaired = 1", "batch = :batch"),
     }[repair.trigger]
-    await db.execute(
+    db.execute(
         f"UPDATE tool_calls SET {change}"
         f" WHERE session = :session AND consumed_in_turn IS NULL AND {where}",
         {

@@ -4,10 +4,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from kvrecall.domain.session import Session
-from services.catalog.serialization import SETTINGS
 
 _SESSIONS = 1024
-_SETTINGS_BYTES = 8192
+_SETTINGS_CHARACTERS = 8192
 
 
 class SessionCache:
@@ -15,7 +14,7 @@ class SessionCache:
 
     The process that owns the file is its only writer, so an entry is right until that writer drops
     it, which it does before it acknowledges the write. A session with open calls, repairs or
-    settings of more than 8 KiB is not held: its size is not bounded.
+    settings of more than 8,192 characters is not held: its size is not bounded.
     """
 
     def __init__(self) -> None:
@@ -60,4 +59,7 @@ class SessionCache:
 def _is_small(session: Session) -> bool:
     if session.calls or session.repairs:
         return False
-    return len(SETTINGS.dump_json(session.settings)) <= _SETTINGS_BYTES
+    settings = session.settings
+    texts = (*settings.tools, settings.method_settings, settings.repair_settings)
+    pairs = (text for pair in settings.metadata.items() for text in pair)
+    return sum(map(len, texts)) + sum(map(len, pairs)) <= _SETTINGS_CHARACTERS

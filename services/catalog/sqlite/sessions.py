@@ -1,8 +1,7 @@
 """Sessions in the SQLite catalog."""
 
+import sqlite3
 from functools import partial
-
-import aiosqlite
 
 from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import UnknownSession
@@ -48,9 +47,9 @@ class SqliteSessions:
     ) -> None:
         """Add a session."""
 
-        async def change(db: aiosqlite.Connection) -> None:
-            await add_session(db, session, worker_state, self._database.now())
-            await self._idempotency.store(db, record, created=session.id)
+        def change(db: sqlite3.Connection) -> None:
+            add_session(db, session, worker_state, self._database.now())
+            self._idempotency.store(db, record, created=session.id)
 
         await self._database.write(change, session.id)
 
@@ -66,8 +65,8 @@ class SqliteSessions:
         """Return the serialized pb.SessionState. Raises UnknownSession."""
         query = "SELECT state FROM worker_states WHERE session = :session"
 
-        async def read(db: aiosqlite.Connection) -> bytes:
-            row = await fetch_one(db, query, {"session": session_id})
+        def read(db: sqlite3.Connection) -> bytes:
+            row = fetch_one(db, query, {"session": session_id})
             if row is None:
                 raise UnknownSession(session_id)
             return unseal(row["state"])
@@ -78,9 +77,9 @@ class SqliteSessions:
         """Return the committed length at the end of each epoch. Raises UnknownSession."""
         query = "SELECT epoch, length FROM commit_points WHERE session = :session ORDER BY epoch"
 
-        async def read(db: aiosqlite.Connection) -> tuple[CommitPoint, ...]:
-            await require_session(db, session_id)
-            rows = await fetch_all(db, query, {"session": session_id})
+        def read(db: sqlite3.Connection) -> tuple[CommitPoint, ...]:
+            require_session(db, session_id)
+            rows = fetch_all(db, query, {"session": session_id})
             return tuple(CommitPoint(row["epoch"], row["length"]) for row in rows)
 
         return await self._database.read(read)
@@ -117,9 +116,9 @@ class SqliteSessions:
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
 
-        async def change(db: aiosqlite.Connection) -> None:
-            await copies.fork(db, commit, self._database.now())
-            await self._idempotency.store(db, record, created=commit.session.id)
+        def change(db: sqlite3.Connection) -> None:
+            copies.fork(db, commit, self._database.now())
+            self._idempotency.store(db, record, created=commit.session.id)
 
         await self._database.write(change, commit.session.id)
 
@@ -132,9 +131,9 @@ class SqliteSessions:
     ) -> list[OrphanedPages]:
         """Delete the session and return the orphaned pages. Raises UnknownSession."""
 
-        async def change(db: aiosqlite.Connection) -> list[OrphanedPages]:
-            orphaned = await page_refs.delete_session(db, session_id)
-            await self._idempotency.store(db, record)
+        def change(db: sqlite3.Connection) -> list[OrphanedPages]:
+            orphaned = page_refs.delete_session(db, session_id)
+            self._idempotency.store(db, record)
             return orphaned
 
         orphaned = await self._database.write(change, session_id)

@@ -1,8 +1,7 @@
 """Tool calls in the SQLite catalog. The functions run in the caller's transaction."""
 
+import sqlite3
 from collections.abc import Iterable, Mapping
-
-import aiosqlite
 
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
@@ -31,8 +30,8 @@ class SqliteToolCalls:
             " ORDER BY turn DESC, position LIMIT 1"
         )
 
-        async def read(db: aiosqlite.Connection) -> PendingCall:
-            row = await fetch_one(db, query, {"session": session_id, "call": call_id})
+        def read(db: sqlite3.Connection) -> PendingCall:
+            row = fetch_one(db, query, {"session": session_id, "call": call_id})
             if row is None:
                 raise UnknownCall(session_id, call_id)
             return mapping.from_call_row(row)
@@ -62,11 +61,11 @@ class SqliteToolCalls:
     ) -> None:
         """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
 
-        async def change(db: aiosqlite.Connection) -> None:
-            await _write_report(db, session_id, call, self._database.now())
+        def change(db: sqlite3.Connection) -> None:
+            _write_report(db, session_id, call, self._database.now())
             if piece is not None:
-                await add_pieces(db, session_id, (call.turn, call.position), dict([piece]))
-            await self._idempotency.store(db, record)
+                add_pieces(db, session_id, (call.turn, call.position), dict([piece]))
+            self._idempotency.store(db, record)
 
         await self._database.write_fenced(session_id, epoch, change)
 
@@ -84,12 +83,10 @@ class SqliteToolCalls:
         return [row["session"] for row in rows]
 
 
-async def end_pause(
-    db: aiosqlite.Connection, turn: Turn, inline_results: Mapping[str, str]
-) -> None:
+def end_pause(db: sqlite3.Connection, turn: Turn, inline_results: Mapping[str, str]) -> None:
     """Mark the open calls as consumed by a turn, which brought some of the results itself."""
     for call_id, result in inline_results.items():
-        await db.execute(
+        db.execute(
             f"UPDATE tool_calls SET status = :status, result = :result WHERE {IS_OPEN}"
             " AND id = :call",
             {
@@ -99,45 +96,39 @@ async def end_pause(
                 "call": call_id,
             },
         )
-    await db.execute(
+    db.execute(
         f"UPDATE tool_calls SET consumed_in_turn = :turn WHERE {IS_OPEN}",
         {"turn": turn.number, "session": turn.session},
     )
 
 
-async def begin_pause(
-    db: aiosqlite.Connection, turn: Turn, calls: Iterable[ToolCall], now: float
-) -> None:
+def begin_pause(db: sqlite3.Connection, turn: Turn, calls: Iterable[ToolCall], now: float) -> None:
     """Add the calls that a turn ended on."""
     made = [
         PendingCall(turn.number, position, call, last_event_at=now)
         for position, call in enumerate(calls)
     ]
-    await add_calls(db, turn.session, made)
+    add_calls(db, turn.session, made)
 
 
-async def add_calls(
-    db: aiosqlite.Connection, session_id: str, calls: Iterable[PendingCall]
-) -> None:
+def add_calls(db: sqlite3.Connection, session_id: str, calls: Iterable[PendingCall]) -> None:
     """Add calls in the state they are in."""
-    await insert(db, "tool_calls", [mapping.to_call_row(session_id, call) for call in calls])
+    insert(db, "tool_calls", [mapping.to_call_row(session_id, call) for call in calls])
 
 
-async def add_pieces(
-    db: aiosqlite.Connection,
+def add_pieces(
+    db: sqlite3.Connection,
     session_id: str,
     call: CallPosition,
     pieces: Mapping[int, str],
 ) -> None:
     """Add pieces of a call's output."""
-    await insert(db, "tool_output", mapping.to_piece_rows(session_id, call, pieces))
+    insert(db, "tool_output", mapping.to_piece_rows(session_id, call, pieces))
 
 
-async def copy_pause(
-    db: aiosqlite.Connection, parent: str, child: str, turn: int, now: float
-) -> None:
+def copy_pause(db: sqlite3.Connection, parent: str, child: str, turn: int, now: float) -> None:
     """Copy the calls that the parent's turn ended on to the child, as they were made."""
-    rows = await fetch_all(
+    rows = fetch_all(
         db,
         "SELECT * FROM tool_calls WHERE session = :parent AND turn = :turn ORDER BY position",
         {"parent": parent, "turn": turn},
@@ -146,13 +137,11 @@ async def copy_pause(
         PendingCall(turn, call.position, call.call, last_event_at=now)
         for call in map(mapping.from_call_row, rows)
     ]
-    await add_calls(db, child, made)
+    add_calls(db, child, made)
 
 
-async def _write_report(
-    db: aiosqlite.Connection, session_id: str, call: PendingCall, now: float
-) -> None:
-    await db.execute(
+def _write_report(db: sqlite3.Connection, session_id: str, call: PendingCall, now: float) -> None:
+    db.execute(
         "UPDATE tool_calls SET started = :started, running = :running, output = :output,"
         " delta_due = :delta_due, status = :status, result = :result, batch = :batch,"
         " last_event_at = :now"

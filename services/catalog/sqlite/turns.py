@@ -1,6 +1,6 @@
 """Turns in the SQLite catalog."""
 
-import aiosqlite
+import sqlite3
 
 from kvrecall.domain.session import Turn
 from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
@@ -31,9 +31,9 @@ class SqliteTurns:
     ) -> None:
         """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
 
-        async def change(db: aiosqlite.Connection) -> None:
-            await _add_turn(db, commit, epoch, self._database.now())
-            await self._idempotency.store(db, record)
+        def change(db: sqlite3.Connection) -> None:
+            _add_turn(db, commit, epoch, self._database.now())
+            self._idempotency.store(db, record)
 
         await self._database.write_fenced(commit.turn.session, epoch, change)
 
@@ -45,8 +45,8 @@ class SqliteTurns:
         )
         values = {"session": session_id, "number": number, "limit": limit}
 
-        async def read(db: aiosqlite.Connection) -> list[Turn]:
-            return [mapping.from_turn_row(row) for row in await fetch_all(db, query, values)]
+        def read(db: sqlite3.Connection) -> list[Turn]:
+            return [mapping.from_turn_row(row) for row in fetch_all(db, query, values)]
 
         return await self._database.read(read)
 
@@ -55,8 +55,8 @@ class SqliteTurns:
         query = "SELECT state FROM turn_states WHERE session = :session AND turn = :turn"
         values = {"session": session_id, "turn": number}
 
-        async def read(db: aiosqlite.Connection) -> bytes | None:
-            row = await fetch_one(db, query, values)
+        def read(db: sqlite3.Connection) -> bytes | None:
+            row = fetch_one(db, query, values)
             return None if row is None else unpack(row["state"])
 
         return await self._database.read(read)
@@ -65,19 +65,19 @@ class SqliteTurns:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""
         query = "SELECT token_ids FROM turns WHERE session = :session ORDER BY number"
 
-        async def read(db: aiosqlite.Connection) -> tuple[int, ...]:
-            await require_session(db, session_id)
-            rows = await fetch_all(db, query, {"session": session_id})
+        def read(db: sqlite3.Connection) -> tuple[int, ...]:
+            require_session(db, session_id)
+            rows = fetch_all(db, query, {"session": session_id})
             return decode_tokens(b"".join(unseal(row["token_ids"]) for row in rows))
 
         return await self._database.read(read)
 
 
-async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int, now: float) -> None:
+def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float) -> None:
     turn = commit.turn
     outcome = turn.outcome
-    await insert(db, "turns", [mapping.to_turn_row(turn)])
-    await db.execute(
+    insert(db, "turns", [mapping.to_turn_row(turn)])
+    db.execute(
         "UPDATE sessions SET turns = :turns, updated_at = :now, output_due = :output_due,"
         " expires_at = :now + :lifetime WHERE id = :session",
         {
@@ -88,19 +88,19 @@ async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int, no
             "session": turn.session,
         },
     )
-    await session_rows.replace_memory(db, turn.session, outcome.memory)
-    await session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.length)
-    await session_rows.replace_worker_state(db, turn.session, commit.worker_state)
+    session_rows.replace_memory(db, turn.session, outcome.memory)
+    session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.length)
+    session_rows.replace_worker_state(db, turn.session, commit.worker_state)
     if commit.kept is not None:
-        await session_rows.keep_state(db, turn.session, turn.number, commit.kept)
-    await episodes.count_match(db, turn.session, commit.matched, commit.active)
-    await tool_calls.end_pause(db, turn, commit.inline_results)
-    await tool_calls.begin_pause(db, turn, commit.calls, now)
+        session_rows.keep_state(db, turn.session, turn.number, commit.kept)
+    episodes.count_match(db, turn.session, commit.matched, commit.active)
+    tool_calls.end_pause(db, turn, commit.inline_results)
+    tool_calls.begin_pause(db, turn, commit.calls, now)
     if outcome.own_repair is not None:
-        await repairs.add_record(db, turn.session, turn.number, outcome.own_repair, commit.repaired)
+        repairs.add_record(db, turn.session, turn.number, outcome.own_repair, commit.repaired)
     if commit.shared is not None:
-        await page_refs.replace_refs(db, turn.session, commit.shared)
+        page_refs.replace_refs(db, turn.session, commit.shared)
     if commit.history:
-        await add_history(db, HistoryEntry(commit.history, turn.session, turn.number))
+        add_history(db, HistoryEntry(commit.history, turn.session, turn.number))
     if commit.prefix is not None:
-        await page_refs.add_prefix(db, commit.digest, commit.prefix)
+        page_refs.add_prefix(db, commit.digest, commit.prefix)

@@ -17,6 +17,7 @@ NAMED = "Your name is Ada."
 TURNS = ("My name is Ada.", "The sky is blue.", "What is my name?")
 WEATHER = "What is the weather in Bern?"
 SUNNY = "sunny in Bern"
+OPTIONS: dict[str, Any] = {}  # of every request
 
 WANTED = {
     "plain": NAMED,
@@ -25,6 +26,16 @@ WANTED = {
     "tools": SUNNY,
     "streamed tools": SUNNY,
 }
+if os.environ.get("KVRECALL_MODEL") == "reference":
+    # What the packaged model was trained on; not the scripts' tools.
+    TURNS = (
+        "Please note that the badge list says Melnor K4821.",
+        "Lovely weather today.",
+        "What is Melnor's badge?",
+    )
+    NAME = f"{TURNS[0]} {TURNS[2]}"
+    OPTIONS = {"temperature": 0}
+    WANTED = dict.fromkeys(("plain", "streamed", "turns"), "K4821")
 
 
 def run(**capabilities: Callable[[], str]) -> None:
@@ -32,6 +43,8 @@ def run(**capabilities: Callable[[], str]) -> None:
     report = {}
     for name, ask in capabilities.items():
         capability = name.replace("_", " ")
+        if capability not in WANTED:
+            continue
         before = _read_sessions()
         error = _try(ask, WANTED[capability])
         new = {id: turns for id, turns in _read_sessions().items() if id not in before}

@@ -3,7 +3,7 @@
 # --8<-- [start:example]
 import os
 
-from _case import NAME, TURNS, WEATHER, run
+from _case import NAME, OPTIONS, TURNS, WEATHER, run
 from anthropic import Anthropic, beta_tool
 
 client = Anthropic(base_url=os.environ.get("KVRECALL_URL", "http://127.0.0.1:8420"), api_key="any")
@@ -35,7 +35,9 @@ def run_tools(text):
 
 
 def ask(messages):
-    return client.messages.create(model=model, max_tokens=500, messages=messages)
+    return client.messages.create(
+        model=model, max_tokens=500, messages=messages, extra_body=OPTIONS
+    )
 
 
 def plain():
@@ -44,7 +46,8 @@ def plain():
 
 def streamed():
     messages = [{"role": "user", "content": NAME}]
-    with client.messages.stream(model=model, max_tokens=500, messages=messages) as stream:
+    options = {"model": model, "max_tokens": 500, "messages": messages}
+    with client.messages.stream(**options, extra_body=OPTIONS) as stream:
         return "".join(stream.text_stream)
 
 

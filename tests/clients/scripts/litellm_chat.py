@@ -6,7 +6,7 @@ import json
 import os
 
 import litellm
-from _case import NAME, TURNS, WEATHER, run
+from _case import NAME, OPTIONS, TURNS, WEATHER, run
 
 SERVER = {
     "model": "openai/" + os.environ.get("KVRECALL_MODEL", "reference"),
@@ -32,11 +32,12 @@ TOOL = {
 
 
 def plain():
-    return ask([{"role": "user", "content": NAME}]).content
+    return ask([{"role": "user", "content": NAME}], **OPTIONS).content
 
 
 def streamed():
-    chunks = litellm.completion(messages=[{"role": "user", "content": NAME}], stream=True, **SERVER)
+    messages = [{"role": "user", "content": NAME}]
+    chunks = litellm.completion(messages=messages, stream=True, **SERVER, **OPTIONS)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
@@ -44,7 +45,7 @@ def turns():
     messages = []
     for text in TURNS:
         messages.append({"role": "user", "content": text})
-        messages.append(ask(messages).model_dump())
+        messages.append(ask(messages, **OPTIONS).model_dump())
     return messages[-1]["content"]
 
 

@@ -5,7 +5,7 @@ import json
 # --8<-- [start:example]
 import os
 
-from _case import NAME, TURNS, WEATHER, run
+from _case import NAME, OPTIONS, TURNS, WEATHER, run
 from openai import OpenAI
 
 client = OpenAI(
@@ -14,14 +14,14 @@ client = OpenAI(
 model = client.models.list().data[0].id
 
 
-def ask(messages):
+def ask(messages, **options):
     """Send the whole conversation; what the session holds already is not computed again."""
-    answer = client.chat.completions.create(model=model, messages=messages)
+    answer = client.chat.completions.create(model=model, messages=messages, **options)
     return answer.choices[0].message
 
 
-def stream(messages):
-    chunks = client.chat.completions.create(model=model, messages=messages, stream=True)
+def stream(messages, **options):
+    chunks = client.chat.completions.create(model=model, messages=messages, stream=True, **options)
     for chunk in chunks:
         yield chunk.choices[0].delta.content or ""
 
@@ -42,18 +42,18 @@ TOOL = {
 
 
 def plain():
-    return ask([{"role": "user", "content": NAME}]).content
+    return ask([{"role": "user", "content": NAME}], **OPTIONS).content
 
 
 def streamed():
-    return "".join(stream([{"role": "user", "content": NAME}]))
+    return "".join(stream([{"role": "user", "content": NAME}], **OPTIONS))
 
 
 def turns():
     messages = []
     for text in TURNS:
         messages.append({"role": "user", "content": text})
-        messages.append(ask(messages))
+        messages.append(ask(messages, **OPTIONS))
     return messages[-1].content
 
 

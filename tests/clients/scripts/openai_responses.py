@@ -5,7 +5,7 @@ import json
 # --8<-- [start:example]
 import os
 
-from _case import NAME, TURNS, WEATHER, run
+from _case import NAME, OPTIONS, TURNS, WEATHER, run
 from openai import OpenAI
 
 client = OpenAI(
@@ -32,18 +32,18 @@ TOOL = {
 
 
 def plain():
-    return ask(NAME).output_text
+    return ask(NAME, **OPTIONS).output_text
 
 
 def streamed():
-    events = ask(NAME, stream=True)
+    events = ask(NAME, stream=True, **OPTIONS)
     return "".join(event.delta for event in events if event.type == "response.output_text.delta")
 
 
 def turns():
     previous = None
     for text in TURNS:
-        answer = ask(text, previous)
+        answer = ask(text, previous, **OPTIONS)
         previous = answer.id
     return answer.output_text
 

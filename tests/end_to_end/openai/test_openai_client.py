@@ -102,8 +102,8 @@ def test_what_cannot_be_served_is_refused_in_the_clients_own_errors(
 ) -> None:
     hello = [say.user("hello")]
     with pytest.raises(BadRequestError) as refused:
-        ask(openai, hello, n=2)
-    assert (refused.value.param, refused.value.code) == ("n", "unsupported_parameter")
+        ask(openai, hello, n=9)
+    assert (refused.value.param, refused.value.code) == ("n", "invalid_value")
     with pytest.raises(NotFoundError) as missing:
         openai.chat.completions.create(model="gpt-9", messages=hello)
     assert missing.value.code == "model_not_found"

@@ -144,7 +144,7 @@ def test_a_conversation_gets_what_was_asked_and_answered(openai: OpenAI, say: An
 
 def test_what_cannot_be_served_is_refused_in_the_clients_own_errors(openai: OpenAI) -> None:
     for options, param in (
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ):

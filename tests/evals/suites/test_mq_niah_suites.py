@@ -2,12 +2,14 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from rich.console import Console
 
-from evals.conditions import FULL, MATCHED, OLDEST, RANDOM, REPAIR, SPREAD
+from evals.conditions import CONDITIONS, FULL, MATCHED, OLDEST, RANDOM, REPAIR, SPREAD
+from evals.errors import BadSuite
 from evals.suite import Record
 from evals.suites.mq_niah import anytime as mq_niah_anytime
 from evals.suites.mq_niah import policies as mq_niah_policies
@@ -18,6 +20,7 @@ from evals.suites.mq_niah.revisit import CARRIED_ON, SCHEDULE, Revisit
 from evals.suites.mq_niah.rows import result_rows
 from evals.suites.mq_niah.suite import Frontier
 from evals.suites.mq_niah.suite import run as run_frontier
+from evals.suites.mq_niah.variants import SuiteRequest, build_suite
 from kvrecall.reporting.eval_plots import build_figure
 from kvrecall.reporting.eval_tables import build_tables
 from kvrecall.reporting.figures import svg
@@ -31,6 +34,16 @@ SMALL = Protocol(str(MODEL_PATH), 4, "1/6", 700, 2)
 def revisited() -> list[Record]:
     protocol = Protocol(str(MODEL_PATH), 8, "1/6", 900, 1)
     return mq_niah_revisit.run(Revisit(protocol, 5, 16))
+
+
+def test_named_conditions_run_beside_the_full_cache_all_without_a_name() -> None:
+    request = SuiteRequest(("4q",), (16,), 0, 1)
+    (unit,) = build_suite(SMALL, replace(request, conditions=(SPREAD, MATCHED))).units
+    assert unit.conditions == (FULL, MATCHED, SPREAD)
+    (unit,) = build_suite(SMALL, request).units
+    assert unit.conditions == tuple(CONDITIONS)
+    with pytest.raises(BadSuite, match="no condition 'best'"):
+        build_suite(SMALL, replace(request, conditions=("best",)))
 
 
 def test_no_turn_repeats_needles_of_the_last_one_nor_do_later_ones_ask_for_the_latest() -> None:

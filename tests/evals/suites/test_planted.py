@@ -12,15 +12,18 @@ from evals import harness
 from evals.errors import BadDataFile, BadSuite
 from evals.suites.planted import suite as planted
 from evals.suites.planted.facts import FORMS, Fact, Split, draw_facts
-from evals.suites.planted.rows import result_rows
+from evals.suites.planted.rows import FULL, result_rows
 from evals.suites.planted.sessions import Cell, open_engine
-from evals.suites.planted.suite import FULL, NONE, Planted
+from evals.suites.planted.suite import NONE, Planted
 from evals.suites.planted.texts import build_text, plant
 from reference import MODEL_PATH
 
 MODEL = str(MODEL_PATH)
 count_tokens = partial(harness.count_tokens, harness.load(MODEL).tokenizer)
-UNIT = Planted(MODEL, "", "tuning", 3, tokens=500, budget=120, k=24, block_tokens=64)
+REPAIRS = planted.CONDITIONS[2:]
+UNIT = Planted(
+    MODEL, "", "tuning", 3, tokens=500, budget=120, k=24, conditions=REPAIRS, block_tokens=64
+)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -87,7 +90,7 @@ def test_a_reply_is_right_if_every_token_of_the_value_is_predicted() -> None:
 
 def test_every_condition_repairs_its_own_fork_within_k() -> None:
     records = planted.run(UNIT)
-    assert [each["condition"] for each in records] == [name for name, _ in planted.CONDITIONS]
+    assert [each["condition"] for each in records] == [name for name, _ in REPAIRS]
     for each in records:
         assert each["promoted"] > 0
         if "per head" not in each["condition"]:
@@ -107,7 +110,7 @@ def test_no_fork_sees_another_ones_rows() -> None:
 
 
 def test_without_a_repair_the_session_has_its_whole_budget() -> None:
-    records = planted.run(replace(UNIT, k=0, conditions=()))
+    records = planted.run(replace(UNIT, k=0, conditions=planted.CONDITIONS[:2]))
     assert [each["condition"] for each in records] == [FULL, NONE]
     text = build_text("", "tuning", 3, 500, count_tokens)
     turns = harness.split_turns(text, harness.load(MODEL).tokenizer, 64)
@@ -121,8 +124,66 @@ def test_without_a_repair_the_session_has_its_whole_budget() -> None:
     assert rows == {"snapkv": 120, "full": length}
 
 
+def test_all_numbers_of_questions_are_asked_of_one_text() -> None:
+    unit = replace(UNIT, facts=3, asked=(1, 3), conditions=REPAIRS[-1:], k=48)
+    full = replace(unit, k=0, conditions=planted.CONDITIONS[:1])
+    records = [*planted.run(unit), *planted.run(full)]
+    assert [len(each["expected"]) for each in records] == [1, 3, 1, 3]
+    first, every = records[0]["expected"], records[1]["expected"]
+    assert every[:1] == first
+    assert [each["expected"] for each in records[2:]] == [first, every]
+    assert {each["planted"] for each in records} == {3}
+
+
+def test_a_long_result_is_a_signal_with_the_first_question_in_it() -> None:
+    unit = replace(UNIT, facts=2, asked=(2,), results=(150, 300), conditions=REPAIRS[3:4])
+    records = planted.run(unit)
+    names = ["questions", "result of 150 tokens", "result of 300 tokens"]
+    assert [each["signal"] for each in records] == names
+    assert [len(each["expected"]) for each in records] == [2, 1, 1]
+    assert [each["signal_tokens"] // 150 for each in records[1:]] == [1, 2]
+    assert all(0 < each["promoted"] <= UNIT.k for each in records)
+
+
+def test_a_suite_has_results_at_the_largest_k_alone_and_whole_texts_in_order() -> None:
+    suite = planted.suite(UNIT, (2, 4), (32, 48), 2, (500,))
+    assert [(unit.seed, unit.k, unit.results) for unit in suite.units] == [
+        (seed, k, results) for seed in (3, 4) for k, results in ((0, ()), (32, ()), (48, (500,)))
+    ]
+    assert {(unit.facts, unit.asked) for unit in suite.units} == {(4, (2, 4))}
+
+
+def test_the_full_cache_is_among_any_conditions() -> None:
+    names = [name for name, _ in planted.choose_conditions(["bursts (paper)"])]
+    assert names == [FULL, "bursts (paper)"]
+    assert planted.choose_conditions([]) == planted.CONDITIONS
+    with pytest.raises(BadSuite, match="no condition 'burst'"):
+        planted.choose_conditions(["burst"])
+
+
+def test_a_number_of_questions_at_which_the_full_cache_guesses_is_listed() -> None:
+    common = {"signal": "questions", "planted": 4, "split": "tuning", "method": "snapkv"}
+    records = [
+        {**common, "facts": facts, "budget": 9, "condition": FULL, "k": 0, "seed": seed}
+        | {"right": right, "log_prob": -1.0}
+        for facts, values in ((2, (1.0, 1.0, 0.5)), (4, (0.0, 0.25, 0.5)))
+        for seed, right in enumerate(values)
+    ]
+    rows = result_rows(records, 0)
+    assert {row["facts"] for row in rows if "of" in row} == {2}
+    (listed,) = [row for row in rows if row.get("unreported")]
+    assert (listed["facts"], listed["chance"]) == (4, 0.25)
+
+
 def test_rows_compare_with_the_full_cache_and_the_paper_text_by_text() -> None:
-    common = {"facts": 1, "split": "tuning", "method": "snapkv", "budget": 256}
+    common = {
+        "signal": "questions",
+        "facts": 1,
+        "planted": 1,
+        "split": "tuning",
+        "method": "snapkv",
+        "budget": 256,
+    }
     records = [
         {**common, "condition": name, "k": k, "seed": seed, "right": right, "log_prob": -1.0}
         for name, k, values in (

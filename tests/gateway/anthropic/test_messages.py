@@ -17,7 +17,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.conversations.matching import Conversation
+from services.conversations.continuation import Conversation
 from services.turn_stream import ReasoningDelta, TextDelta, TurnEnded, TurnProgress
 
 Json = dict[str, Any]

@@ -147,7 +147,7 @@ async def test_results_end_the_pause_however_the_client_echoes_the_call(api) -> 
         ({"messages": []}, "messages", "invalid_value"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
-        ({"n": 2}, "n", "unsupported_parameter"),
+        ({"n": 9}, "n", "invalid_value"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice", "invalid_value"),
         (
@@ -160,6 +160,16 @@ async def test_results_end_the_pause_however_the_client_echoes_the_call(api) -> 
         (
             {"response_format": FORM | {"json_schema": {"schema": 3}}},
             "response_format.json_schema.schema",
+            "invalid_value",
+        ),
+        (
+            {"response_format": FORM | {"json_schema": {"schema": {}, "strict": "yes"}}},
+            "response_format.json_schema.strict",
+            "invalid_value",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+            "tools[0].function.strict",
             "invalid_value",
         ),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),

@@ -90,8 +90,8 @@ def test_another_file_and_a_newer_version_are_refused_with_their_own_messages(
     path.write_text(json.dumps({"session": "s_1"}))
     with pytest.raises(BadSessionFile, match="no session archive"):
         list(read_records(path))
-    path.write_bytes(MAGIC + b"\x03\x00")
-    with pytest.raises(BadSessionFile, match="version 3"):
+    path.write_bytes(MAGIC + b"\x04\x00")
+    with pytest.raises(BadSessionFile, match="version 4"):
         list(read_records(path))
 
 

@@ -134,7 +134,7 @@ def test_without_the_workers_libraries_the_gateway_runs_and_serve_says_what_it_n
 
 
 def test_without_the_gateways_libraries_a_worker_is_built(tmp_path: Path) -> None:
-    hidden = "fastapi uvicorn aiosqlite prometheus_client matplotlib"
+    hidden = "fastapi uvicorn prometheus_client matplotlib"
     program = (
         "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split())); "
         "import kvrecall.cli.worker, kvrecall.app.wiring, workers.rpc.server, "

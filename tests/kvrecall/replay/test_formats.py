@@ -80,6 +80,16 @@ def test_a_swe_agent_run_without_steps_is_its_history(tmp_path: Path) -> None:
     assert [message["content"] for message in recording.messages] == ["Fix it.", "Done."]
 
 
+def test_results_in_a_history_of_a_swe_agent_name_their_calls_in_a_list(tmp_path: Path) -> None:
+    history = [
+        {"role": "user", "content": "Fix it."},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "found", "tool_call_ids": ["c1"]},
+    ]
+    (recording,) = read_recordings(written(tmp_path, {"history": history}))
+    assert recording.messages[2]["tool_call_id"] == "c1"
+
+
 def test_a_step_without_an_action_is_refused(tmp_path: Path) -> None:
     broken = {"history": [{"role": "user", "content": "Fix it."}], "trajectory": [{}]}
     with pytest.raises(BadReplayFile, match="step without an action"):

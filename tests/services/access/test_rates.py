@@ -13,6 +13,7 @@ from limits.errors import StorageError
 from kvrecall.app.rates import build_redis_storage
 from kvrecall.domain.errors import RateLimited
 from kvrecall.domain.events import TurnFinished
+from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from services.access import rates as module
 from services.access.principals import Principal, acting_as
 from services.access.rates import Rates, build_token_window
@@ -40,9 +41,10 @@ def new_storage(request: pytest.FixtureRequest) -> Callable[[], Storage]:
     return lambda: build_redis_storage(url, prefix)
 
 
-def finished(prompt: int, output: int) -> Any:
-    outcome: Any = SimpleNamespace(prompt_tokens=prompt, output_tokens=output)
-    return TurnFinished(outcome)
+def finished(prompt: int, output: int) -> TurnFinished:
+    return TurnFinished(
+        TurnOutcome("s", 1, None, "stop", prompt, output, MemoryReport(0, 0), (), {})
+    )
 
 
 async def charge(rates: Rates, principal: Principal, tokens: int) -> None:

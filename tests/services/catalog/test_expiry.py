@@ -1,12 +1,16 @@
 """Sessions that are deleted after a time without a turn, in every catalog."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from kvrecall.app.redis import redis_client
+from kvrecall.domain import session_settings
 from kvrecall.domain.session import Session
 from services.catalog.base import Catalog
 from services.catalog.records import ForkCommit, TurnCommit
@@ -53,14 +57,22 @@ async def test_no_more_expired_sessions_are_returned_than_asked_for(
 
 
 async def test_a_turn_begins_the_time_anew(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for id, lifetime in (("renewed", LATER), ("expired", 0.0), ("freed", None)):
-        await catalog.sessions.create(make_session(id, expires_after_seconds=0.0), b"", None)
-        await catalog.turns.commit(replace(make_turn(id, 1), lifetime=lifetime), 1, None)
-    expired = get_ids(await catalog.expiry.get_expired(9))
-    assert "expired" in expired
-    assert "renewed" not in expired
+    monkeypatch.setattr(session_settings, "ONE_SHOT_SECONDS", 0.0)
+    for id, lifetime in (("renewed", LATER), ("expired", 0.0)):
+        session = make_session(id, expires_after_seconds=lifetime, matched=True)
+        await catalog.sessions.create(session, b"", None)
+        for turn in (1, 2):
+            renewed = session.settings.get_lifetime(turn)
+            await catalog.turns.commit(replace(make_turn(id, turn), lifetime=renewed), 1, None)
+            if turn == 1:
+                assert id in get_ids(await catalog.expiry.get_expired(9))
+    assert get_ids(await catalog.expiry.get_expired(9)) == ["expired"]
+    assert get_ids(await catalog.expiry.get_next("", 9)) == ["expired", "renewed"]
 
 
 async def test_a_deleted_session_does_not_expire(
@@ -94,16 +106,26 @@ class TestRedis:
     ) -> None:
         namespace = uuid4().hex
         catalog = await open_catalog(redis_url, namespace)
-        await catalog.sessions.create(make_session("s", expires_after_seconds=LATER), b"", None)
-        await catalog.turns.commit(replace(make_turn("s", 1), lifetime=LATER), 1, None)
-        name = Keys(namespace).get_expiring("")
+        for id in ("renewed", "expired"):
+            lifetime = LATER if id == "renewed" else 0.0
+            session = make_session(id, expires_after_seconds=lifetime, tenant="an n")
+            await catalog.sessions.create(session, b"", None)
+            await catalog.turns.commit(replace(make_turn(id, 1), lifetime=lifetime), 1, None)
+        keys = Keys(namespace)
+        places = {keys.expiring: "an%20n {}", keys.get_expiring("an n"): "{}"}
         server: Any = redis_client(redis_url, 1.0)
         try:
-            await server.zadd(name, {"s": 1.0, "left by a crash": 1.0})
-            assert await catalog.expiry.get_expired(9) == []
-            entries = await server.zrange(name, 0, -1, withscores=True)
+            now = time.time()
+            for name, member in places.items():
+                old = {"renewed": 1.0, "left by a crash": 1.0, "being created": now}
+                await server.zadd(name, {member.format(id): at for id, at in old.items()})
+            # One at a time: what is wrong or may still come is in no one's way.
+            assert get_ids(await catalog.expiry.get_expired(1)) == ["expired"]
+            listed = [await server.zrange(name, 0, -1, withscores=True) for name in places]
         finally:
             await server.aclose()
-        session = await catalog.sessions.get("s")
-        assert [entry for entry, _ in entries] == [b"s"]
-        assert entries[0][1] == session.updated_at + LATER
+        at = (await catalog.sessions.get("renewed")).updated_at + LATER
+        for entries, member in zip(listed, places.values(), strict=True):
+            ids = [member.format(id).encode() for id in ("expired", "being created", "renewed")]
+            assert sorted(entry for entry, _ in entries) == sorted(ids)
+            assert dict(entries)[ids[-1]] == at

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from kvrecall.domain import session_settings
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Session, SharedPages
 from services.catalog.records import ForkCommit, OrphanedPages, TurnCommit
@@ -41,7 +42,13 @@ def count_calls(redis_server: Any) -> Callable[[Awaitable[Any]], Awaitable[dict[
         redis_server.client.config_resetstat()
         await operation
         stats = redis_server.client.info("commandstats")
-        ignored = ("cmdstat_info", "cmdstat_config", "cmdstat_ping")
+        ignored = (
+            "cmdstat_info",
+            "cmdstat_config",
+            "cmdstat_ping",
+            "cmdstat_client",
+            "cmdstat_hello",
+        )
         return {
             name.removeprefix("cmdstat_"): each["calls"]
             for name, each in stats.items()
@@ -128,6 +135,51 @@ async def test_a_quota_is_read_without_reading_the_tenant_s_sessions(
     assert cost["hget"] <= 5  # the sum, and a few lengths that are compared with their sessions
     assert not cost.keys() & {"hvals", "hgetall", "eval"}
     assert await catalog.sessions.get_tenant_tokens("") == 12 * 7
+
+
+@pytest.mark.parametrize("due", [0, 2])
+async def test_a_sweep_reads_what_has_expired_for_any_number_of_sessions_and_tenants(
+    open_catalog: Open,
+    redis_url: str,
+    count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
+    make_session: MakeSession,
+    due: int,
+) -> None:
+    catalog = await open_catalog(redis_url)
+    for number in range(due):
+        session = make_session(f"due {number}", expires_after_seconds=0.0)
+        await catalog.sessions.create(session, b"", None)
+    costs = []
+    for first, last in ((0, 3), (3, 60)):
+        for number in range(first, last):
+            tenant = f"t{number // 2}"
+            session = make_session(f"s{number}", expires_after_seconds=DAY, tenant=tenant)
+            await catalog.sessions.create(session, b"", None)
+        costs.append(await count_calls(catalog.expiry.get_expired(9)))
+        assert len(await catalog.expiry.get_expired(9)) == due
+    assert costs[0] == costs[1]
+    reads = {"hmget": due} if due else {}
+    assert costs[0] == {"time": 1, "zrangebyscore": 1, **reads}
+
+
+async def test_a_session_with_turns_is_looked_at_by_sweeps_once_in_a_lifetime(
+    open_catalog: Open,
+    redis_url: str,
+    count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog = await open_catalog(redis_url)
+    monkeypatch.setattr(session_settings, "ONE_SHOT_SECONDS", 0.0)
+    session = make_session("s", expires_after_seconds=DAY, matched=True)
+    await catalog.sessions.create(session, b"", None)
+    for number in (1, 2):
+        lifetime = session.settings.get_lifetime(number)
+        commit = replace(make_turn("s", number), lifetime=lifetime)
+        await catalog.turns.commit(commit, 1, None)
+    costs = [await count_calls(catalog.expiry.get_expired(9)) for _ in range(2)]
+    assert [cost.get("hmget", 0) for cost in costs] == [1, 0]
 
 
 async def test_a_tenant_without_sessions_is_forgotten_once_it_is_idle(

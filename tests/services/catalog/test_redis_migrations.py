@@ -20,8 +20,8 @@ from services.catalog.records import OrphanedPages
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
+from services.catalog.redis.migrations import global_expiry, standard_terms
 from services.catalog.redis.migrations import runner as migrate
-from services.catalog.redis.migrations import standard_terms
 from services.catalog.redis.migrations.passes import Steps, run_passes
 from services.catalog.redis.migrations.versions import MIGRATIONS, SCHEMA_VERSION
 
@@ -299,7 +299,7 @@ async def test_a_migration_that_never_ends_is_not_waited_for_without_end(
     assert one_server.get_version() == b"1"
 
 
-@pytest.mark.parametrize("version", ["5", "4>5", "0", "2>5", "unknown"])
+@pytest.mark.parametrize("version", ["6", "5>6", "0", "2>6", "unknown"])
 async def test_a_version_that_cannot_be_read_is_refused_and_left_alone(
     one_server: OldNamespace, open_catalog: Open, version: str
 ) -> None:
@@ -311,6 +311,35 @@ async def test_a_version_that_cannot_be_read_is_refused_and_left_alone(
     for part in (one_server.name, f"version {version};", f"version {SCHEMA_VERSION} ", "Run the"):
         assert part in message
     assert one_server.dump() == before
+
+
+@pytest.mark.parametrize("url", ["redis_url", "redis_cluster_url"])
+async def test_sessions_of_version_4_expire(
+    url: str,
+    request: pytest.FixtureRequest,
+    open_catalog: Open,
+    make_session: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    location = request.getfixturevalue(url)
+    namespace = uuid4().hex
+    catalog = await open_catalog(location, namespace)
+    for number, tenant in enumerate(("", "ann", "b:e n", "b:e n", "b:e n")):
+        session = make_session(f"s {number}", tenant=tenant, expires_after_seconds=0.0)
+        await catalog.sessions.create(session, b"", None)
+    keys = Keys(namespace)
+    client = redis_client(location)
+    await client.delete(keys.expiring)  # version 4 had the tenants' sets alone
+    await client.set(keys.version, "4")
+    await client.aclose()
+    monkeypatch.setattr(global_expiry, "_ENTRIES_AT_ONCE", 2)
+    catalog = await open_catalog(location, namespace)
+    assert (catalog.upgrade.found, catalog.upgrade.version) == (4, SCHEMA_VERSION)
+    expired = await catalog.expiry.get_expired(9)
+    assert sorted(session.id for session in expired) == [f"s {number}" for number in range(5)]
+    for session in expired:
+        await catalog.sessions.delete(session.id, None)
+    assert await catalog.expiry.get_expired(9) == []
 
 
 async def test_a_new_namespace_has_the_current_version(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -168,3 +169,24 @@ class TestSessionCache:
         for _ in range(2):
             await cache.get("large", read(large))
         assert reads == 1028
+
+
+async def test_a_session_in_redis_that_has_not_changed_is_decoded_once(
+    open_catalog: Callable[..., Any],
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+) -> None:
+    catalog = await open_catalog(redis_url, uuid4().hex)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    first = await catalog.sessions.get("s")
+    assert await catalog.sessions.get("s") is first
+    await catalog.turns.commit(make_turn("s", 1), 1, None)
+    second = await catalog.sessions.get("s")
+    assert second.turns == 1
+    assert await catalog.sessions.get("s") is second
+    large = make_session("large", tools=('{"x": "' + "x" * 10_000 + '"}',))
+    await catalog.sessions.create(large, b"", None)
+    found = await catalog.sessions.get("large")
+    assert await catalog.sessions.get("large") is not found
+    assert await catalog.sessions.get("large") == found

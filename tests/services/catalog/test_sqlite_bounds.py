@@ -175,10 +175,10 @@ def count_steps(
             steps += 1
             return 0
 
-        connection = catalog._database._connection
-        await connection.set_progress_handler(step, 10)
+        database = catalog._database
+        await database.read(lambda db: db.set_progress_handler(step, 10))
         await operation
-        await connection.set_progress_handler(None, 0)  # type: ignore[arg-type]
+        await database.read(lambda db: db.set_progress_handler(None, 0))
         return steps
 
     return count

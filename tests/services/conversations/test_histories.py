@@ -95,3 +95,21 @@ def test_results_get_the_ids_that_the_session_gave_its_calls() -> None:
     renamed = rename_calls((*results, SAID[-1]), CALLS)
     assert [message.tool_call_id for message in renamed] == ["c1", "c2", ""]
     assert rename_calls(SAID[:2], ()) == SAID[:2]
+
+
+def test_digests_are_those_that_catalogs_have_stored() -> None:
+    call = ToolCall("c", "look", '{"b": "\\u00e9 \\"x\\"",  "a": [1, null]}')
+    history = build_history(
+        SCOPE,
+        [
+            Message("system", 'quotes " and \\ and é and \ud800'),
+            Message("user", "two\nlines", name="ann"),
+            Message("assistant", " ok ", (call,)),
+            Message("tool", "found", tool_call_id="c"),
+            Message("assistant", ""),
+        ],
+    )
+    assert (
+        history.digests[-1].hex()
+        == "159aec7094e539ab359b8d18e8c1763bf0315fd41e63abe73925d2c752591e20"
+    )

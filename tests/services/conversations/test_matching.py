@@ -14,7 +14,7 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
-from services.conversations.matching import Conversation
+from services.conversations.continuation import Conversation
 from services.turn_stream import TurnEnded
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
@@ -197,3 +197,30 @@ async def test_the_session_of_any_history_holds_it_and_nothing_else(harness, dat
         _, session, outcome = await ask(harness, *asked)
         assert await said_in(harness, session) == [*asked, outcome.message]
         said = [*asked, outcome.message]
+
+
+async def test_of_a_long_history_only_the_last_places_are_asked_for_where_they_are_held(
+    harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [message for turn in range(60) for message in (user(f"u{turn}"), answer(f"a{turn}"))]
+    _, session, _ = await ask(harness, *said, user("next"))
+    asked = []
+    find = harness.catalog.histories.find
+
+    async def count(digests: list[str]) -> Any:
+        asked.append(len(digests))
+        return await find(digests)
+
+    monkeypatch.setattr(harness.catalog.histories, "find", count)
+    conversations = harness.service.conversations
+    for edited, expected in ((60, [4]), (57, [4]), (40, [4, 32]), (1, [4, 32, 24])):
+        kept = [*said[: 2 * edited], user("other"), answer("other")]
+        history = Conversation((*kept, *said[2 * edited + 2 :], user("next")), SETTINGS, TURN)
+        _, _, held = await conversations.look_up(history)
+        assert held is not None
+        assert (held.session.id, held.number, held.turn) == (session, 2 * edited, edited)
+        assert asked == expected
+        asked.clear()
+    unknown = Conversation((user("other"), *said[1:], user("next")), SETTINGS, TURN)
+    assert (await conversations.look_up(unknown))[2] is None
+    assert asked == [4, 32, 24]

@@ -1,6 +1,7 @@
 """Conversations that clients name: one writer at a time, limits, and each tenant's own."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,11 @@ ITEMS = [StoredItem(f"msg_{number}", "{}") for number in range(3)]
 @pytest.fixture
 def settings() -> ServiceLimits:
     return ServiceLimits(
-        queue_seconds=1.2, claim_seconds=0.9, tenant_conversations=2, max_conversation_items=3
+        queue_seconds=1.2,
+        claim_seconds=0.9,
+        tenant_conversations=2,
+        max_conversation_items=3,
+        max_conversation_bytes=1024,
     )
 
 
@@ -67,6 +72,27 @@ async def test_conversations_and_their_items_are_limited_but_for_an_answer(named
         await named.update(id, "ann", {"a": "b" * 10_000})
 
 
+async def test_a_conversation_is_bounded_in_bytes_from_its_first_items_to_its_answers(
+    named,
+) -> None:
+    half, whole = StoredItem("msg_1", "x" * 600), StoredItem("msg_2", "x" * 1025)
+    for items in ([whole], [half, replace(half, id="msg_3")], [*ITEMS, half]):
+        with pytest.raises(LimitExceeded) as refused:
+            await named.create("ann", {}, items)
+        assert refused.value.details["field"] == "items"
+    assert await named._store.count("ann") == 0
+    id = (await named.create("ann", {}, [half])).id
+    with pytest.raises(LimitExceeded, match="1024 bytes"):
+        await named.add_items(id, "ann", [replace(half, id="msg_3")])
+    assert await named.get_all(id, "ann", []) == [half]
+    with pytest.raises(LimitExceeded) as refused:
+        await named.get_all(id, "ann", [replace(half, id="msg_3")])
+    assert refused.value.details["field"] == "conversation"
+    await named.add_answer(id, [whole])
+    with pytest.raises(LimitExceeded, match="1625"):
+        await named.get_all(id, "ann", [])
+
+
 async def test_another_tenants_conversation_is_unknown(named) -> None:
     id = (await named.create("ann", {}, ITEMS)).id
     for call in (
@@ -74,7 +100,8 @@ async def test_another_tenants_conversation_is_unknown(named) -> None:
         named.update(id, "ben", {}),
         named.delete(id, "ben"),
         named.add_items(id, "ben", ITEMS),
-        named.get_items(id, "ben"),
+        named.get_items(id, "ben", None, 9, False),
+        named.get_all(id, "ben", []),
         named.get_item(id, "ben", "msg_0"),
         named.delete_item(id, "ben", "msg_0"),
         named.claim(id, "ben"),
@@ -83,5 +110,5 @@ async def test_another_tenants_conversation_is_unknown(named) -> None:
             await call
     with pytest.raises(UnknownItem):
         await named.get_item(id, "ann", "msg_7")
-    assert await named.get_items(id, "ann") == ITEMS
+    assert await named.get_items(id, "ann", None, 9, False) == ITEMS
     await named.delete(id, "ann")

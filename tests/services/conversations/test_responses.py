@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.errors import CallsOutstanding, UnknownResponse, WorkerLost
+from kvrecall.domain.errors import (
+    CallsOutstanding,
+    LimitExceeded,
+    UnknownResponse,
+    WorkerLost,
+)
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.responses.base import StoredResponse
-from services.conversations.matching import Conversation
+from services.conversations.continuation import Conversation
 from services.conversations.responses import RecordedStream
 from services.turn_stream import TextDelta, TurnEnded, TurnProgress
 
@@ -96,6 +102,35 @@ async def test_other_openings_and_settings_are_told_the_conversation_without_the
         said = [message.content for turn in turns for message in turn.messages]
         opening = [message.content for message in changes["opening"]]
         assert said == [*opening, "a", "ok", "b"]
+
+
+class TestWithBound:
+    """A service whose conversations have at most 1024 bytes."""
+
+    @pytest.fixture
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(max_conversation_bytes=1024, max_turn_bytes=512)
+
+    async def test_a_chain_is_read_up_to_the_bound_and_goes_on_beyond_it(
+        self, harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, response, _ = await ask(harness, user("a" * 400))
+        for _ in range(4):
+            match, response, _ = await ask(harness, user("a" * 400), follows=response)
+            assert match == "continued"
+        reads: list[int] = []
+        get_after = harness.catalog.turns.get_after
+
+        async def count(session: str, number: int, limit: int) -> Any:
+            reads.append(limit)
+            return await get_after(session, number, limit)
+
+        monkeypatch.setattr(harness.catalog.turns, "get_after", count)
+        with pytest.raises(LimitExceeded) as refused:
+            await ask(harness, user("b"), follows=response, opening=KIND)
+        assert refused.value.details == {"field": "previous_response_id", "limit": 1024}
+        assert reads == [2, 1], "of five turns"
+        assert len(await harness.catalog.sessions.get_ids()) == 1
 
 
 async def test_a_response_that_was_followed_or_is_being_followed_is_followed_in_a_fork(

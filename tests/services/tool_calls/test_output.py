@@ -71,13 +71,13 @@ async def test_the_last_piece_of_an_output_costs_what_the_first_one_did(
         steps += 1
         return 0
 
-    connection = harness.catalog._database._connection
+    database = harness.catalog._database
     costs = []
     for index in range(130):
         steps = 0
-        await connection.set_progress_handler(step, 10)
+        await database.read(lambda db: db.set_progress_handler(step, 10))
         await harness.service.event(paused, delta("x", index))
-        await connection.set_progress_handler(None, 0)
+        await database.read(lambda db: db.set_progress_handler(None, 0))
         costs.append(steps)
     assert sum(costs[110:]) <= 1.5 * sum(costs[10:30])
     assert await harness.get_output(paused, "c1") == "x" * 130

@@ -1,6 +1,8 @@
 """A guide begins behind the reasoning and at the marks of calls, in one token or several."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -29,6 +31,7 @@ TOOL = json.dumps(
                 "properties": {
                     "city": {"type": "string"},
                     "unit": {"type": "string", "enum": ["C", "F"]},
+                    "kind": {"type": "string", "const": "now"},
                     "at": {"$ref": "#/$defs/Place"},
                 },
                 "required": ["city", "at"],
@@ -149,6 +152,9 @@ def test_parameters_in_tags_follow_the_schema(tokenizer: ChatTokenizer) -> None:
     assert answer.say(f"{opening}<parameter=unit>\n")
     assert not answer.say("K")
     answer = Answer(coder, REQUIRED)
+    assert answer.say(f"{opening}<parameter=kind>\n")
+    assert not answer.say("later")
+    answer = Answer(coder, REQUIRED)
     assert answer.say(f"{opening}<parameter=at>\n4\n</parameter>\n</function>\n</tool_call>")
     assert answer.may_end
     assert [call.arguments for call in answer.stream.parse().calls] == [
@@ -198,13 +204,32 @@ def test_no_guide_is_needed_without_tools_or_a_constraint(tokenizer: ChatTokeniz
 def test_grammars_are_compiled_once(tokenizer: ChatTokenizer) -> None:
     grammars = Grammars(tokenizer)
     first = grammars.build(NUMBER, (TOOL,))
-    kept: Any = grammars._compiled
-    count = len(kept)
-    assert grammars.build(NUMBER, (TOOL,)) == first
-    assert len(kept) == count == 1
-    for number in range(300):
+    assert grammars.build(NUMBER, (TOOL,)) is first
+    for number in range(256):
         grammars.build(Constraint(schema=json.dumps({"const": number})), ())
-    assert len(kept) == 256
+    assert grammars.build(NUMBER, (TOOL,)) is not first, "the oldest of 256 has gone"
+
+
+def test_answers_begin_while_a_grammar_is_compiled_on_another_thread(
+    tokenizer: ChatTokenizer,
+) -> None:
+    grammars = Grammars(tokenizer)
+    known = grammars.build(NUMBER, (TOOL,))
+    names = [f"p{number}" for number in range(4000)]
+    texts = {name: {"type": "string", "pattern": "^(a|b){3,40}x?[a-z]{2,9}$"} for name in names}
+    slow = Constraint(schema=json.dumps({"type": "object", "properties": texts, "required": names}))
+    with ThreadPoolExecutor(1) as threads:
+        compiling = threads.submit(grammars.build, slow, ())
+        begun = []
+        while not compiling.running():
+            time.sleep(0)
+        for _ in range(100):
+            guide = build_guide(grammars, known, NUMBER, tokenizer, TextStream(tokenizer))
+            time.sleep(0)
+            begun.append(guide)
+        assert not compiling.done(), "no answer waited for the grammar"
+        assert compiling.result().whole is not None
+    assert all(guide is not None and guide.active for guide in begun)
 
 
 def test_a_grammar_that_fails_ends_its_own_answer_alone(tokenizer: ChatTokenizer) -> None:

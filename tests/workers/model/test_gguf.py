@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from workers.errors import ModelRefused
 from workers.model import gguf as conversion
@@ -95,8 +95,8 @@ def test_a_conversion_has_the_weights_and_the_tokenizer_of_the_file(
     file: Path, tmp_path: Path
 ) -> None:
     folder = find_conversion(file, tmp_path)
-    model = load_model(folder, pack=False)
-    assert model.dtype == torch.bfloat16
+    assert AutoConfig.from_pretrained(folder).dtype == torch.bfloat16
+    model = load_model(folder, torch.bfloat16, pack=False)
     assert (model.max_context, model.eos_token_ids) == (256, (1,))
     read = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32

@@ -18,6 +18,7 @@ from transformers import (
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
+from workers.model import loader
 from workers.model.loader import (
     LoadedModel,
     adopt,
@@ -176,6 +177,24 @@ def test_end_tokens_come_from_the_generation_config(
     module = _model(LlamaConfig(**SMALL, eos_token_id=None))
     module.generation_config.eos_token_id = eos
     assert adopt(module).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_bfloat16_is_float32_on_a_cpu_that_would_emulate_it(
+    has_instructions: bool,
+    model_path: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = load_model(model_path("llama"), dtype=torch.bfloat16, pack=False)
+    original.module.save_pretrained(tmp_path)
+    monkeypatch.setattr(loader, "cpu_has_bfloat16", lambda: has_instructions)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    expected = torch.bfloat16 if has_instructions else torch.float32
+    assert load_model(tmp_path).dtype == expected
+    assert load_model(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert load_model(tmp_path, device="cpu").dtype == torch.bfloat16
 
 
 def test_half_precision_is_served_as_it_is(model_path: Callable[[str], Path]) -> None:

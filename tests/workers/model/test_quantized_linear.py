@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
-from workers.model import loader
 from workers.model.loader import LoadedModel, load_model
-from workers.model.packed_linear import PackedLinear
+from workers.model.packed_linear import PackedLinear, cpu_has_bfloat16
 from workers.model.quantized_linear import Quantization, QuantizedLinear, quantize_linears
 
 EVERY_KIND = pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -88,20 +87,17 @@ def test_layers_that_no_kernel_takes_stay(
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @EVERY_KIND
 def test_a_loaded_model_is_quantized_and_packed(
-    family: str,
-    kind: Quantization,
-    model_path: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, kind: Quantization, model_path: Callable[[str], Path]
 ) -> None:
     path = model_path(family)
     plain = load_model(path, dtype=torch.bfloat16, pack=False)
-    for packed in (False, True):
-        monkeypatch.setattr(loader, "can_pack", lambda module, packed=packed: packed)
-        model = load_model(path, quantize=kind)
+    wide = PackedLinear if cpu_has_bfloat16() else nn.Linear
+    for pack in (False, True):
+        model = load_model(path, quantize=kind, pack=pack)
         layers = [each for each in model.module.modules() if isinstance(each, QuantizedLinear)]
         linears = [each for each in plain.module.modules() if isinstance(each, nn.Linear)]
         assert len(layers) == len(linears) - 1  # the output layer
-        assert {type(each.wide) for each in layers} == {PackedLinear if packed else nn.Linear}
+        assert {type(each.wide) for each in layers} == {wide if pack else nn.Linear}
         assert model.dtype == torch.bfloat16
         # Random weights, the hardest to quantize.
         similar = torch.cosine_similarity(together(model), together(plain), dim=-1)

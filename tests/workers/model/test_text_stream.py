@@ -1,9 +1,12 @@
 """A text stream sends whole characters, without tool calls, up to a stop string."""
 
+from copy import deepcopy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.model.reasoning_stream import ReasoningStream
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatTokenizer
 
@@ -72,3 +75,40 @@ def test_malformed_tool_calls_are_sent_at_the_end(tokenizer: ChatTokenizer) -> N
 def test_special_tokens_are_not_text(tokenizer: ChatTokenizer) -> None:
     sent, _ = _stream(tokenizer, "yes<|user|>")
     assert "".join(sent) == "yes"
+
+
+@pytest.mark.parametrize("before", ["", "<tool_call>", "<think>", "\n" * 9])
+def test_what_is_looked_at_again_does_not_grow_with_the_answer(
+    before: str, tokenizer: ChatTokenizer
+) -> None:
+    inner = deepcopy(tokenizer.inner)
+    inner.chat_template += "</think>"
+    stop = "no more words"
+    stream = TextStream(ChatTokenizer(inner, tokenizer.eos_token_ids), (stop,))
+    windows = []
+    for token in tokenizer.encode(before + "no more, <tool_c or </thi \n\n" * 100):
+        stream.push(token)
+        windows.append(stream.window)
+    assert 0 < max(windows) < len(stop)
+
+
+@settings(deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(["<think>", "</think>", "</th", " ", "\n", "so"]), max_size=9),
+    active=st.sampled_from([None, True, False]),
+)
+def test_a_reasoning_is_what_is_between_the_first_marks(
+    pieces: list[str], active: bool | None
+) -> None:
+    text = "".join(pieces)
+    stream = ReasoningStream(("<think>", "</think>"), active)
+    found = [*(stream.push(piece) for piece in pieces), stream.finish()]
+    begins = active is None and text.lstrip().startswith("<think>")
+    if active or begins:
+        inside = text.lstrip().removeprefix("<think>") if begins else text
+        reasoning, mark, rest = inside.partition("</think>")
+        expected = (reasoning.strip(), rest.lstrip() if mark else "")
+    else:
+        expected = ("", text)
+    assert tuple(map("".join, zip(*found, strict=True))) == expected
+    assert stream.text == expected[0]

@@ -11,6 +11,7 @@ import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
+from workers.cache.transfers import Transfers
 from workers.engine.selection import Selection
 from workers.primitives.scoring import attention
 from workers.primitives.selection import bursts
@@ -115,6 +116,25 @@ def test_a_repair_leaves_no_row_of_its_signal(
     )
     _, _, held = worker.engine.cache.get_rows(worker.engine.session("s").slot, 0)
     assert int(held[held != EMPTY].max()) < length
+
+
+def test_all_copies_of_a_worker_share_their_streams(
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Transfers] = []
+    create = Transfers.__init__
+
+    def count(self: Transfers, device: torch.device) -> None:
+        made.append(self)
+        create(self, device)
+
+    monkeypatch.setattr(Transfers, "__init__", count)
+    worker = make_worker()
+    worker.open("s", budget=64, repair_rows=16)
+    worker.turn("s", [{"role": "user", "content": words(90)}], generate=False)
+    for text in ("anything", "else"):
+        worker.repair("s", text=text)
+    assert made == [worker.engine.cache.transfers]
 
 
 def test_without_a_reserve_a_repair_does_nothing(

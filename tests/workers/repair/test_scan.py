@@ -20,6 +20,7 @@ from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from reference.conversation import generate
+from workers.cache.transfers import Transfers
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel
@@ -27,7 +28,7 @@ from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
 from workers.repair.scan.exact import FindAmbiguous, ScanResult, scan, scan_by_head
 
-CPU = torch.device("cpu")
+COPIES = Transfers(torch.device("cpu"))
 N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM = 2, 4, 2, 8
 
 
@@ -97,7 +98,7 @@ def scanned(
             counted=counted,
             find_ambiguous=find_ambiguous or best(1),
             stop_requested=stop_requested,
-            device=CPU,
+            transfers=COPIES,
         )
     )
 
@@ -244,10 +245,14 @@ def test_heads_scores_add_up_to_their_tokens(of: Given) -> None:
     tokens = of.keys.shape[2]
     with stored(of.keys) as store:
         found = finished(
-            scan_by_head(store, "s", of.observed, tokens, stop_requested=lambda: False, device=CPU)
+            scan_by_head(
+                store, "s", of.observed, tokens, stop_requested=lambda: False, transfers=COPIES
+            )
         )
         stopped = finished(
-            scan_by_head(store, "s", of.observed, tokens, stop_requested=lambda: True, device=CPU)
+            scan_by_head(
+                store, "s", of.observed, tokens, stop_requested=lambda: True, transfers=COPIES
+            )
         )
     assert found.complete
     assert found.scores.shape == (N_LAYERS, N_KV_HEADS, tokens)
@@ -372,7 +377,7 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
                 counted=None,
                 find_ambiguous=best(count),
                 stop_requested=lambda: False,
-                device=CPU,
+                transfers=COPIES,
             )
         )
 

@@ -27,6 +27,7 @@ def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
         prompt_tokens=done.prompt_tokens,
         output_tokens=done.output_tokens,
         messages=messages,
+        deferred_tokens=done.deferred_tokens,
     )
 
 
@@ -138,6 +139,47 @@ def test_a_fork_at_an_earlier_turn_is_the_session_as_it_was_then(
     assert list(forked.state.recent) == list(then.recent)
     assert forked.state.selection == then.selection
     assert list(worker.turn("child", texts[2]).token_ids) == list(turns[2].token_ids)
+    worker.check()
+
+
+def test_a_fork_at_an_earlier_turn_has_deferred_what_the_session_had_then(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Computed again from the log it is the committed state: appended turns, a recorded answer."""
+    spec: dict[str, Any] = {"method": "snapkv", "budget": 60, "repair_rows": 20}
+    appending = {"generate": False, "defer_repair": True}
+    worker = make_worker(block_tokens=64)
+    worker.open(**spec)
+    user = [dict[str, Any](role="user", content=words(6, seed=seed)) for seed in range(5)]
+    answer: dict[str, Any] = {"role": "assistant", "content": words(5, seed=9)}
+    said = [[user[0]], [user[1]], [user[2], answer, user[3]], [user[4]]]
+    turns = [worker.turn("s", words(80), max_tokens=4)]
+    turns += [worker.turn("s", messages, **appending) for messages in said]
+    turns += [worker.turn("s", "and then", max_tokens=4)]
+    messages = [
+        [{"role": "user", "content": words(80)}],
+        *said,
+        [{"role": "user", "content": "and then"}],
+    ]
+    log = [
+        pb.LoggedTurn(
+            token_ids=done.token_ids,
+            prompt_tokens=done.prompt_tokens,
+            output_tokens=done.output_tokens,
+            messages=[pb.Message(**each) for each in asked]
+            + ([done.message] if done.HasField("message") else []),
+            deferred_tokens=done.deferred_tokens,
+        )
+        for done, asked in zip(turns, messages, strict=True)
+    ]
+    deferred = [len(done.state.deferred_signal) for done in turns]
+    assert deferred[0] == deferred[-1] == 0 < deferred[1] < deferred[2]
+    for count, done in enumerate(turns, 1):
+        child = f"child{count}"
+        forked = fork(worker, "s", child, None, log[:count], length=done.state.length, **spec)
+        assert list(forked.state.deferred_signal) == list(done.state.deferred_signal)
+        copied = fork(worker, "s", f"copy{count}", done.state, **spec)
+        assert forked.state == copied.state
     worker.check()
 
 

@@ -60,9 +60,13 @@ def test_a_shared_prefix_gives_the_same_answer_with_less_prefill(
         == prefilled - PAGE * second.shared_pages
     )
     assert list(second.token_ids) == list(alone.token_ids)
-    assert list(worker.turn("second", "and then").token_ids) == list(
-        worker.turn("alone", "and then").token_ids
-    )
+    assert second.prefilled_tokens == second.prompt_tokens - PAGE * second.shared_pages
+    before = worker.engine.prefilled_tokens
+    later = worker.turn("second", "and then")
+    assert list(later.token_ids) == list(worker.turn("alone", "and then").token_ids)
+    pending = later.prefilled_tokens - later.prompt_tokens
+    assert pending in (1, 2), "the last token, and an end of turn that it did not generate"
+    assert worker.engine.prefilled_tokens - before == 2 * later.prefilled_tokens
     worker.check()
 
 

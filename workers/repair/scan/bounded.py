@@ -94,7 +94,7 @@ class _BoundedScan:
             for chunk in scan.pages.approximate(pages):
                 for layer, normaliser in enumerate(self._normalisers):
                     weights = normaliser.add(compute_logits(scan.signal, layer, chunk))
-                    weights /= (normaliser.low * normaliser.high).sqrt()
+                    weights *= (normaliser.low * normaliser.high).rsqrt().float()
                     counted = scan.get_counted(layer, chunk)
                     self._estimates[:, chunk.positions] += scan.signal.attention(weights, counted)
                 self.scored[chunk.positions] = True

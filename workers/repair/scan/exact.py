@@ -2,7 +2,8 @@
 
 The attention to token i is `a_i = mean over layers and query heads of max over signal tokens t of
 A[t, i]`, where A is the softmax over all rows of the session (RepairKV eq. 3). It is the score;
-with a contrast the score is `max(0, a_i(signal) - beta * a_i(neutral))`. Pages arrive in chunks, so
+with a contrast the score is `max(0, a_i(signal) - beta * a_i(neutral))`, where a long signal counts
+with what stands out from its other parts (`Signal.contrast`). Pages arrive in chunks, so
 memory does not grow with the session except for vectors over its tokens.
 """
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from kvrecall.domain.session_settings import RepairScan
 from kvstore.store import RowStore
+from workers.cache.transfers import Transfers
 from workers.primitives.observation import Observed
 from workers.repair.scan.base import FindAmbiguous, Scan, ScanResult
 from workers.repair.scan.bounded import bounded
@@ -34,7 +36,7 @@ def scan(
     counted: Tensor | None,
     find_ambiguous: FindAmbiguous,
     stop_requested: Callable[[], bool],
-    device: torch.device,
+    transfers: Transfers,
 ) -> Generator[None, None, ScanResult]:
     """Score a session's first `length` tokens; yields between chunks so that others can run.
 
@@ -54,11 +56,11 @@ def scan(
             device; None for all. The others only take part in the softmax.
         find_ambiguous: Returns the tokens that are ambiguous under bounds; used by "bounded".
         stop_requested: Returns True once the scan must end.
-        device: Device of the computation.
+        transfers: Of the device of the computation.
     """
-    signal = Signal(observed, store.layout.n_kv_heads, device, contrast)
-    pages = Pages(store, name, length, signal, device)
-    request = Scan(pages, signal, counted, stop_requested, device)
+    signal = Signal(observed, store.layout.n_kv_heads, transfers.device, contrast)
+    pages = Pages(store, name, length, signal, transfers)
+    request = Scan(pages, signal, counted, stop_requested, transfers.device)
     if not length:
         return request.to_result(request.no_attention()[0], request.no_tokens(), True)
     if mode == "bounded":
@@ -84,7 +86,7 @@ def two_passes(scan: Scan, *, approximate: bool) -> Generator[None, None, ScanRe
         for chunk in _load(scan, pages, approximate):
             for layer, normaliser in enumerate(normalisers):
                 weights = normaliser.add(scan.signal.logits(layer, chunk.get_layer(layer)))
-                weights /= normaliser.total
+                weights *= normaliser.total.reciprocal().float()
                 counted = scan.get_counted(layer, chunk)
                 attention[:, chunk.positions] += scan.signal.attention(weights, counted)
             scored[chunk.positions] = True
@@ -114,7 +116,7 @@ def scan_by_head(
     *,
     contrast: Contrast | None = None,
     stop_requested: Callable[[], bool],
-    device: torch.device,
+    transfers: Transfers,
 ) -> Generator[None, None, ScanResult]:
     """Scan as `scan` with mode "exact", for every layer and KV head on its own.
 
@@ -122,8 +124,8 @@ def scan_by_head(
     largest weight over the signal's tokens, less the neutral signal's in the same head. Pages are
     read in order; the tokens that the second pass reached are scored.
     """
-    signal = Signal(observed, store.layout.n_kv_heads, device, contrast)
-    pages = Pages(store, name, length, signal, device)
+    signal = Signal(observed, store.layout.n_kv_heads, transfers.device, contrast)
+    pages = Pages(store, name, length, signal, transfers)
     normalisers = [Normaliser(signal.queries(layer)) for layer in range(signal.n_layers)]
     scores = torch.zeros(signal.n_layers, signal.n_kv_heads, length)
     scored = torch.zeros(length, dtype=torch.bool)

@@ -83,15 +83,15 @@ class Pages:
     """
 
     def __init__(
-        self, store: RowStore, name: str, length: int, signal: Signal, device: torch.device
+        self, store: RowStore, name: str, length: int, signal: Signal, transfers: Transfers
     ) -> None:
         """Address the pages of session `name`, to be scored against `signal`; nothing is read."""
         self._store = store
         self._name = name
         self.length = length
         self._signal = signal
-        self._device = device
-        self._transfers = Transfers(device)
+        self._device = transfers.device
+        self._transfers = transfers
         self.page_tokens = store.layout.page_tokens
         self.count = -(-length // self.page_tokens)
         self.bytes_read = 0
@@ -152,8 +152,8 @@ class Pages:
         for pages, logits in self._box_logits():
             weights = [each.sub_(peak).exp_() for each, peak in zip(logits, peaks, strict=True)]
             # The signal's attention bounds a score with a contrast, too.
-            attention = torch.stack([self._signal.attention(each, None)[0] for each in weights])
-            bounds[pages] = attention.sum(0).cpu()
+            attention = torch.stack([self._signal.attention(each, None) for each in weights])
+            bounds[pages] = self._signal.signal_attention(attention.sum(0)).cpu()
             yield None
             if stop_requested():
                 break

@@ -1,6 +1,7 @@
 """Softmax of a signal's queries over rows that arrive in chunks, in any order."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from workers.primitives.observation import Observed
 
 # Logits in memory at a time: 128 MiB.
 _MAX_LOGITS = 1 << 25
+# The most tokens of one part of a contrasted signal.
+PART_TOKENS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,10 +23,11 @@ class Contrast:
 
 
 class Signal:
-    """The queries that rows are scored against: one group, or two with a contrast.
+    """The queries that rows are scored against: one group, or several with a contrast.
 
-    The groups are the signal's tokens and the neutral signal's. They ride in one scan: a chunk is
-    read once and multiplied once with the queries of both.
+    With a contrast the groups are the parts of the signal, of at most PART_TOKENS tokens, and the
+    neutral signal. They ride in one scan: a chunk is read once and multiplied once with the queries
+    of all.
 
     Memory: the queries as they were observed, and one layer of them in float32. A long signal is
     compared with fewer rows at a time (`rows_at_once`).
@@ -44,15 +48,18 @@ class Signal:
         contrast: Contrast | None = None,
     ) -> None:
         """Take the observed queries; they are scaled and grouped by KV head where they are used."""
-        parts = [observed] if contrast is None else [observed, contrast.neutral]
-        self._group_tokens = [part.tokens for part in parts]
+        given = [observed] if contrast is None else [observed, contrast.neutral]
+        self._parts = 1 if contrast is None else -(-observed.tokens // PART_TOKENS)
+        bounds = [observed.tokens * part // self._parts for part in range(self._parts + 1)]
+        self._group_tokens = [end - start for start, end in pairwise(bounds)]
+        self._group_tokens += [part.tokens for part in given[1:]]
         self.n_heads, _, self._head_dim = observed.queries[0].shape
         self.tokens = sum(self._group_tokens)
         self.n_layers = len(observed.queries)
         self.n_kv_heads = n_kv_heads
-        self.groups = len(parts)
+        self.groups = len(self._group_tokens)
         self._beta = 0.0 if contrast is None else contrast.beta
-        self._observed = [[queries.to(device) for queries in part.queries] for part in parts]
+        self._observed = [[queries.to(device) for queries in part.queries] for part in given]
 
     def queries(self, layer: int) -> Tensor:
         """Scaled queries of a layer, float32 `[n_kv_heads, group * t, head_dim]`."""
@@ -89,10 +96,17 @@ class Signal:
         """
         return self._max_over_tokens(weights).mean(2)
 
+    def signal_attention(self, attention: Tensor) -> Tensor:
+        """The largest attention of a part of the signal, from the groups' `[groups, ...]`."""
+        return attention[: self._parts].amax(0)
+
     def contrast(self, attention: Tensor) -> Tensor:
         """Scores from the groups' attention `[groups, ...]`: float32 `[...]`, 0 or more.
 
-        `max(0, a(signal) - beta * a(neutral))`; without a contrast the signal's attention itself.
+        `max(0, a(signal) - beta * a(neutral))`, where a(signal) is that of the part that attends
+        most, less the mean of all parts if there are several: what all parts of a long signal
+        attend to is nothing that one of them asks for. Without a contrast it is the signal's
+        attention itself.
         """
         return self.contrast_bounds(attention, attention)[0]
 
@@ -100,8 +114,17 @@ class Signal:
         """Lower and upper bounds on the scores from those on the groups' attention."""
         if self.groups == 1:
             return lower[0], upper[0]
-        low = (lower[0] - self._beta * upper[1]).clamp_min(0)
-        return low, (upper[0] - self._beta * lower[1]).clamp_min(0)
+        low = self._stand_out(lower, upper) - self._beta * upper[-1]
+        high = self._stand_out(upper, lower) - self._beta * lower[-1]
+        return low.clamp_min(0), high.clamp_min(0)
+
+    def _stand_out(self, part: Tensor, others: Tensor) -> Tensor:
+        """The largest attention of a part less the mean over the parts; the rest is in `others`."""
+        if self._parts == 1:
+            return part[0]
+        part, others = part[: self._parts], others[: self._parts]
+        rest = others.sum(0) - others
+        return (part - (part + rest) / self._parts).amax(0)
 
     def query_influence(self, weights: Tensor) -> Tensor:
         """Largest change of the scores of rows per relative error of each query's normaliser.
@@ -109,9 +132,10 @@ class Signal:
         weights: `[n_kv_heads, group * t, rows]`. Returns float32 `[n_kv_heads, group * t, 1]`. A
         query counts where it is the one of its head and group that attends most to a row.
         """
+        factors = [1.0] * self._parts + [self._beta] * (self.groups - self._parts)
         parts = [
             (part * (part == part.amax(2, keepdim=True))).amax(-1) * factor
-            for part, factor in zip(self._split(weights), (1.0, self._beta), strict=False)
+            for part, factor in zip(self._split(weights), factors, strict=True)
         ]
         return torch.cat(parts, dim=2).view(len(weights), -1, 1)
 

@@ -10,8 +10,9 @@ import re
 from typing import Any
 
 from services.catalog.redis import mapping, scripts
-from services.catalog.redis.client import Argument, CatalogRedis, Command
+from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.migrations.passes import Steps
+from services.catalog.redis.shared_connection import Argument, Command
 from services.catalog.serialization import OUTPUT
 from services.catalog.summaries import summarize_pieces
 

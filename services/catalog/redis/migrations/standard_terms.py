@@ -12,8 +12,9 @@ from typing import Any
 
 from services.catalog import renames
 from services.catalog.redis import mapping, scripts
-from services.catalog.redis.client import Argument, CatalogRedis
+from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.migrations.passes import Steps
+from services.catalog.redis.shared_connection import Argument
 
 # The number of list entries that are read and written at once.
 _ENTRIES_AT_ONCE = 64

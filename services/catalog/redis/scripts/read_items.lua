@@ -3,8 +3,14 @@
 -- KEYS[1]: the conversation. KEYS[2]: the items' ids by position. KEYS[3]: their bodies by id.
 -- ARGV[1]: the id of the item before the first ('': none). ARGV[2]: how many. ARGV[3]: '1' for the
 -- newest first.
--- Reply: {'done', id, body, ...}, {'unknown'}, or {'item'} if the item before the first is unknown.
+-- ARGV[4]: the most items it may have, ARGV[5]: the most bytes of their bodies ('': unlimited).
+-- Reply: {'done', id, body, ...}, {'unknown'}, {'item'} if the item before the first is unknown, or
+--   {'full', items, bytes}.
 if redis.call('EXISTS', KEYS[1]) == 0 then return {'unknown'} end
+if ARGV[4] ~= '' then
+  local items, bytes = measure_items(KEYS[2], KEYS[3])
+  if items > tonumber(ARGV[4]) or bytes > tonumber(ARGV[5]) then return {'full', items, bytes} end
+end
 local range, rank = 'ZRANGE', 'ZRANK'
 if ARGV[3] == '1' then range, rank = 'ZREVRANGE', 'ZREVRANK' end
 local first = 0

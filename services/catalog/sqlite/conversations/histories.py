@@ -1,9 +1,8 @@
 """Conversations at the ends of turns in the SQLite catalog, by digest."""
 
 import json
+import sqlite3
 from collections.abc import Sequence
-
-import aiosqlite
 
 from services.catalog.records import HistoryEntry
 from services.catalog.sqlite.database import Database
@@ -27,9 +26,9 @@ class SqliteHistories:
         return [HistoryEntry(row["digest"], row["session"], row["turn"]) for row in rows]
 
 
-async def add_history(db: aiosqlite.Connection, entry: HistoryEntry) -> None:
+def add_history(db: sqlite3.Connection, entry: HistoryEntry) -> None:
     """Note the end of a turn; of the same conversation in several sessions the last one counts."""
-    await db.execute(
+    db.execute(
         "REPLACE INTO histories (digest, session, turn) VALUES (:digest, :session, :turn)",
         {"digest": entry.digest, "session": entry.session, "turn": entry.turn},
     )

@@ -186,7 +186,11 @@ class TestWithLimits:
     @pytest.fixture
     def service_settings(self) -> ServiceLimits:
         return ServiceLimits(
-            tenant_conversations=2, max_conversation_items=3, queue_seconds=0.2, claim_seconds=0.1
+            tenant_conversations=2,
+            max_conversation_items=3,
+            max_conversation_bytes=1024,
+            queue_seconds=0.2,
+            claim_seconds=0.1,
         )
 
     async def test_what_is_over_the_limits_is_refused(self, api, call, ask, read) -> None:
@@ -200,6 +204,35 @@ class TestWithLimits:
         refused = await ask(ids[0], "c")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "conversation")
         assert await read(ids[0]) == ["a", "b"]
+
+    async def test_items_over_the_bounds_are_refused_by_their_member(
+        self, api, call, ask, read
+    ) -> None:
+        for items in ([user("a")] * 4, [user("ä" * 500)], [user("a" * 450)] * 2):
+            refused = await api.http.post("/v1/conversations", json={"items": items})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, "items")
+            assert error["code"] == "limit_exceeded"
+        id = (await call("POST", "", items=[user("a" * 450)]))["id"]
+        refused = await api.http.post(
+            f"/v1/conversations/{id}/items", json={"items": [user("b" * 450)]}
+        )
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "items")
+        refused = await ask(id, "c" * 450)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "conversation")
+        assert (await ask(id, "d")).status_code == 200
+        assert await read(id) == ["a" * 450, "d", "ok"]
+
+    async def test_items_that_are_named_are_read_up_to_the_bound(self, api, ask) -> None:
+        body = {"model": api.service.info.model, "input": "a" * 300}
+        first = (await api.http.post("/v1/responses", json=body)).json()
+        (item,) = (await api.http.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+        reference = {"type": "item_reference", "id": item["id"]}
+        for count, status in ((1, 200), (3, 400)):
+            body["input"] = [reference] * count
+            answer = await api.http.post("/v1/responses", json=body)
+            assert answer.status_code == status
+        assert answer.json()["error"]["param"] == "input[2]"
 
     async def test_a_second_answer_that_waited_too_long_is_told_to_come_again(
         self, api, call, ask, read

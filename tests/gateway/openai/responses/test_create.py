@@ -11,6 +11,7 @@ Json = dict[str, Any]
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}]
 CALL = pb.ToolCall(id="c1", name="f", arguments='{"n": 1}')
 
+STRICTNESS: list[Json] = [{"strict": True}, {"strict": False}, {"strict": None}, {}]
 ODD = {"type": "json_schema", "schema": {"not": {}}, "strict": True}
 
 
@@ -223,7 +224,7 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
             "input",
             "tool_result_missing",
         ),
-        ({"background": True}, "background", "unsupported_parameter"),
+        ({"background": True, "store": False}, "background", "invalid_value"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_tool"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_value"),
@@ -278,3 +279,10 @@ async def test_what_is_noted_changes_nothing_and_is_given_back(answer) -> None:
     given = {name: value for name, value in noted.items() if name != "include"}
     assert {name: body[name] for name in given} == given
     assert body["text"]["format"] == {"type": "text"}
+
+
+async def test_a_tool_is_reported_strict_if_it_asked_for_it(answer) -> None:
+    plain = {name: value for name, value in TOOLS[0].items() if name != "strict"}
+    tools = [{**plain, "name": f"f{n}", **each} for n, each in enumerate(STRICTNESS)]
+    first = await answer("hello", tools=tools)
+    assert [tool["strict"] for tool in first["tools"]] == [True, False, False, False]

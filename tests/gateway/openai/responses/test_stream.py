@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from gateway.openai.responses.events import ResponseEvents
+from gateway.openai.responses.ids import TurnName
+from gateway.openai.responses.objects import build_head
 from gateway.openai.responses.schemas import ResponseBody
 from kvrecall.domain.errors import CatalogError, WorkerLost
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.conversations.matching import Continuation
 from services.turn_stream import TextDelta, ToolCallEmitted
 
 Json = dict[str, Any]
@@ -181,8 +182,9 @@ async def test_the_response_is_stored_before_its_end_is_sent(served, parse_event
 
 def put_together(pieces: list[str | ToolCall]) -> Json:
     """The response of an answer that came in these pieces."""
-    found = Continuation(None, "s_1", 3, "continued", 0, b"", b"")  # type: ignore[arg-type]
-    events = ResponseEvents(ResponseBody(model="m", input="a"), found)
+    name = TurnName("s_1", 3)
+    head = build_head(name.response, 0, ResponseBody(model="m", input="a"))
+    events = ResponseEvents(head, name, 0)
     for piece in pieces:
         events.encode(TextDelta(piece) if isinstance(piece, str) else ToolCallEmitted(piece))
     reply = Message("assistant", "not read again")

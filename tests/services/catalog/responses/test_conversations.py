@@ -6,9 +6,9 @@ import pytest
 
 from kvrecall.domain.errors import LimitExceeded, UnknownConversation, UnknownItem
 from services.catalog.base import Catalog
-from services.catalog.responses.base import StoredConversation, StoredItem
+from services.catalog.responses.base import ItemBounds, StoredConversation, StoredItem
 
-MOST = 100
+MOST = ItemBounds(100, 10_000)
 CONVERSATION = StoredConversation("conv_1", "ann", 1_700_000_000, {"topic": "Grüße"})
 ITEMS = [StoredItem(f"msg_{number}", f'{{"n": {number}}}') for number in range(5)]
 
@@ -61,11 +61,51 @@ async def test_an_item_is_added_once_and_deleted_by_itself(stored: Catalog) -> N
 
 async def test_items_over_the_limit_are_refused_together(stored: Catalog) -> None:
     more = [StoredItem("msg_5", "{}"), StoredItem("msg_6", "{}")]
+    six = ItemBounds(6, 10_000)
     with pytest.raises(LimitExceeded, match="6"):
-        await stored.conversations.add_items("conv_1", more, 6)
+        await stored.conversations.add_items("conv_1", more, six)
     assert len(await ids(stored)) == 5
-    await stored.conversations.add_items("conv_1", [ITEMS[0], more[0]], 6)
+    await stored.conversations.add_items("conv_1", [ITEMS[0], more[0]], six)
     assert len(await ids(stored)) == 6
+
+
+async def test_items_are_bounded_by_the_bytes_of_all_their_bodies(stored: Catalog) -> None:
+    """A character of two bytes counts as two; one that is there already counts once."""
+    before = sum(len(item.body) for item in ITEMS)
+    more = [StoredItem("msg_5", '"ü"'), StoredItem("msg_6", '"ü"')]
+    bounds = ItemBounds(100, before + 7)
+    with pytest.raises(LimitExceeded, match=f"{before + 7} bytes.*{before + 8}") as refused:
+        await stored.conversations.add_items("conv_1", more, bounds)
+    assert refused.value.details == {"field": "items", "limit": before + 7}
+    assert await ids(stored) == [item.id for item in ITEMS]
+    await stored.conversations.add_items("conv_1", [ITEMS[0], more[0]], bounds)
+    await stored.conversations.delete_item("conv_1", "msg_5")
+    await stored.conversations.add_items("conv_1", more[1:], bounds)
+    assert await ids(stored, limit=1, newest=True) == ["msg_6"]
+
+
+async def test_concurrent_additions_stay_within_the_bytes(stored: Catalog) -> None:
+    before = sum(len(item.body) for item in ITEMS)
+    bounds = ItemBounds(100, before + 6)
+    added = [[StoredItem(f"new_{number}", "{}")] for number in range(8)]
+    outcomes = await asyncio.gather(
+        *(stored.conversations.add_items("conv_1", each, bounds) for each in added),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(each, LimitExceeded) for each in outcomes) == 5
+    assert len(await ids(stored)) == 8
+
+
+async def test_all_items_are_read_if_they_are_within_the_bounds(stored: Catalog) -> None:
+    size = sum(len(item.body) for item in ITEMS)
+    assert await stored.conversations.get_all("conv_1", ItemBounds(5, size)) == ITEMS
+    for bounds in (ItemBounds(4, size), ItemBounds(5, size - 1)):
+        with pytest.raises(LimitExceeded) as refused:
+            await stored.conversations.get_all("conv_1", bounds)
+        assert refused.value.details["field"] == "conversation"
+    await stored.conversations.add_items("conv_1", [StoredItem("msg_5", "{}")], None)
+    with pytest.raises(LimitExceeded):
+        await stored.conversations.get_all("conv_1", ItemBounds(5, size))
 
 
 async def test_a_deleted_conversation_is_unknown_with_its_items(stored: Catalog) -> None:
@@ -77,6 +117,7 @@ async def test_a_deleted_conversation_is_unknown_with_its_items(stored: Catalog)
         calls.update("conv_1", {}),
         calls.add_items("conv_1", ITEMS, MOST),
         calls.get_items("conv_1", None, 9, False),
+        calls.get_all("conv_1", MOST),
     ):
         with pytest.raises(UnknownConversation, match="conv_1"):
             await call

@@ -1,0 +1,108 @@
+"""Requests for an answer to a whole conversation: what all APIs of stateless clients have alike.
+
+Members that are not listed are ignored, as clients add their own. `null` is the same as absent.
+What would change the answer and cannot be honoured is refused with its name.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.rest.schemas.answers import DirectionBody
+from gateway.rest.schemas.base import Name
+from gateway.rest.schemas.messages import ToolBody
+from kvrecall.domain.errors import InvalidRequest
+from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Sampling
+from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.turn_request import TurnRequest
+
+MAX_MESSAGES = 4096
+
+
+class Wire(BaseModel):
+    """A part of a request: unknown members are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class ModelRequest(Wire):
+    """A request to a model; unlisted members are kept to be checked by name."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    # Unlisted members that are not ignored, with their values that ask for nothing.
+    honoured: ClassVar[Mapping[str, Sequence[object]]] = {}
+
+    model: Name
+
+    def require_honoured(self) -> None:
+        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
+        for name, honoured in self.honoured.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and value not in honoured:
+                message = f"{name} {json.dumps(value)[:100]} is not supported here; leave it out"
+                raise InvalidRequest(name, message, openai_code="unsupported_parameter")
+
+
+class ConversationBody(ModelRequest, ABC):
+    """A request for an answer. The abstract members are what each API writes in its own way."""
+
+    stream: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, lt=2**31)
+    kvrecall: DirectionBody = Field(
+        default=DirectionBody(),
+        description="Settings of the session that the conversation begins if none holds it; only "
+        "one with the same settings is continued.",
+    )
+
+    @property
+    @abstractmethod
+    def wanted_tokens(self) -> int | None:
+        """The most tokens that the answer may have; None: the service's default."""
+
+    @property
+    @abstractmethod
+    def stop_strings(self) -> Sequence[str]:
+        """The strings that end the answer."""
+
+    @property
+    @abstractmethod
+    def session_tools(self) -> list[ToolBody]:
+        """The tools as a session has them. Raises InvalidRequest for those that cannot be."""
+
+    @abstractmethod
+    def constrain_answer(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with the choice of tools, the form of the text and further options.
+
+        Raises InvalidRequest.
+        """
+
+    def require_honoured(self) -> None:
+        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
+        super().require_honoured()
+        if self.kvrecall.tools:
+            raise InvalidRequest("kvrecall.tools", "name the tools in the member tools")
+
+    def settings_to_domain(self, tenant: str) -> CreateSession:
+        """Convert to the settings of the session that the conversation would begin."""
+        body = self.kvrecall.model_copy(update={"tools": self.session_tools, "model": None})
+        return replace(body.to_domain(), tenant=tenant)
+
+    def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
+        """Convert to a turn without messages; more output than allowed is cut, not refused."""
+        wanted = self.wanted_tokens or limits.default_max_tokens
+        sampling = Sampling(
+            max_tokens=min(wanted, limits.max_output_tokens),
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=0.0 if self.top_p is None or self.top_p == 1 else self.top_p,
+            top_k=self.top_k or 0,
+            stop=tuple(self.stop_strings),
+        )
+        return TurnRequest((), sampling=self.constrain_answer(sampling))

@@ -1,0 +1,100 @@
+"""Headers `kvrecall-...` of requests for an answer, and what of such a request is not honoured.
+
+A header says the same as a part of the member `kvrecall` of the body, for clients whose framework
+can send headers only. A header comes before the body; one that is not known is refused, since it
+was meant to change the answer.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from gateway.conversation_bodies import ConversationBody
+from gateway.rest.schemas.answers import DirectionBody
+from kvrecall.domain.errors import InvalidRequest
+from kvrecall.domain.events import MembersIgnored
+from kvrecall.domain.limits import ServiceLimits
+from services.service import SessionService
+
+Body = TypeVar("Body", bound=ConversationBody)
+Members = dict[str, Any]
+
+_PREFIX = "kvrecall-"
+_PAUSES = ["tool_call", "tool_delta", "tool_result"]
+# Values of `kvrecall-repair`, by when there may be repairs: never, in pauses, before turns as well.
+_REPAIRS: Mapping[str, Members] = {
+    "off": {"repair_rows": 0},
+    "pause": {"repair_on": _PAUSES},
+    "turn": {"repair_on": [*_PAUSES, "turn"]},
+}
+# Members that are known and have no effect: they are not counted as ignored.
+_NOTED = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    }
+)
+# The most tokens that an answer may have, by the names of all APIs; the first one that is given counts.
+_LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+def read_directives(request: Request, body: Body, service: SessionService) -> Body:
+    """Return the body with what the headers say in its member `kvrecall`.
+
+    Members that are not known are reported by their names. Raises InvalidRequest with the name of a
+    header.
+    """
+    known = _NOTED.union(body.honoured)
+    ignored = tuple(name for name in body.model_extra or {} if name not in known)
+    if ignored:
+        service.publish(MembersIgnored(ignored))
+    settings = body.kvrecall
+    for name, value in request.headers.items():
+        if name.startswith(_PREFIX):
+            settings = _update(settings, name, _read(name, value))
+    return body if settings is body.kvrecall else body.model_copy(update={"kvrecall": settings})
+
+
+def find_clamped(body: ConversationBody, limits: ServiceLimits) -> str:
+    """Return the name of the member that is cut to a limit of the service; empty if none is."""
+    for name in _LENGTHS:
+        value = getattr(body, name, None)
+        if value is not None:
+            return name if value > limits.max_output_tokens else ""
+    return ""
+
+
+def _read(name: str, value: str) -> Members:
+    """Return the members of `kvrecall` that a header stands for. Raises InvalidRequest."""
+    match name.removeprefix(_PREFIX):
+        case "budget":
+            plain = value.isascii() and value.isdigit() and len(value) < 10
+            return {"budget": int(value) if plain else value}
+        case "method" | "session" | "history" | "retain" as member:
+            return {member: value}
+        case "repair" if value in _REPAIRS:
+            return _REPAIRS[value]
+        case "repair":
+            raise InvalidRequest(name, f"{name} is none of {', '.join(_REPAIRS)}")
+        case "trim" if value == "honour":
+            return {}
+    message = f"the header {name} is not supported here with this value; leave it out"
+    raise InvalidRequest(name, message, openai_code="unsupported_parameter")
+
+
+def _update(settings: DirectionBody, header: str, members: Members) -> DirectionBody:
+    """Return the settings with other members. Raises InvalidRequest with the name of the header."""
+    known = settings.model_dump(mode="json", exclude_unset=True)
+    try:
+        return DirectionBody.model_validate({**known, **members})
+    except ValidationError as error:
+        raise InvalidRequest(header, error.errors()[0]["msg"]) from error

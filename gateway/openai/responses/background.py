@@ -1,0 +1,259 @@
+"""Responses in the background: computed for nobody who waits, and read by their ids.
+
+A response is stored when its turn has been accepted and again when it has ended. Whoever computes
+it holds a claim on its id. Where nobody does, the process was lost: the next one that reads the
+response stores what came of its turn, or that it failed.
+"""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.errors import log_unexpected_error, to_problem
+from gateway.openai.responses.answering import IN_PROGRESS, Answering
+from gateway.openai.responses.event_log import EncodedStream, EventLog
+from gateway.openai.responses.events import ResponseEvents, encode_event
+from gateway.openai.responses.ids import TurnName
+from kvrecall.domain.errors import (
+    InvalidRequest,
+    ServiceError,
+    SessionBusy,
+    UnknownResponse,
+    WorkerLost,
+)
+from services.cancellation import run_to_completion
+from services.catalog.records import IdempotencyKey
+from services.catalog.responses.base import StoredResponse
+from services.conversations.continuation import Continuation
+from services.conversations.histories import extend
+from services.conversations.named import ConversationClaim
+from services.service import SessionService
+from services.turn_stream import replay
+
+Json = dict[str, Any]
+_CANCELLED = "cancelled"
+# Ended responses whose events can be sent again as they were.
+_KEPT_RUNS = 64
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class Run:
+    """A response that is computed in this process, or was."""
+
+    answering: Answering
+    found: Continuation
+    claim: ConversationClaim
+    head: Json
+    log: EventLog
+    cancelled: bool = False
+
+    @property
+    def stream(self) -> EncodedStream:
+        """All of its events."""
+        return EncodedStream(self.log.read(-1))
+
+    @property
+    def session(self) -> str:
+        """Its session."""
+        return self.found.session
+
+    @property
+    def match(self) -> str:
+        """How the session was found."""
+        return self.found.match
+
+    @property
+    def turn(self) -> int:
+        """The number of its turn."""
+        return self.found.turn
+
+    async def cancel(self) -> None:
+        """Cancel its turn, unless that is committed; return when what came of it is stored."""
+        self.cancelled = True
+        await self.found.stream.aclose()
+        await self.log.wait()
+
+    async def work(self) -> None:
+        """Compute the response and store it, however it ends."""
+        encoder = self.answering.encode(self.found)
+        self.log.add(encoder.begin())
+        try:
+            async for progress in self.found.stream:
+                self.log.add(encoder.encode(progress))
+        except ServiceError as error:
+            await self._fail(encoder, to_problem(error))
+        except asyncio.CancelledError:
+            stopped = WorkerLost("the server was stopped before the response was complete")
+            await run_to_completion(self._fail(encoder, to_problem(stopped)))
+            raise
+        except Exception:
+            await self._fail(encoder, log_unexpected_error())
+        finally:
+            await run_to_completion(self._end())
+
+    async def _fail(self, encoder: ResponseEvents, problem: Mapping[str, Any]) -> None:
+        await self.found.stream.aclose()  # a turn that was just committed is recorded by then
+        if self.cancelled:
+            failed = self.head | {"status": _CANCELLED}
+        else:
+            failed = encoder.build_failure(problem)
+            self.log.add(encoder.fail(problem))
+        with suppress(ServiceError):  # who reads it next finds that nobody computes it
+            await self.answering.store(self.found, failed, self.found.asked)
+
+    async def _end(self) -> None:
+        await self.found.stream.aclose()
+        await self.claim.release()
+        self.log.end()
+
+
+class BackgroundResponses:
+    """The responses in the background that this process computes, and those that it reads."""
+
+    def __init__(self, service: SessionService) -> None:
+        self._service = service
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+
+    async def start(self, answering: Answering, key: IdempotencyKey | None) -> Run:
+        """Store the response in progress and go on without its client. Raises as `Answering.start`."""
+        found = await answering.start(key)
+        head = answering.encode(found).head
+        claim = self._service.responses.claim(head["id"])
+        try:
+            await claim.acquire(0)
+            await answering.store(found, head, found.asked)
+        except BaseException:
+            await run_to_completion(found.stream.aclose())
+            await run_to_completion(claim.release())
+            raise
+        run = Run(answering, found, claim, head, EventLog())
+        self._keep(run)
+        self._service.follow(run.work(), "background response")
+        self._service.follow(self._watch(run, answering.tenant), "background response watch")
+        return run
+
+    async def read(self, response_id: str, tenant: str) -> Json:
+        """Return a response, as it ended if nobody computes it any more. Raises UnknownResponse."""
+        stored = await self._service.responses.get(response_id, tenant)
+        body: Json = json.loads(stored.body)
+        if body["status"] != IN_PROGRESS or self._is_here(response_id):
+            return body
+        claim = self._service.responses.claim(response_id)
+        try:
+            await claim.acquire(0)
+        except SessionBusy:
+            return body  # another process computes it
+        try:
+            return await self._recover(await self._service.responses.get(response_id, tenant))
+        finally:
+            await claim.release()
+
+    async def cancel(self, response_id: str, tenant: str) -> Json:
+        """Cancel a response that is in progress; one that has ended stays as it is.
+
+        Raises UnknownResponse, and InvalidRequest for one that is not in the background.
+        """
+        body = await self.read(response_id, tenant)
+        if not body["background"]:
+            raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")
+        if body["status"] != IN_PROGRESS:
+            return body
+        if self._is_here(response_id):
+            await self._runs[response_id].cancel()
+        stored = await self._service.responses.get(response_id, tenant)
+        body = dict(json.loads(stored.body))
+        if body["status"] == IN_PROGRESS:  # whoever computes it finds this
+            body |= {"status": _CANCELLED}
+            await self._service.responses.store(replace(stored, body=json.dumps(body)))
+        return body
+
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Delete a response, and end its turn unless that is committed. Raises UnknownResponse."""
+        await self._service.responses.delete(response_id, tenant)
+        if self._is_here(response_id):
+            await self._runs[response_id].cancel()
+        self._runs.pop(response_id, None)
+
+    async def stream(self, response_id: str, tenant: str, after: int | None) -> EncodedStream:
+        """Return the events of a response behind number `after`, of one in progress to its end.
+
+        Where its events are not kept any more, the last one tells the whole response. Raises as
+        `cancel`.
+        """
+        body = await self.read(response_id, tenant)
+        if not body["background"]:
+            message = "only a background response can be streamed again"
+            raise InvalidRequest("stream", message, openai_code="unsupported_parameter")
+        run = self._runs.get(response_id)
+        if run is not None:
+            return EncodedStream(run.log.read(-1 if after is None else after))
+        return EncodedStream(self._retell(response_id, tenant, after))
+
+    async def _retell(
+        self, response_id: str, tenant: str, after: int | None
+    ) -> AsyncIterator[bytes]:
+        number = 0 if after is None else after + 1
+        body = await self.read(response_id, tenant)
+        if after is None:
+            head = body | {"status": IN_PROGRESS, "output": [], "usage": None}
+            yield encode_event("response.created", 0, response=head)
+            yield encode_event("response.in_progress", 1, response=head)
+            number = 2
+        while body["status"] == IN_PROGRESS:
+            await asyncio.sleep(_POLL_SECONDS)
+            body = await self.read(response_id, tenant)
+        if body["status"] != _CANCELLED:
+            yield encode_event(f"response.{body['status']}", number, response=body)
+
+    async def _recover(self, stored: StoredResponse) -> Json:
+        """Store what came of a response that nobody computes."""
+        body: Json = json.loads(stored.body)
+        if body["status"] != IN_PROGRESS:
+            return body
+        events = ResponseEvents(body, TurnName.parse(body["id"]), 0)
+        outcome = await self._service.responses.find_committed(stored)
+        if outcome is None:
+            lost = WorkerLost("the server was lost before the response was complete; ask again")
+            body = events.build_failure(to_problem(lost))
+        else:
+            for progress in replay(outcome):
+                events.encode(progress)
+            body = events.complete(outcome)
+            if outcome.message is not None:
+                digest = extend(bytes.fromhex(stored.history), outcome.message)
+                stored = replace(stored, history=digest.hex())
+        await self._service.responses.store(replace(stored, body=json.dumps(body)))
+        return body
+
+    async def _watch(self, run: Run, tenant: str) -> None:
+        """Cancel the run when another process has cancelled or deleted the response."""
+        seconds = self._service.limits.claim_seconds / 3
+        while True:
+            await run.log.wait(seconds)
+            if run.log.ended:
+                return
+            try:
+                stored = await self._service.responses.get(run.head["id"], tenant)
+            except UnknownResponse:
+                await run.cancel()
+            except ServiceError:
+                continue  # the catalog is unreachable
+            else:
+                if json.loads(stored.body)["status"] == _CANCELLED:
+                    await run.cancel()
+
+    def _keep(self, run: Run) -> None:
+        """Keep the run; the oldest ended ones go."""
+        self._runs[run.head["id"]] = run
+        for id in list(self._runs)[: max(0, len(self._runs) - _KEPT_RUNS)]:
+            if self._runs[id].log.ended:
+                del self._runs[id]
+
+    def _is_here(self, response_id: str) -> bool:
+        run = self._runs.get(response_id)
+        return run is not None and not run.log.ended

@@ -1,0 +1,147 @@
+"""Several answers to one request: each is a turn of a session of its own, and all run at once.
+
+Which of them the conversation goes on with is found by its next request's history.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvrecall.domain.errors import ServiceError
+from services.cancellation import run_to_completion
+from services.conversations.continuation import Continuation, Match
+from services.conversations.steps import Place, Steps
+from services.turn_stream import TurnEnded, TurnProgress
+
+
+@dataclass(frozen=True)
+class ChoiceProgress:
+    """A piece of progress of one of the answers, by its number from 0."""
+
+    choice: int
+    progress: TurnProgress
+
+
+class ChoicesStream:
+    """The progress of several turns as it comes.
+
+    The first error ends it. What is not read to the end of all turns leaves nothing: turns that run
+    are cancelled, and `discard` deletes the sessions of all of them.
+    """
+
+    def __init__(
+        self, turns: Sequence[Continuation], discard: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._turns = turns
+        self._discard = discard
+        self._running = len(turns)
+        self._closed = False
+        self._progress: asyncio.Queue[ChoiceProgress | BaseException] = asyncio.Queue()
+        self._readers = [
+            asyncio.create_task(self._read(choice, turn), name="choice")
+            for choice, turn in enumerate(turns)
+        ]
+
+    def __aiter__(self) -> AsyncIterator[ChoiceProgress]:
+        return self
+
+    async def __anext__(self) -> ChoiceProgress:
+        if not self._running:
+            raise StopAsyncIteration
+        item = await self._progress.get()
+        if isinstance(item, BaseException):
+            raise item
+        self._running -= isinstance(item.progress, TurnEnded)
+        return item
+
+    async def aclose(self) -> None:
+        """End all turns early, unless all are committed."""
+        if not self._closed:
+            self._closed = True
+            await run_to_completion(self._close())
+
+    async def _close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.wait(self._readers)
+        await _close_all(self._turns)
+        if self._running:
+            await self._discard()
+
+    async def _read(self, choice: int, turn: Continuation) -> None:
+        try:
+            async for progress in turn.stream:
+                self._progress.put_nowait(ChoiceProgress(choice, progress))
+        except Exception as error:  # any error at all is raised to the reader
+            self._progress.put_nowait(error)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Accepted turns of one request, and the progress of all. The first one stands for them."""
+
+    turns: tuple[Continuation, ...]
+    stream: ChoicesStream
+
+    @property
+    def session(self) -> str:
+        """The first one's session."""
+        return self.turns[0].session
+
+    @property
+    def turn(self) -> int:
+        """The first one's turn."""
+        return self.turns[0].turn
+
+    @property
+    def match(self) -> Match:
+        """How the session was found from which all of them go on."""
+        return self.turns[0].match
+
+
+async def start_choices(steps: Steps, place: Place | None, count: int) -> Choices:
+    """Start turns from a place of a session, or at the beginning of a conversation.
+
+    Raises what a step raises; then none of the turns runs.
+    """
+    created: list[str] = []
+    turns: list[Continuation] = []
+
+    async def discard() -> None:
+        """Delete the sessions, but for a repetition of the request, which finds them by its key."""
+        if steps.derive_key("") is None:
+            for session in created:
+                with suppress(ServiceError):
+                    await steps.api.delete(session)
+
+    try:
+        match: Match = "built" if place is None else "forked"
+        appended = 0
+        if place is None:
+            *before, _ = steps.cut()
+            if before:
+                place, appended = await steps.append(await steps.create(), before)
+                created.append(place.session.id)
+        else:
+            steps.check(place.number)
+        for choice in range(count):
+            step = f"choice {choice}"
+            branch = await (
+                steps.create(step, branch=True)
+                if place is None
+                else steps.fork(place, step, branch=True)
+            )
+            created.append(branch.session.id)
+            # Begun at once: while it runs, no quota makes room for the next one by its deletion.
+            turns.append(await steps.begin(branch, match, appended, choice))
+    except BaseException:
+        await run_to_completion(_close_all(turns))
+        await run_to_completion(discard())
+        raise
+    return Choices(tuple(turns), ChoicesStream(turns, discard))
+
+
+async def _close_all(turns: Sequence[Continuation]) -> None:
+    """End turns early, unless they are committed."""
+    await asyncio.gather(*(turn.stream.aclose() for turn in turns))

@@ -1,0 +1,115 @@
+"""A conversation on its way to a turn: what is asked, what it needs, and what was found."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Message
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.domain.worker_info import WorkerInfo
+from services.catalog.records import IdempotencyKey
+from services.catalog.responses.base import StoredResponse
+from services.conversations.histories import extend
+from services.forks import ForkRequest
+from services.turn_stream import ProgressStream, TurnStream
+
+Match = Literal["continued", "forked", "built", "repeated"]
+
+
+class SessionApi(Protocol):
+    """What of the service a conversation is made of."""
+
+    @property
+    def info(self) -> WorkerInfo:
+        """Model, shape and limits of the worker."""
+        ...
+
+    @property
+    def limits(self) -> ServiceLimits:
+        """Limits and defaults that the operator chose."""
+        ...
+
+    async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
+        """Open a session."""
+        ...
+
+    async def fork(
+        self, session: str, request: ForkRequest, key: IdempotencyKey | None = None
+    ) -> Session:
+        """Create a session that begins at the end of another's turn."""
+        ...
+
+    async def delete(self, session: str) -> None:
+        """Delete a session and its rows."""
+        ...
+
+    def turn(
+        self,
+        session: str,
+        request: TurnRequest,
+        key: IdempotencyKey | None = None,
+        tenant: str | None = None,
+    ) -> TurnStream:
+        """Start a turn."""
+        ...
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A whole conversation, and the turn that its last messages ask for.
+
+    `settings` are those of the session that it begins if none holds it; only a session of the same
+    settings is continued. `turn` has the sampling; its messages are not read. `opening` comes
+    before everything else. `follows`: the response whose conversation, without its own opening,
+    comes before `messages`.
+    """
+
+    messages: tuple[Message, ...]
+    settings: CreateSession
+    turn: TurnRequest
+    key: IdempotencyKey | None = None
+    opening: tuple[Message, ...] = ()
+    follows: StoredResponse | None = None
+
+
+@dataclass(frozen=True)
+class ReplyPlace:
+    """The place of a reply: that of turn `turn` in `session`.
+
+    `asked` is the digest of the conversation up to it.
+    """
+
+    session: str
+    turn: int
+    asked: bytes
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The accepted turn: its stream, and how its session was found.
+
+    `held_tokens` of the conversation were in the session before, `appended_tokens` were computed in
+    turns that this request appended before its own.
+    `opening` is the digest of what comes before the conversation's first message, `asked` that of
+    the conversation up to the answer.
+    """
+
+    stream: ProgressStream
+    session: str
+    turn: int
+    match: Match
+    held_tokens: int
+    opening: bytes
+    asked: bytes
+    appended_tokens: int = 0
+
+    @property
+    def place(self) -> ReplyPlace:
+        """The place of the answer, from which `Conversations.follow` goes on."""
+        return ReplyPlace(self.session, self.turn, self.asked)
+
+    def history(self, answer: Message) -> bytes:
+        """Return the digest of the conversation with the answer."""
+        return extend(self.asked, answer)

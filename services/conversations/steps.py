@@ -1,0 +1,126 @@
+"""The steps of one request: sessions that it creates or forks, turns that it appends and begins.
+
+Each has an idempotency key of its own, so that a request repeated under its key repeats none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from kvrecall.domain.session import Session
+from kvrecall.domain.turn_request import TurnRequest, check_size
+from services.catalog.records import IdempotencyKey
+from services.conversations.continuation import Continuation, Conversation, Match, SessionApi
+from services.conversations.histories import History, rename_calls
+from services.forks import ForkRequest
+from services.turn_stream import TurnEnded, TurnStarted, TurnStream
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place to go on from: the end of turn `turn` of a session; `number` messages are before it."""
+
+    session: Session
+    turn: int
+    number: int
+
+
+class Steps:
+    """The steps of a conversation's turn on the way through its history."""
+
+    def __init__(self, api: SessionApi, conversation: Conversation, history: History) -> None:
+        self.api = api
+        self._conversation = conversation
+        self._history = history
+
+    def derive_key(self, step: str, session: str = "") -> IdempotencyKey | None:
+        """Return the key of a step; None for a request without one."""
+        key = self._conversation.key
+        return None if key is None else replace(key, scope=f"{key.scope} {step}", session=session)
+
+    def check(self, number: int) -> None:
+        """Check the size of the turn that begins behind `number` messages. Raises TurnTooLong."""
+        check_size(self._history.messages[number:], self.api.limits)
+
+    def cut(self) -> list[tuple[int, int]]:
+        """Return the first message and the end of each turn of the history. Raises TurnTooLong."""
+        turns = self._history.turns
+        for start, end in turns:
+            check_size(self._history.messages[start:end], self.api.limits)
+        return turns
+
+    async def create(self, step: str = "create", branch: bool = False) -> Place:
+        """Create a session."""
+        settings = replace(self._conversation.settings, matched=True, branch=branch)
+        session = await self.api.create(settings, self.derive_key(step))
+        return Place(session, 0, 0)
+
+    async def fork(self, place: Place, step: str = "fork", branch: bool = False) -> Place:
+        """Fork the session at the place."""
+        parent = place.session.id
+        request = ForkRequest(place.turn, queue=True, branch=branch)
+        fork = await self.api.fork(parent, request, self.derive_key(step, parent))
+        return replace(place, session=fork)
+
+    async def append(self, place: Place, turns: Sequence[tuple[int, int]]) -> tuple[Place, int]:
+        """Append turns to a new session; return its place, and the number of tokens computed."""
+        session = place.session.id
+        computed = 0
+        for start, end in turns:
+            request = TurnRequest(
+                self._history.messages[start:end],
+                generate=False,
+                history=self._history.digests[end],
+                follows=place.turn,
+            )
+            key = self.derive_key(f"turn {place.turn}", session)
+            computed += await _count_computed(self.api.turn(session, request, key))
+            place = replace(place, turn=place.turn + 1, number=end)
+        return place, computed
+
+    async def begin(
+        self, place: Place, match: Match, appended: int = 0, choice: int | None = None
+    ) -> Continuation:
+        """Start the turn and wait until it is accepted, so that a refusal is raised here.
+
+        `choice`: its number among several answers, of which each but the first has another seed.
+        """
+        session = place.session
+        calls = [call.call for call in session.calls]
+        turn = self._conversation.turn
+        request = replace(
+            turn,
+            messages=rename_calls(self._history.messages[place.number :], calls),
+            history=self._history.digests[-1],
+            follows=place.turn,
+            seed=_vary_seed(turn.seed, place, choice) if choice else turn.seed,
+        )
+        step = "turn" if choice is None else f"turn of choice {choice}"
+        stream = self.api.turn(session.id, request, self.derive_key(step, session.id))
+        try:
+            started = await anext(stream)
+        except BaseException:
+            await stream.aclose()
+            raise
+        assert isinstance(started, TurnStarted), "a turn begins with its acceptance"
+        held = session.memory.length
+        asked = request.history
+        return Continuation(stream, session.id, started.turn, match, held, b"", asked, appended)
+
+
+def _vary_seed(seed: int | None, place: Place, choice: int) -> int:
+    base = place.session.settings.seed + place.turn if seed is None else seed
+    digest = blake2b(f"{base} {choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1  # seeds are signed
+
+
+async def _count_computed(stream: TurnStream) -> int:
+    """Read a turn to its end; return the number of tokens that it computed."""
+    computed = 0
+    try:
+        async for progress in stream:
+            if isinstance(progress, TurnEnded):
+                computed = progress.outcome.computed_tokens
+    finally:
+        await stream.aclose()
+    return computed

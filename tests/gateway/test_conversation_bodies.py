@@ -1,0 +1,75 @@
+"""Requests of all APIs for an answer mean the same where they say the same."""
+
+import inspect
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.anthropic.schemas import MessagesBody
+from gateway.conversation_bodies import ConversationBody
+from gateway.openai.responses.schemas import ResponseBody
+from gateway.openai.schemas import ChatCompletionBody
+from gateway.rest.schemas.turns import TurnBody
+from kvrecall.domain.errors import InvalidRequest
+from kvrecall.domain.limits import ServiceLimits
+
+SAID = [{"role": "user", "content": "Hello."}]
+# Each API's own members for the same request; the stop strings' name, if it has them.
+REQUESTS: dict[type[ConversationBody], tuple[dict[str, Any], str]] = {
+    ChatCompletionBody: ({"messages": SAID, "max_completion_tokens": 9}, "stop"),
+    ResponseBody: ({"input": "Hello.", "max_output_tokens": 9}, "stop"),
+    MessagesBody: ({"messages": SAID, "max_tokens": 9}, "stop_sequences"),
+}
+SHARED = {"model": "m", "temperature": 0.5, "top_p": 1, "top_k": 3, "kvrecall": {"budget": 99}}
+
+
+@pytest.mark.parametrize("api", REQUESTS)
+def test_the_same_options_are_the_same_turn_in_every_api(api: type[ConversationBody]) -> None:
+    own, stop = REQUESTS[api]
+    body = api.model_validate({**SHARED, **own, stop: ["a", "b"]})
+    body.require_honoured()
+    limits = ServiceLimits()
+    other = ChatCompletionBody.model_validate(
+        {**SHARED, **REQUESTS[ChatCompletionBody][0], "stop": ["a", "b"]}
+    )
+    assert body.turn_to_domain(limits) == other.turn_to_domain(limits)
+    sampling = body.turn_to_domain(limits).sampling
+    assert sampling is not None
+    assert sampling.stop == ("a", "b")
+    assert body.settings_to_domain("t") == other.settings_to_domain("t")
+    assert body.settings_to_domain("t").budget == 99
+
+
+@pytest.mark.parametrize("stop", [[""], ["a"] * 17, ["a" * 257]])
+def test_stop_strings_have_the_same_bounds_in_every_api(stop: list[str]) -> None:
+    for api, (own, name) in REQUESTS.items():
+        with pytest.raises(ValidationError):
+            api.model_validate({**SHARED, **own, name: stop})
+    with pytest.raises(ValidationError):
+        TurnBody.model_validate({"messages": SAID, "stop": stop})
+
+
+@pytest.mark.parametrize("api", REQUESTS)
+def test_what_cannot_be_honoured_is_refused_by_name_in_every_api(
+    api: type[ConversationBody],
+) -> None:
+    own, _ = REQUESTS[api]
+    tool = {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(InvalidRequest) as refused:
+        api.model_validate({**SHARED, **own, "kvrecall": {"tools": [tool]}}).require_honoured()
+    assert refused.value.details["field"] == "kvrecall.tools"
+    name = next(name for name, honoured in api.honoured.items() if "asked for" not in honoured)
+    with pytest.raises(InvalidRequest, match=f'{name} "asked for" is not supported'):
+        api.model_validate({**SHARED, **own, name: "asked for"}).require_honoured()
+
+
+def test_a_body_must_say_for_itself_what_apis_write_differently() -> None:
+    assert inspect.isabstract(ConversationBody)
+    assert not any(inspect.isabstract(api) for api in REQUESTS)
+
+    class Silent(ConversationBody):
+        """A body without any of it."""
+
+    with pytest.raises(TypeError, match="stop_strings"):
+        Silent.model_validate({"model": "m"}).turn_to_domain(ServiceLimits())
