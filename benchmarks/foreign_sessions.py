@@ -19,18 +19,15 @@ import random
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import numpy as np
 
-from benchmarks.faults.rig.redis_process import RedisProcess, running
-from benchmarks.front_door import RESULTS, Subject, served
+from benchmarks.front_door import RESULTS, Subject, served_gateways
 from kvrecall.reporting.results import Row, build_results
 
 OWNER = {"X-Kvrecall-Tenant": "owner"}
@@ -81,17 +78,7 @@ def main() -> None:
 
 def measure(answers: int, sessions: int, rng: random.Random, control: bool) -> list[Row]:
     """Rows of both catalogs and all requests."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        here = Path(folder)
-        redis = stack.enter_context(running(RedisProcess(here / "redis")))
-        shared = {
-            "KVRECALL_CATALOG_URL": redis.url,
-            "KVRECALL_STORE__REDIS_NAMESPACE": uuid4().hex,
-        }
-        subjects = [
-            stack.enter_context(served("SQLite", "stub", here)),
-            stack.enter_context(served("Redis", "stub", here, shared)),
-        ]
+    with tempfile.TemporaryDirectory() as folder, served_gateways(Path(folder)) as subjects:
         rows = []
         for subject in subjects:
             with httpx.Client(base_url=subject.url, timeout=60) as http:

@@ -106,19 +106,27 @@ async def measure(plan: Plan) -> list[Row]:
     """Rows of reads, of turns and of bad connections."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         here = Path(folder)
-        redis = stack.enter_context(running(RedisProcess(here / "redis")))
-        shared = {
-            "KVRECALL_CATALOG_URL": redis.url,
-            "KVRECALL_STORE__REDIS_NAMESPACE": uuid4().hex,
-        }
         echo = stack.enter_context(served(ECHO, "echo", here))
-        sqlite = stack.enter_context(served("gateway on SQLite", "stub", here))
-        over_redis = stack.enter_context(served("gateway on Redis", "stub", here, shared))
+        sqlite, over_redis = stack.enter_context(served_gateways(here, "gateway on "))
         whole = stack.enter_context(served("kvrecall serve", "serve", here))
         rows = await read_rows([echo, sqlite, over_redis], plan)
         rows += await turn_rows([sqlite, over_redis, whole], here, plan)
         rows += await slow_rows(sqlite, plan)
         return [*rows, await memory_row(sqlite)]
+
+
+@contextmanager
+def served_gateways(folder: Path, prefix: str = "") -> Iterator[list[Subject]]:
+    """Gateways over a stub worker: one on SQLite, one on a Redis server of its own."""
+    with running(RedisProcess(folder / "redis")) as redis, ExitStack() as stack:
+        shared = {
+            "KVRECALL_CATALOG_URL": redis.url,
+            "KVRECALL_STORE__REDIS_NAMESPACE": uuid4().hex,
+        }
+        yield [
+            stack.enter_context(served(f"{prefix}SQLite", "stub", folder)),
+            stack.enter_context(served(f"{prefix}Redis", "stub", folder, shared)),
+        ]
 
 
 @contextmanager

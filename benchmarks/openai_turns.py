@@ -21,12 +21,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 
-from benchmarks.faults.rig.redis_process import RedisProcess, running
-from benchmarks.front_door import ECHO, RESULTS, Subject, describe, served
+from benchmarks.front_door import ECHO, RESULTS, Subject, describe, served, served_gateways
 from kvrecall.reporting.results import Row, build_results, speed_row
 
 MESSAGES = (2, 50, 500)
@@ -106,16 +104,8 @@ def measure(turns: int, rng: random.Random) -> list[Row]:
     """Rows of both catalogs and all lengths."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         here = Path(folder)
-        redis = stack.enter_context(running(RedisProcess(here / "redis")))
-        shared = {
-            "KVRECALL_CATALOG_URL": redis.url,
-            "KVRECALL_STORE__REDIS_NAMESPACE": uuid4().hex,
-        }
         echo = stack.enter_context(served(ECHO, "echo", here))
-        subjects = [
-            stack.enter_context(served("SQLite", "stub", here)),
-            stack.enter_context(served("Redis", "stub", here, shared)),
-        ]
+        subjects = stack.enter_context(served_gateways(here))
         floor = stack.enter_context(httpx.Client(base_url=echo.url, timeout=60))
         return [
             row

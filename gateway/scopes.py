@@ -35,7 +35,7 @@ RULES = (
     _rule(r"/v1/sessions/[^/]+/(turns|fork)", Scope.SESSIONS, computes=True),
     _rule(r"/v1/sessions(/.*)?", Scope.SESSIONS),
 )
-# What no rule is about is no route: whoever has a key is told so.
+# A path without a rule is no route: any valid key gets a 404.
 _NO_ROUTE = Rule(re.compile(""), ALL_SCOPES)
 
 

@@ -65,18 +65,18 @@ async def read_outcome(stream: ProgressStream) -> TurnOutcome:
 
     It has the log-probabilities that the turn asked for, which are not stored with it.
     """
-    said: list[TurnProgress] = []
+    received: list[TurnProgress] = []
     async for progress in stream:
-        said.append(progress)
+        received.append(progress)
         if isinstance(progress, TurnEnded):
             break
-    return get_outcome(said)
+    return get_outcome(received)
 
 
-def get_outcome(said: Sequence[TurnProgress]) -> TurnOutcome:
+def get_outcome(received: Sequence[TurnProgress]) -> TurnOutcome:
     """Return the outcome that a turn's progress ends with. Raises WorkerLost if there is none."""
     logprobs: list[TokenLogprob] = []
-    for progress in said:
+    for progress in received:
         if isinstance(progress, TextDelta):
             logprobs += progress.logprobs
         if isinstance(progress, TurnEnded):

@@ -97,7 +97,7 @@ class Retention:
     async def make_room(self, tenant: str, keep: str) -> bool:
         """Delete the tenant's matched sessions that expire next; return whether there was one.
 
-        Nobody else would: their clients know of no session. `keep` is left alone, and so are
+        Their clients know of no session and delete none. `keep` is left alone, and so are
         sessions of stored responses, which clients may delete.
         """
         made = False

@@ -7,7 +7,7 @@ from kvrecall.domain.events import EventBus, QuotaReached
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
 
-# make_room(tenant, keep) deletes sessions that nobody else would, all but the session `keep`.
+# make_room(tenant, keep) deletes sessions that no client deletes, all but the session `keep`.
 MakeRoom = Callable[[str, str], Awaitable[bool]]
 
 

@@ -373,7 +373,7 @@ class SessionService:
         return await load_repair_history(self._catalog, self._worker, session, limit)
 
     async def count_tokens(self, messages: Sequence[Message], tools: Sequence[str]) -> int:
-        """Count the tokens of a prompt, as a new session would be told it.
+        """Count the tokens of a prompt, as a new session would append it.
 
         Raises WorkerRefused if the model's template refuses the messages.
         """

@@ -20,7 +20,7 @@ _NEXT = Message("user", "and then?")
 
 
 def build_digest(number: int) -> str:
-    """Return the digest of some conversation that nobody asks for."""
+    """Return the digest of some conversation that no request asks for."""
     return blake2b(b"%d" % number, digest_size=32).hexdigest()
 
 

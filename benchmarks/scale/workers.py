@@ -106,7 +106,7 @@ async def _first_stats(worker: StubWorker) -> pb.WorkerStats:
 
 
 async def _serve(count: int, url: str | None, namespace: str, state_bytes: int) -> None:
-    # All are kept: a server that nobody refers to stops.
+    # All are kept: a server without a reference stops.
     servers = [WorkerServer(ServerSettings(listen="127.0.0.1:0")) for _ in range(count)]
     for server in servers:
         await server.start(cast("WorkerService", ScriptedService(state_bytes)))

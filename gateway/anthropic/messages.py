@@ -29,7 +29,7 @@ _STOP_REASONS: Mapping[str, str] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
 }
-# Members of a block beside its text. Nothing is signed: the session holds what was said.
+# Members of a block beside its text. Nothing is signed: the session holds the text.
 _SIGNED: Mapping[str, Json] = {"text": {}, "thinking": {"signature": ""}}
 
 

@@ -17,7 +17,6 @@ from gateway.settings import GatewaySettings
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest, UnknownMessage, UnknownSession
 from services.conversations.continuation import Continuation, Conversation
-from services.conversations.directed import start
 from services.service import SessionService
 
 _STREAM = {
@@ -92,7 +91,7 @@ async def _start(
     try:
         if thread is None or thread.type == "create":
             direction = body.kvrecall.direction
-            return await start(service.conversations, service.delete, conversation, direction)
+            return await service.conversations.start(conversation, direction)
         return await _follow(service, body, conversation, thread.previous_message_id or "")
     except InvalidRequest as error:
         error.details["field"] = _rename(str(error.details.get("field", "")), placed)

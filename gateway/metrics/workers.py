@@ -17,7 +17,7 @@ WORKER_METRICS: Mapping[str, tuple[Family, str, str]] = {
     "prefilled_tokens": (
         CounterMetricFamily,
         "prefilled_tokens",
-        "Tokens computed in blocks: prompts of turns, and what is said again after a loss.",
+        "Tokens computed in blocks: prompts of turns, and what is computed again after a loss.",
     ),
 }
 TIER_METRICS: Mapping[str, tuple[Family, str, str]] = {

@@ -19,7 +19,7 @@ from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest
 from services.conversations.choices import Choices
 from services.conversations.continuation import Conversation
-from services.conversations.directed import Direction, start
+from services.conversations.directed import Direction
 from services.service import SessionService
 from services.turn_stream import TurnProgress
 
@@ -75,7 +75,7 @@ def add_openai_routes(
             )
         return await respond(
             request,
-            start(service.conversations, service.delete, conversation, direction),
+            service.conversations.start(conversation, direction),
             partial(read_answer, partial(build_completion, head)),
             (lambda found: CompletionChunks(head, [found], include_usage)) if body.stream else None,
             settings,
@@ -85,10 +85,10 @@ def add_openai_routes(
 
 async def _read_choices(head: Head, found: Choices) -> dict[str, Any]:
     """Read all answers to their ends and build their object."""
-    said: list[list[TurnProgress]] = [[] for _ in found.turns]
+    received: list[list[TurnProgress]] = [[] for _ in found.turns]
     async for each in found.stream:
-        said[each.choice].append(each.progress)
-    return build_completions(head, [get_outcome(one) for one in said], found.turns)
+        received[each.choice].append(each.progress)
+    return build_completions(head, [get_outcome(one) for one in received], found.turns)
 
 
 def _add_models(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:

@@ -37,7 +37,7 @@ def build_access(settings: Settings, catalog: Catalog) -> AccessControl:
 
 
 async def require_key(settings: Settings) -> None:
-    """Refuse to serve on an address that others reach while nobody would be authenticated.
+    """Refuse to serve on an address that others reach while no sender would be authenticated.
 
     Raises CannotServe.
     """

@@ -91,7 +91,7 @@ def resolve_settings(
 
 
 def _get_lifetime(request: CreateSession, settings: ServiceLimits) -> float | None:
-    """Return `expires_after_seconds`; who is found by its history is deleted by nobody else."""
+    """Return `expires_after_seconds`; a session found by its history is deleted by no client."""
     if request.expires_after_seconds is None and request.matched:
         stored = settings.response_days * 86_400.0 if request.stored else 0.0
         return max(stored, settings.matched_seconds)

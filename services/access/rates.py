@@ -83,7 +83,7 @@ class Rates:
             return RateReport()
 
     def observe(self, event: ServiceEvent) -> None:
-        """Charge the tokens of a committed turn to whoever sent its request."""
+        """Charge the tokens of a committed turn to the sender of its request."""
         principal = get_current_principal()
         if isinstance(event, TurnFinished) and principal is not None:
             tokens = event.outcome.computed_tokens + event.outcome.output_tokens

@@ -101,7 +101,7 @@ class Worker(Protocol):
         ...
 
     async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
-        """The tokens of a prompt, as a new session would be told it.
+        """The tokens of a prompt, as a new session would append it.
 
         Refused with `bad_messages` if the model's template refuses the messages.
         """

@@ -14,11 +14,13 @@ from dataclasses import asdict, replace
 from kvrecall.domain.errors import (
     InvalidRequest,
     LimitExceeded,
+    ServiceError,
     SessionBusy,
     UnknownResponse,
     UnknownSession,
 )
 from kvrecall.domain.messages import Message
+from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest, check_message
 from services.catalog.base import Catalog
@@ -31,7 +33,7 @@ from services.conversations.continuation import (
     ReplyPlace,
     SessionApi,
 )
-from services.conversations.directed import read_new
+from services.conversations.directed import Direction, read_new
 from services.conversations.histories import (
     History,
     begin,
@@ -39,7 +41,7 @@ from services.conversations.histories import (
     canonical_json,
     extend,
 )
-from services.conversations.responses import read_said
+from services.conversations.responses import RecordedStream, read_messages
 from services.conversations.steps import Place, Steps
 from services.planning.constraints import check_constraint
 
@@ -50,6 +52,9 @@ _FIRST_PLACES = 64
 # for so many places, each further one for so many times more.
 _PLACES_AT_FIRST = 4
 _PLACES_FACTOR = 8
+# A session that is to be deleted behind its answer expires after this time, should the process be
+# killed before.
+_ALONE_SECONDS = 60.0
 
 
 class Conversations:
@@ -58,6 +63,14 @@ class Conversations:
     def __init__(self, catalog: Catalog, api: SessionApi) -> None:
         self._catalog = catalog
         self._api = api
+
+    async def start(self, conversation: Conversation, direction: Direction) -> Continuation:
+        """Start the turn where the client directs it. Raises as the methods for each direction."""
+        if direction.session:
+            return await self.turn_in(direction.session, conversation, direction.only_new)
+        if direction.alone:
+            return await self.turn_alone(conversation)
+        return await self.turn(conversation)
 
     async def turn(self, conversation: Conversation) -> Continuation:
         """Start the turn and return when it was accepted.
@@ -105,14 +118,25 @@ class Conversations:
         return replace(await steps.begin(place, "continued"), opening=new.start)
 
     async def turn_alone(self, conversation: Conversation) -> Continuation:
-        """Start the turn in a new session that no other request finds. Raises as `turn`."""
+        """Start the turn in a new session that no other request finds. Raises as `turn`.
+
+        It is deleted behind the answer, so a repeated request is answered anew.
+        """
         _check_messages(conversation)
+        settings = replace(conversation.settings, expires_after_seconds=_ALONE_SECONDS)
+        conversation = replace(conversation, settings=settings, key=None)
         await self._check_answer(conversation.turn, conversation.settings.tools)
         opening = conversation.opening
         start = begin(secrets.token_bytes(32))
         history = build_history(start, (*opening, *conversation.messages), hidden=len(opening))
-        steps = Steps(self._api, conversation, history)
-        return replace(await self._build(steps), opening=start)
+        found = await self._build(Steps(self._api, conversation, history))
+
+        async def delete() -> None:
+            with suppress(ServiceError):
+                await self._api.delete(found.session)
+
+        stream = RecordedStream(found.stream, _record_nothing, delete)
+        return replace(found, stream=stream, opening=start)
 
     async def follow(self, place: ReplyPlace, conversation: Conversation) -> Continuation:
         """Start the turn of a conversation of which a session holds all up to a reply.
@@ -170,7 +194,7 @@ class Conversations:
         scope = begin(self._scope(conversation.settings))
         opening = build_history(scope, conversation.opening).digests[-1]
         follows = conversation.follows
-        said: list[Message] = []
+        earlier: list[Message] = []
         if follows is not None:
             digest, _, origin = follows.opening.partition("@")
             known = opening
@@ -178,12 +202,12 @@ class Conversations:
                 other = begin(self._scope(conversation.settings, origin))
                 known = build_history(other, conversation.opening).digests[-1]
             if digest == known.hex():
-                said = await self._read_said(follows, follows.turn - 1)
-                calls = said[-1].tool_calls
+                earlier = await self._read_messages(follows, follows.turn - 1)
+                calls = earlier[-1].tool_calls
                 start = bytes.fromhex(follows.history)
                 return opening, build_history(start, conversation.messages, calls)
-            said = await self.read(follows)
-        before = (*conversation.opening, *said)
+            earlier = await self.read(follows)
+        before = (*conversation.opening, *earlier)
         messages = (*before, *conversation.messages)
         return opening, build_history(scope, messages, hidden=len(before))
 
@@ -192,13 +216,15 @@ class Conversations:
 
         Raises UnknownResponse, LimitExceeded.
         """
-        return (await self._read_said(response, 0))[response.hidden :]
+        return (await self._read_messages(response, 0))[response.hidden :]
 
-    async def _read_said(self, response: StoredResponse, after: int) -> list[Message]:
+    async def _read_messages(self, response: StoredResponse, after: int) -> list[Message]:
         """Return the messages of the turns after `after` up to a response. Raises as `read`."""
         limits = self._api.limits
         try:
-            return await read_said(self._catalog, limits, response.session, response.turn, after)
+            return await read_messages(
+                self._catalog, limits, response.session, response.turn, after
+            )
         except UnknownSession as error:
             raise UnknownResponse(response.id) from error
         except LimitExceeded as error:
@@ -254,6 +280,10 @@ class Conversations:
         fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)
         scope = [catalog or self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()
+
+
+async def _record_nothing(outcome: TurnOutcome) -> None:
+    return None
 
 
 def _check_messages(conversation: Conversation) -> None:

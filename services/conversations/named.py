@@ -1,11 +1,10 @@
 """Conversations that clients name by an id: their items, and one writer at a time."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 
-from kvrecall.domain.errors import QuotaExceeded, ServiceError, SessionBusy
+from kvrecall.domain.errors import QuotaExceeded
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
 from services.catalog.responses.base import (
@@ -15,63 +14,8 @@ from services.catalog.responses.base import (
     StoredItem,
     measure,
 )
+from services.conversations.answer_claim import AnswerClaim
 from services.quotas import Quotas
-
-_RENEWALS_PER_CLAIM = 3
-_FIRST_PAUSE_SECONDS = 0.01
-_LONGEST_PAUSE_SECONDS = 0.2
-
-
-class ConversationClaim:
-    """The right to add the next answer to a conversation, kept until it is released.
-
-    It puts answers in order. Should it be lost to another process, answers are added in the order
-    in which they end, and none is lost.
-    """
-
-    def __init__(self, store: StoredConversations, conversation: str, seconds: float) -> None:
-        self._store = store
-        self._conversation = conversation
-        self._seconds = seconds
-        self._holder = secrets.token_hex(8)
-        self._renewing: asyncio.Task[None] | None = None
-
-    async def acquire(self, patience: float) -> None:
-        """Wait for up to `patience` seconds. Raises SessionBusy."""
-        until = time.monotonic() + patience
-        pause = _FIRST_PAUSE_SECONDS
-        while not await self._claim():
-            if time.monotonic() + pause > until:
-                raise SessionBusy(
-                    f"conversation {self._conversation!r} is in the middle of an answer; "
-                    "try again later"
-                )
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        self._renewing = asyncio.create_task(self._renew(), name="conversation claim")
-
-    async def release(self) -> None:
-        """Let the next one write."""
-        if self._renewing is None:
-            return
-        self._renewing.cancel()
-        await asyncio.wait({self._renewing})
-        self._renewing = None
-        try:
-            await self._store.release(self._conversation, self._holder)
-        except ServiceError:
-            return  # it expires soon
-
-    async def _claim(self) -> bool:
-        return await self._store.claim(self._conversation, self._holder, self._seconds)
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._seconds / _RENEWALS_PER_CLAIM)
-            try:
-                await self._claim()
-            except ServiceError:
-                continue  # the catalog is unreachable
 
 
 class NamedConversations:
@@ -169,9 +113,9 @@ class NamedConversations:
         await self.get(conversation_id, tenant)
         await self._store.delete_item(conversation_id, item_id)
 
-    async def claim(self, conversation_id: str, tenant: str) -> ConversationClaim:
+    async def claim(self, conversation_id: str, tenant: str) -> AnswerClaim:
         """Become the writer, after a wait of up to `queue_seconds`. Raises SessionBusy."""
         await self.get(conversation_id, tenant)
-        claim = ConversationClaim(self._store, conversation_id, self._limits.claim_seconds)
+        claim = AnswerClaim(self._store, conversation_id, self._limits.claim_seconds)
         await claim.acquire(self._limits.queue_seconds)
         return claim

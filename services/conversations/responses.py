@@ -10,8 +10,8 @@ from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Turn
 from services.catalog.base import Catalog
 from services.catalog.responses.base import StoredResponse
+from services.conversations.answer_claim import AnswerClaim
 from services.conversations.histories import extend
-from services.conversations.named import ConversationClaim
 from services.turn_stream import ProgressStream, TurnEnded, TurnProgress
 
 _DAY_SECONDS = 86_400.0
@@ -40,15 +40,16 @@ class ResponseStore:
         """Delete a response; others that go on from it stay."""
         await self._catalog.responses.delete(response_id, tenant)
 
-    def claim(self, response_id: str) -> ConversationClaim:
-        """Return the claim of whoever computes the response; nobody does if it can be acquired."""
+    def claim(self, response_id: str) -> AnswerClaim:
+        """Return the claim of the process that computes the response; free if none does."""
         claims = self._catalog.conversations
-        return ConversationClaim(claims, response_id, self._claim_seconds)
+        return AnswerClaim(claims, response_id, self._claim_seconds)
 
-    async def find_committed(self, response: StoredResponse) -> TurnOutcome | None:
-        """Return what came of the turn of a response in progress; None unless it was committed.
+    async def find_committed(self, response: StoredResponse) -> tuple[TurnOutcome, str] | None:
+        """Return the outcome of the turn of a response in progress; None unless it was committed.
 
-        Its `history` is the digest of the conversation up to the answer.
+        With it comes the digest of the conversation with the answer; the `history` of the response
+        is still that of the conversation up to the answer.
         """
         for turn in await self.get_turns(response, response.turn - 1, 1):
             if turn.outcome.message is not None:
@@ -57,7 +58,7 @@ class ResponseStore:
                 if any(
                     (each.session, each.turn) == (turn.session, turn.number) for each in entries
                 ):
-                    return turn.outcome
+                    return turn.outcome, digest
         return None
 
     async def get_turns(self, response: StoredResponse, after: int, limit: int) -> list[Turn]:
@@ -66,7 +67,7 @@ class ResponseStore:
         return [turn for turn in turns if turn.number <= response.turn]
 
 
-async def read_said(
+async def read_messages(
     catalog: Catalog, limits: ServiceLimits, session: str, last: int, after: int = 0
 ) -> list[Message]:
     """Return the messages of a session's turns after turn `after` up to turn `last`.
@@ -74,7 +75,7 @@ async def read_said(
     No more turns are read at once than the bound of a conversation has room for. Raises
     UnknownSession when they are gone, and LimitExceeded when the messages are over it.
     """
-    said: list[Message] = []
+    messages: list[Message] = []
     room = limits.max_conversation_bytes
     while after < last:
         count = min(max(1, room // limits.max_turn_bytes), last - after)
@@ -83,20 +84,21 @@ async def read_said(
             raise UnknownSession(session)
         for turn in turns:
             reply = turn.outcome.message
-            said += turn.messages if reply is None else (*turn.messages, reply)
+            messages += turn.messages if reply is None else (*turn.messages, reply)
         after += count
-        room = limits.max_conversation_bytes - sum(message.size for message in said)
+        room = limits.max_conversation_bytes - sum(message.size for message in messages)
         if room < 0:
             most = limits.max_conversation_bytes
             message = f"the conversation of session {session!r} has more than {most} bytes"
             raise LimitExceeded("kvrecall.session", message, most)
-    return said
+    return messages
 
 
 class RecordedStream:
     """A turn's stream that passes on the turn's end when `record` has stored what came of it.
 
-    So what a client has seen the end of is found by its next request, whoever is killed in between.
+    So what a client has seen the end of is found by its next request, whichever process is killed in
+    between.
     `observe` is called with each piece before it, and `close` when the stream is closed.
     """
 

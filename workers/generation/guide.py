@@ -101,8 +101,8 @@ class Guide:
     def _start(self, grammar: LLMatcher, at: int) -> LLMatcher | None:
         """Start a grammar with the text from `at` on; None if it cannot begin so."""
         matcher = grammar.deep_copy()
-        said = self._grammars.vocabulary.tokenize_str(self._stream.raw[at:])
-        return matcher if matcher.try_consume_tokens(said) == len(said) else None
+        tokens = self._grammars.vocabulary.tokenize_str(self._stream.raw[at:])
+        return matcher if matcher.try_consume_tokens(tokens) == len(tokens) else None
 
 
 def build_guide(

@@ -62,8 +62,8 @@ def replay(
         messages = [convert.to_chat(message) for message in turn.messages]
         session.recent = keep_recent([*session.recent, *messages])
         # A turn that defers its repair has no answer: its tokens follow those deferred before.
-        said = [*session.deferred_signal, *turn.token_ids]
-        session.deferred_signal = said[len(said) - turn.deferred_tokens :]
+        deferred = [*session.deferred_signal, *turn.token_ids]
+        session.deferred_signal = deferred[len(deferred) - turn.deferred_tokens :]
 
 
 def _replay_turn(

@@ -75,7 +75,7 @@ def _script(rng: Random, number: int) -> TalkScript:
     api = APIS[number % len(APIS)]
     says = [_say(rng, api, get_chatter(rng, 12))]
     for turn in range(1, rng.randrange(3, 6)):
-        # The items of a conversation are what was said: nobody takes them back.
+        # The items of a conversation are what was said: none is removed.
         back = rng.randrange(1, turn + 1) if api != "conversation" and rng.random() < 0.3 else 0
         text = get_chatter(rng, rng.randrange(6, 16)) if turn % 2 else get_question(rng)
         says.append(_say(rng, api, text, back))
@@ -84,7 +84,7 @@ def _script(rng: Random, number: int) -> TalkScript:
 
 
 def _say(rng: Random, api: Api, text: str, back: int = 0) -> Say:
-    # Without a key, a repetition of what a conversation was told already is told again.
+    # Without a key, a repeated request is appended to the conversation again.
     keyed = api == "conversation" or rng.random() < 0.5
     stream = rng.random() < 0.6
     return Say(text, rng.randrange(8, 20), stream, keyed, back, stream and rng.random() < 0.3)

@@ -30,9 +30,8 @@ from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.turn_request import check_message
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredItem, StoredResponse
+from services.conversations.answer_claim import AnswerClaim
 from services.conversations.continuation import Continuation, Conversation
-from services.conversations.directed import start
-from services.conversations.named import ConversationClaim
 from services.conversations.responses import RecordedStream
 from services.service import SessionService
 
@@ -48,7 +47,7 @@ class Answering:
         self.tenant = tenant
         self._body = body
         self._items: list[PlacedItem] = []
-        self._claim: ConversationClaim | None = None
+        self._claim: AnswerClaim | None = None
         self._events: ResponseEvents | None = None
 
     async def start(self, key: IdempotencyKey | None) -> Continuation:
@@ -86,13 +85,13 @@ class Answering:
         """Count the tokens of the whole conversation with the input. Raises as `start`."""
         self._items = await _read_input(self._service, self.tenant, self._body)
         previous = await self._read_previous()
-        said = to_messages([*await self._read_conversation(), *self._items])
+        given = to_messages([*await self._read_conversation(), *self._items])
         before = [] if previous is None else await self._service.conversations.read(previous)
-        messages = [*self._body.opening, *before, *said.messages]
+        messages = [*self._body.opening, *before, *given.messages]
         if not messages:
             raise InvalidRequest("input", "there is nothing to count")
-        for index, message in enumerate(said.messages):
-            check_message(message, said.fields[index])
+        for index, message in enumerate(given.messages):
+            check_message(message, given.fields[index])
         tools = self._body.settings_to_domain(self.tenant).tools
         return await self._service.count_tokens(messages, tools)
 
@@ -107,13 +106,13 @@ class Answering:
 
     async def _start(self, key: IdempotencyKey | None) -> Continuation:
         direction = self._body.direction
-        said = to_messages([*await self._read_conversation(), *self._items])
+        given = to_messages([*await self._read_conversation(), *self._items])
         previous = await self._read_previous()
-        if not said.messages:
+        if not given.messages:
             raise InvalidRequest("input", "there is nothing to answer")
         settings = self._body.settings_to_domain(self.tenant)
         conversation = Conversation(
-            said.messages,
+            given.messages,
             replace(settings, stored=self._body.store is not False),
             self._body.turn_to_domain(self._service.limits),
             key,
@@ -121,13 +120,11 @@ class Answering:
             previous,
         )
         try:
-            return await start(
-                self._service.conversations, self._service.delete, conversation, direction
-            )
+            return await self._service.conversations.start(conversation, direction)
         except UnknownResponse as error:
             raise _no_previous(self._body.previous_response_id) from error
         except ServiceError as error:
-            raise _to_place(error, said) from error
+            raise _to_place(error, given) from error
 
     def _record(self, found: Continuation) -> Callable[[TurnOutcome], Awaitable[None]]:
         """Return the function that stores what came of the turn."""
@@ -256,7 +253,7 @@ def _no_previous(id: object) -> InvalidRequest:
     )
 
 
-def _to_place(error: ServiceError, said: Messages) -> ServiceError:
+def _to_place(error: ServiceError, given: Messages) -> ServiceError:
     """Name the place in this request that an error of the messages is about."""
     if isinstance(error, CallsOutstanding):
         message = f"No tool output found for function call {', '.join(error.calls)}."
@@ -268,5 +265,5 @@ def _to_place(error: ServiceError, said: Messages) -> ServiceError:
         error.details["field"] = field.replace(".function.", ".", 1)
     elif isinstance(field, str) and field.startswith("messages["):
         index = int(field.removeprefix("messages[").partition("]")[0])
-        error.details["field"] = said.fields[index]
+        error.details["field"] = given.fields[index]
     return error

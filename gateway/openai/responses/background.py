@@ -1,8 +1,8 @@
-"""Responses in the background: computed for nobody who waits, and read by their ids.
+"""Responses in the background: computed while no client waits, and read by their ids.
 
-A response is stored when its turn has been accepted and again when it has ended. Whoever computes
-it holds a claim on its id. Where nobody does, the process was lost: the next one that reads the
-response stores what came of its turn, or that it failed.
+A response is stored when its turn has been accepted and again when it has ended. The process that
+computes it holds a claim on its id. A claim that is free before that was its process's loss: the
+next one that reads the response stores the outcome of its turn, or that it failed.
 """
 
 import asyncio
@@ -28,9 +28,8 @@ from kvrecall.domain.errors import (
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredResponse
+from services.conversations.answer_claim import AnswerClaim
 from services.conversations.continuation import Continuation
-from services.conversations.histories import extend
-from services.conversations.named import ConversationClaim
 from services.service import SessionService
 from services.turn_stream import replay
 
@@ -47,7 +46,7 @@ class Run:
 
     answering: Answering
     found: Continuation
-    claim: ConversationClaim
+    claim: AnswerClaim
     head: Json
     log: EventLog
     cancelled: bool = False
@@ -103,7 +102,7 @@ class Run:
         else:
             failed = encoder.build_failure(problem)
             self.log.add(encoder.fail(problem))
-        with suppress(ServiceError):  # who reads it next finds that nobody computes it
+        with suppress(ServiceError):  # the next read finds the claim free
             await self.answering.store(self.found, failed, self.found.asked)
 
     async def _end(self) -> None:
@@ -138,7 +137,7 @@ class BackgroundResponses:
         return run
 
     async def read(self, response_id: str, tenant: str) -> Json:
-        """Return a response, as it ended if nobody computes it any more. Raises UnknownResponse."""
+        """Return a response, recovered if its process was lost. Raises UnknownResponse."""
         stored = await self._service.responses.get(response_id, tenant)
         body: Json = json.loads(stored.body)
         if body["status"] != IN_PROGRESS or self._is_here(response_id):
@@ -167,7 +166,7 @@ class BackgroundResponses:
             await self._runs[response_id].cancel()
         stored = await self._service.responses.get(response_id, tenant)
         body = dict(json.loads(stored.body))
-        if body["status"] == IN_PROGRESS:  # whoever computes it finds this
+        if body["status"] == IN_PROGRESS:  # the process that computes it finds this
             body |= {"status": _CANCELLED}
             await self._service.responses.store(replace(stored, body=json.dumps(body)))
         return body
@@ -211,22 +210,21 @@ class BackgroundResponses:
             yield encode_event(f"response.{body['status']}", number, response=body)
 
     async def _recover(self, stored: StoredResponse) -> Json:
-        """Store what came of a response that nobody computes."""
+        """Store the outcome of a response whose process was lost."""
         body: Json = json.loads(stored.body)
         if body["status"] != IN_PROGRESS:
             return body
         events = ResponseEvents(body, TurnName.parse(body["id"]), 0)
-        outcome = await self._service.responses.find_committed(stored)
-        if outcome is None:
+        committed = await self._service.responses.find_committed(stored)
+        if committed is None:
             lost = WorkerLost("the server was lost before the response was complete; ask again")
             body = events.build_failure(to_problem(lost))
         else:
+            outcome, history = committed
             for progress in replay(outcome):
                 events.encode(progress)
             body = events.complete(outcome)
-            if outcome.message is not None:
-                digest = extend(bytes.fromhex(stored.history), outcome.message)
-                stored = replace(stored, history=digest.hex())
+            stored = replace(stored, history=history)
         await self._service.responses.store(replace(stored, body=json.dumps(body)))
         return body
 

@@ -47,11 +47,11 @@ class ResponseEvents:
         self.name = name
         self._appended = appended
         self._output: list[Json] = []
-        self._open: _Kind | None = None  # the item that is being said
-        self._said: list[str] = []
-        self._space = ""  # it is said when more text follows
+        self._open: _Kind | None = None  # the item that is being written
+        self._pieces: list[str] = []
+        self._space = ""  # sent when more text follows
         self._logprobs: list[Json] = []
-        self._said_logprobs = 0  # those of them that an event has brought
+        self._sent_logprobs = 0  # those of them that an event has brought
         self._number = 0
         self._closing = b""  # events that were made with the response and not sent
         self._response: Json | None = None
@@ -68,10 +68,10 @@ class ResponseEvents:
             case TurnStarted():
                 return b""
             case ReasoningDelta(text):
-                return self._say("reasoning", text)
+                return self._write("reasoning", text)
             case TextDelta(text, logprobs):
                 self._logprobs += build_logprobs(logprobs)
-                return self._say("message", text)
+                return self._write("message", text)
             case ToolCallEmitted(call):
                 return self._end_text("completed") + self._call(call)
             case TurnEnded(outcome):
@@ -102,27 +102,27 @@ class ResponseEvents:
     def _close(self, kind: str, response: Json) -> bytes:
         return self._closing + self._event(kind, response=response)
 
-    def _say(self, kind: _Kind, piece: str) -> bytes:
+    def _write(self, kind: _Kind, piece: str) -> bytes:
         """Encode a piece of text; white space waits until something follows it."""
         goes_on = self._open == kind
         text = self._space + piece if goes_on else piece.lstrip()
-        said = text.rstrip()
-        if not said and not goes_on:
+        visible = text.rstrip()
+        if not visible and not goes_on:
             return b""
         events = b"" if goes_on else self._end_text("completed") + self._begin_text(kind)
-        self._space = text[len(said) :]
-        if not said:
+        self._space = text[len(visible) :]
+        if not visible:
             return events
-        self._said.append(said)
+        self._pieces.append(visible)
         if kind == "reasoning":
-            return events + self._part_event("reasoning_text.delta", delta=said)
-        logprobs = self._logprobs[self._said_logprobs :]
-        self._said_logprobs = len(self._logprobs)
-        return events + self._part_event("output_text.delta", delta=said, logprobs=logprobs)
+            return events + self._part_event("reasoning_text.delta", delta=visible)
+        logprobs = self._logprobs[self._sent_logprobs :]
+        self._sent_logprobs = len(self._logprobs)
+        return events + self._part_event("output_text.delta", delta=visible, logprobs=logprobs)
 
     def _begin_text(self, kind: _Kind) -> bytes:
         self._open = kind
-        self._said = []
+        self._pieces = []
         build = build_answer if kind == "message" else build_reasoning
         added = self._item_event("added", build("", self._id, "in_progress") | {"content": []})
         if kind == "reasoning":
@@ -130,11 +130,11 @@ class ResponseEvents:
         return added + self._part_event("content_part.added", part=build_text(""))
 
     def _end_text(self, status: str) -> bytes:
-        """End the item that is being said."""
+        """End the item that is being written."""
         self._space = ""
         if self._open is None:
             return b""
-        text = "".join(self._said)
+        text = "".join(self._pieces)
         if self._open == "reasoning":
             item = build_reasoning(text, self._id, status)
             events = self._part_event("reasoning_text.done", text=text)
@@ -143,7 +143,7 @@ class ResponseEvents:
             events = self._part_event("output_text.done", text=text, logprobs=self._logprobs)
             events += self._part_event("content_part.done", part=item["content"][0])
             self._logprobs = []
-            self._said_logprobs = 0
+            self._sent_logprobs = 0
         self._open = None
         return events + self._end_item(item)
 
@@ -163,8 +163,8 @@ class ResponseEvents:
 
     @property
     def _id(self) -> str:
-        """The id of the item that is being said."""
-        assert self._open is not None, "text is said within an item"
+        """The id of the item that is being written."""
+        assert self._open is not None, "text is written within an item"
         return self.name.item(self._open, "o", len(self._output))
 
     def _item_event(self, what: str, item: Json) -> bytes:
@@ -172,7 +172,7 @@ class ResponseEvents:
         return self._event(f"response.output_item.{what}", output_index=index, item=item)
 
     def _part_event(self, what: str, **members: object) -> bytes:
-        """Encode an event of the one part of the item that is being said."""
+        """Encode an event of the one part of the item that is being written."""
         place = {"item_id": self._id, "output_index": len(self._output), "content_index": 0}
         return self._event(f"response.{what}", **place, **members)
 

@@ -77,7 +77,7 @@ class ResponseBody(RequestOptions):
     store: bool | None = None
     background: bool | None = Field(
         default=None,
-        description="Answer at once, and compute the response for whoever asks for it by its id.",
+        description="Answer at once, and compute the response, to be read by its id.",
         exclude_if=lambda value: value is None,
     )
     tools: Annotated[list[Json], Field(max_length=128)] | None = None

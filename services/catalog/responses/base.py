@@ -96,7 +96,7 @@ class Responses(Protocol):
         """Return a tenant's response.
 
         Raises UnknownResponse, also when it expired or its session is gone. One of another tenant
-        is read no more than one that does not exist, so that nobody can tell them apart.
+        is read no more than one that does not exist, so that the two cannot be distinguished.
         """
         ...
 

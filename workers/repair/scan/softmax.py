@@ -29,8 +29,9 @@ class Signal:
     neutral signal. They ride in one scan: a chunk is read once and multiplied once with the queries
     of all.
 
-    Memory: the queries as they were observed, and one layer of them in float32. A long signal is
-    compared with fewer rows at a time (`rows_at_once`).
+    Memory: the queries as they were observed, one layer of them in float32, and in the scan one
+    float32 per group and token of the history (33 groups for a signal of 8,192 tokens and its
+    contrast). A long signal is compared with fewer rows at a time (`rows_at_once`).
 
     Attributes:
         tokens: Number of tokens of all groups, t.
