@@ -12,10 +12,14 @@ from kvrecall.domain.reports import TurnOutcome
 
 @dataclass(frozen=True)
 class TurnStarted:
-    """The turn was accepted: an error from here on is reported within the stream."""
+    """The turn was accepted: an error from here on is reported within the stream.
+
+    `replayed`: it was committed under the request's idempotency key before.
+    """
 
     session: str
     turn: int
+    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ ProgressStream = ClosableStream[TurnProgress]
 
 def replay(outcome: TurnOutcome) -> Iterator[TurnProgress]:
     """Yield the progress that a committed turn would have had: each text in one piece."""
-    yield TurnStarted(outcome.session, outcome.turn)
+    yield TurnStarted(outcome.session, outcome.turn, replayed=True)
     if outcome.message is not None:
         if outcome.message.reasoning:
             yield ReasoningDelta(outcome.message.reasoning)

@@ -84,25 +84,30 @@ class Steps:
         """Start the turn and wait until it is accepted, so that a refusal is raised here.
 
         `choice`: its number among several answers, of which each but the first has another seed.
+        With a key it waits while a turn runs, which may be that of the same request.
         """
         session = place.session
         calls = [call.call for call in session.calls]
         turn = self._conversation.turn
+        step = "turn" if choice is None else f"turn of choice {choice}"
+        key = self.derive_key(step, session.id)
         request = replace(
             turn,
             messages=rename_calls(self._history.messages[place.number :], calls),
             history=self._history.digests[-1],
             follows=place.turn,
             seed=_vary_seed(turn.seed, place, choice) if choice else turn.seed,
+            queue=turn.queue or key is not None,
         )
-        step = "turn" if choice is None else f"turn of choice {choice}"
-        stream = self.api.turn(session.id, request, self.derive_key(step, session.id))
+        stream = self.api.turn(session.id, request, key)
         try:
             started = await anext(stream)
         except BaseException:
             await stream.aclose()
             raise
         assert isinstance(started, TurnStarted), "a turn begins with its acceptance"
+        if started.replayed:
+            match = "repeated"
         held = session.memory.length
         asked = request.history
         return Continuation(stream, session.id, started.turn, match, held, b"", asked, appended)

@@ -156,6 +156,21 @@ async def test_a_repeated_request_gets_the_same_answer_and_computes_nothing(harn
     assert harness.worker.call_log[: len(log)] == log
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["new session", "held session"])
+async def test_a_request_repeated_while_it_runs_waits_and_gets_the_same_answer(
+    harness, held: bool
+) -> None:
+    key = IdempotencyKey("chat", "key", "body")
+    history = [user("a")]
+    if held:
+        _, _, outcome = await ask(harness, *history)
+        history += [outcome.message, user("b")]
+    first, second = await asyncio.gather(*(ask(harness, *history, key=key) for _ in range(2)))
+    assert second[1:] == first[1:]
+    assert [first[0], second[0]] == ["continued" if held else "built", "repeated"]
+    assert len(await harness.catalog.sessions.get_ids()) == 1
+
+
 async def test_a_history_whose_session_was_deleted_is_built_again(harness) -> None:
     _, session, outcome = await ask(harness, user("a"))
     await harness.service.delete(session)

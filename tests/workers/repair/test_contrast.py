@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvrecall.domain.session_settings import RepairScan
-from tests.workers.repair.test_scan import (
+from tests.workers.repair.scans import (
     COPIES,
     HEAD_DIM,
     N_HEADS,
