@@ -3,7 +3,8 @@
 `python benchmarks/foreign_sessions.py` serves the gateway over SQLite and over a real Redis (over a
 worker that computes nothing), each in a process of its own. A tenant creates sessions and uses them,
 so that caches hold them; another tenant asks for these and for ids that do not exist, in a random
-order over one connection. Every second foreign session was read by its owner right before. Both must
+order over one connection. Of every second foreign session its owner has read the repairs right
+before: not the session, since a client sends the same URL a little faster the second time. Both must
 get the same status and, but for the id, the same body.
 
 A row has both medians' ratio, the share of pairs in which the foreign session's answer took longer
@@ -125,7 +126,7 @@ def time_answers(
         session = rng.choice(owned) if exists else f"s_{token_hex(12)}"
         touched = session if exists else rng.choice(owned)
         if number % 2:
-            http.get(f"/v1/sessions/{touched}", headers=OWNER).raise_for_status()
+            http.get(f"/v1/sessions/{touched}/repairs", headers=OWNER).raise_for_status()
         started = time.perf_counter()
         answer = http.request(
             request.method,

@@ -61,6 +61,7 @@ class SessionRemover:
                 self._rows.submit_unfinished_page(state)
             self._context.writer.drain([session])
             self._sessions.remove(state, unopened=not shared)
+            self._forget_epochs(session)
         if shared:
             self._delete_copies(session, 0)
 
@@ -78,8 +79,14 @@ class SessionRemover:
             if context.stack.tiers.lowest.shared:
                 # Its epoch is fenced off there, and only an open may say what its rows are.
                 self._sessions.remove(state)
+                self._forget_epochs(session)
             else:
                 state.unload()
+
+    def _forget_epochs(self, session: str) -> None:
+        """Forget the epochs of a session; queued tasks still run under the current one."""
+        if not self._context.writer.has_tasks(session):
+            self._context.epochs.forget(session)
 
     def _delete_copies(self, session: str, keep_pages: int) -> None:
         stored = self._context.stack.stored_keys(session, above=True)

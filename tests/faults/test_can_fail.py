@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.faults.can_fail import (
     BREAKAGES,
+    PATIENCE,
     ROOT,
     Breakage,
     Edit,
@@ -21,7 +22,7 @@ from benchmarks.faults.can_fail import (
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=[each.name for each in BREAKAGES])
 def test_a_breakage_applies_to_the_present_code(breakage: Breakage, tmp_path: Path) -> None:
-    for edit in breakage.edits:
+    for edit in (*PATIENCE, *breakage.edits):
         source, target = ROOT / edit.path, tmp_path / edit.path
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():

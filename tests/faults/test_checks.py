@@ -104,6 +104,7 @@ def test_a_rebuild_has_a_cause_where_a_worker_was_cut_off_or_did_not_open_a_fork
         server.log.write_text("")
     setup.servers[0].log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert events.rebuilt_without_cause(setup) == {"lost": 2}
+    assert events.rebuilt_without_cause(setup, {"lost"}) == {"lost": 1}
     assert events.rebuilt(setup) == {"fork": 1, "lost": 2, "moved": 1}
 
 

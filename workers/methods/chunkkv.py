@@ -20,6 +20,9 @@ class ChunkKV(Method):
     Source: Liu et al., "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient
     Long-Context LLM Inference" (2025), Algorithms 1 and 2.
 
+    Algorithm 1 sums the products of queries and keys; here, as in kvpress, they pass a softmax first,
+    so that a query with large products does not outvote the others.
+
     Chunks begin at multiples of `chunk` in the text. All heads of a layer keep the same chunks, and
     `reuse` consecutive layers keep those of the first of them. The window's rows are kept, in at
     most half of the budget. Deviation of kvpress: it scores a chunk by its mean, which differs for

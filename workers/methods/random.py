@@ -13,7 +13,9 @@ from workers.methods.base import LayerRows, Method
 class Random(Method):
     """Uniformly random rows per head; the lower bound in comparisons.
 
-    The rows are reproducible from the session's seed and history.
+    They are drawn anew at each eviction, so a row's chance to be active falls with its age: in the
+    end this is no uniform sample of the history. They are reproducible from the session's seed and
+    history.
     """
 
     name: ClassVar[str] = "random"

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -28,20 +28,20 @@ def rebuilt(setup: Setup) -> Counter[str]:
     return _count_pages(line for line in _lines(setup) if line["event"] == REBUILT)
 
 
-def rebuilt_without_cause(setup: Setup) -> Counter[str]:
+def rebuilt_without_cause(setup: Setup, forks_sent_again: Iterable[str] = ()) -> Counter[str]:
     """Pages that were recomputed though no worker had been cut off from the others shortly before.
 
     Rows of a worker that does not reach Redis are durable in its own files alone: a session that
-    moves away then is computed again. So is the last page of a fork that its worker did not open.
+    moves away then is computed again. So is the last page of a fork that its worker did not open,
+    because it failed or because the fork's process was killed before it (`forks_sent_again`).
     """
     pages = _count_pages(
         line
         for line in _lines(setup)
         if line["event"] == REBUILT and not _was_cut_off(setup, line["timestamp"])
     )
-    return pages - Counter(
-        {line["session"] for line in _lines(setup) if line["event"] == NOT_OPENED}
-    )
+    not_opened = {line["session"] for line in _lines(setup) if line["event"] == NOT_OPENED}
+    return pages - Counter(not_opened.union(forks_sent_again))
 
 
 def _was_cut_off(setup: Setup, timestamp: str) -> bool:

@@ -128,6 +128,15 @@ class FaultClient:
         """Address of the gateway that is in use."""
         return self._urls[self._index]
 
+    def fork(self, parent: str, key: str, turn: int | None = None, queue: bool = False) -> Json:
+        """Fork a session. Raises NotServedError."""
+        return self.retry_at(
+            lambda _: asdict(
+                self._clients[self._index].fork(parent, turn=turn, queue=queue, key=key)
+            ),
+            forked=lambda made: str(made["id"]),
+        )
+
     def retry(self, request: Callable[[KvrecallClient], T]) -> T:
         """Send a request until it is answered, to one gateway after the other.
 
@@ -135,14 +144,24 @@ class FaultClient:
         """
         return self.retry_at(lambda _: request(self._clients[self._index]))
 
-    def retry_at(self, request: Callable[[str], T]) -> T:
-        """As `retry`, for a request that is sent to a gateway by its address."""
+    def retry_at(
+        self, request: Callable[[str], T], forked: Callable[[T], str | None] = lambda _: None
+    ) -> T:
+        """As `retry`, for a request that is sent to a gateway by its address.
+
+        `forked` returns the session that an answer made by a fork, if it made one.
+        """
         last = time.monotonic() + GIVE_UP_SECONDS
+        again = False
         while True:
             try:
                 with self.counters.attempt(self.url):
-                    return request(self.url)
+                    answer = request(self.url)
+                if again and (session := forked(answer)) is not None:
+                    self.counters.forks_sent_again.add(session)
+                return answer
             except KvrecallError as error:
+                again = True
                 self._next_gateway(error)
                 if time.monotonic() > last:
                     raise NotServedError(
@@ -157,7 +176,7 @@ class FaultClient:
         else:
             parent = transcript.sessions[step.session]
             turn = step.body["turn"]
-            answer = self.retry(lambda client: asdict(client.fork(parent, turn=turn, key=key)))
+            answer = self.fork(parent, key, turn)
             transcript.sessions[step.body["as"]] = answer["id"]
         return answer
 

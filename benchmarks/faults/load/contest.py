@@ -115,8 +115,7 @@ class Contest:
 
     def _fork(self, client: FaultClient, key: str) -> None:
         """Fork the session at its last turn, while the other writer goes on."""
-        fork = client.retry(lambda each: asdict(each.fork(self.session, queue=True, key=key)))
-        self.forks.append(fork["id"])
+        self.forks.append(client.fork(self.session, key, queue=True)["id"])
 
     def _say(self, client: FaultClient, text: str, key: str) -> Json:
         self.sent[text] = 1  # a key makes all repetitions one request

@@ -47,8 +47,10 @@ class LogIndex:
         self._live_bytes: Counter[int] = Counter()
         self._dead: dict[int, Counter[PageKey]] = {}
         self._dead_copies: Counter[PageKey] = Counter()
-        self._tombstones: dict[int, set[PageKey]] = {}
         self._tombstone_segments: dict[PageKey, int] = {}
+        # Of these, by segment, the ones that a restart needs: counted when something changes, since
+        # every flush asks for them.
+        self._needed_tombstones: dict[int, set[PageKey]] = {}
         self._damaged: dict[int, int] = {}
 
     def add_page(self, key: PageKey, location: RecordLocation) -> None:
@@ -69,8 +71,8 @@ class LogIndex:
         self._remove(key, self.get(key))
         self._clear_tombstone(key)
         if self._dead_copies[key]:
-            self._tombstones.setdefault(segment, set()).add(key)
             self._tombstone_segments[key] = segment
+            self._update_tombstone(key)
 
     def get(self, key: PageKey) -> RecordLocation | None:
         """Location of a page's valid record."""
@@ -100,16 +102,12 @@ class LogIndex:
 
     def tombstones_in(self, segment: int) -> list[PageKey]:
         """Deleted pages that a restart would bring back without the tombstones of a segment."""
-        dead_here = self._dead.get(segment, Counter())
-        return [
-            key
-            for key in self._tombstones.get(segment, ())
-            if self._dead_copies[key] != dead_here[key]
-        ]
+        return list(self._needed_tombstones.get(segment, ()))
 
     def needed_bytes(self, segment: int) -> int:
         """Bytes of a segment's records that are still needed."""
-        return self._live_bytes[segment] + HEADER_BYTES * len(self.tombstones_in(segment))
+        tombstones = len(self._needed_tombstones.get(segment, ()))
+        return self._live_bytes[segment] + HEADER_BYTES * tombstones
 
     def may_move(self, segment: int) -> bool:
         """Return whether records may be moved: behind damage they would stop being suspect."""
@@ -128,13 +126,15 @@ class LogIndex:
         """Forget a removed segment and the dead copies in it."""
         for key, copies in self._dead.pop(segment, Counter()).items():
             self._dead_copies[key] -= copies
-            if not self._dead_copies[key]:
+            if self._dead_copies[key]:
+                self._update_tombstone(key)
+            else:
                 del self._dead_copies[key]
                 self._clear_tombstone(key)
         self._damaged.pop(segment, None)
         self._live.pop(segment, None)
         self._live_bytes.pop(segment, None)
-        self._tombstones.pop(segment, None)
+        self._needed_tombstones.pop(segment, None)
 
     def check(self) -> None:
         """Raise InvariantError when the accounting disagrees with the pages."""
@@ -147,6 +147,16 @@ class LogIndex:
         total = sum(location.size for location in located)
         if total != self.used_bytes or total != sum(self._live_bytes.values()):
             raise InvariantError(f"live pages take {total} bytes, accounted {self.used_bytes}")
+        needed = {
+            (segment, key)
+            for key, segment in self._tombstone_segments.items()
+            if self._is_needed(key, segment)
+        }
+        counted = {
+            (segment, key) for segment, keys in self._needed_tombstones.items() for key in keys
+        }
+        if needed != counted:
+            raise InvariantError(f"needed tombstones are {needed}, accounted {counted}")
         dead = sum(self._dead.values(), Counter[PageKey]())
         if dead != +self._dead_copies:
             raise InvariantError(
@@ -154,7 +164,7 @@ class LogIndex:
             )
 
     def _is_removable(self, segment: int) -> bool:
-        if self._live.get(segment) or self.tombstones_in(segment):
+        if self._live.get(segment) or self._needed_tombstones.get(segment):
             return False
         if segment not in self._damaged:
             return True
@@ -176,11 +186,26 @@ class LogIndex:
     def _count_dead(self, key: PageKey, location: RecordLocation) -> None:
         self._dead.setdefault(location.segment, Counter())[key] += 1
         self._dead_copies[key] += 1
+        self._update_tombstone(key)
+
+    def _update_tombstone(self, key: PageKey) -> None:
+        """Count a page's tombstone as needed while another segment has a dead copy of the page."""
+        segment = self._tombstone_segments.get(key)
+        if segment is None:
+            return
+        needed = self._needed_tombstones.setdefault(segment, set())
+        if self._is_needed(key, segment):
+            needed.add(key)
+        else:
+            needed.discard(key)
+
+    def _is_needed(self, key: PageKey, segment: int) -> bool:
+        return self._dead_copies[key] != self._dead.get(segment, Counter[PageKey]())[key]
 
     def _clear_tombstone(self, key: PageKey) -> None:
         segment = self._tombstone_segments.pop(key, None)
         if segment is not None:
-            self._tombstones[segment].discard(key)
+            self._needed_tombstones.get(segment, set()).discard(key)
 
 
 def _pack(location: RecordLocation) -> int:

@@ -8,6 +8,7 @@ end of the log and unlinks them.
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
 
@@ -18,6 +19,8 @@ from kvstore.tiers.nvme.segment import map_os_errors
 from kvstore.tiers.nvme.segment_log import Located, SegmentLog
 
 SEGMENT_BYTES = 64 << 20
+# Between two looks for a segment to compact, which visit all segments: flushes come far more often.
+_COMPACTION_SECONDS = 0.5
 RESERVE_BYTES = 64 << 20
 DEAD_SHARE = 0.5
 """Dead share of a segment from which it is compacted: moving then writes no more than it frees."""
@@ -216,11 +219,10 @@ class NvmeTier:
     def _compact(self) -> None:
         while self._changed.wait() and not self._closing.is_set():
             self._changed.clear()
-            try:
+            # No room yet, or the tier failed; the next write raises it.
+            with suppress(TierError, StoreClosedError):
                 self._compact_throttled()
-            except (TierError, StoreClosedError):
-                # No room yet, or the tier failed; the next write raises it.
-                continue
+            self._closing.wait(_COMPACTION_SECONDS)
 
     def _compact_throttled(self) -> None:
         """Compact, pausing after each record for as long as its move took."""

@@ -67,6 +67,18 @@ def test_a_released_session_can_be_reopened_from_unshared_tiers(
     assert torch.equal(read_all(store, "a"), rows)
 
 
+def test_a_released_session_leaves_no_epoch_behind(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    for number in range(5):
+        write_first_turn(store, f"s{number}", make_rows(9))
+        store.release(f"s{number}")
+    assert not store._epochs._current
+    write_first_turn(store, "held", make_rows(9))
+    assert list(store._epochs._current) == ["held"]
+
+
 def test_an_unloaded_session_holds_no_page_table_and_is_read_from_the_tiers(
     open_store: Callable[..., RowStore], make_rows: Callable[..., Tensor]
 ) -> None:

@@ -223,3 +223,29 @@ async def test_events_have_the_time_of_the_server_not_of_the_process(
     assert all(first <= at <= now for at in [other.last_event_at, *times])
     assert now < true() + DAY / 2
     assert await catalog.tool_calls.get_idle_sessions(now - HOUR) == []
+
+
+async def test_the_last_piece_of_an_output_costs_what_the_first_one_did(
+    open_catalog: Open,
+    redis_server: Any,
+    redis_url: str,
+    count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+) -> None:
+    catalog = await open_catalog(redis_url)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    call, _ = (await catalog.sessions.get("s")).calls
+    costs = []
+    for index in range(100, 300):
+        commands = await count_calls(
+            catalog.tool_calls.commit("s", call, 1, None, (index, "x" * 100))
+        )
+        stats = redis_server.client.info("stats")
+        costs.append((commands, stats["total_net_input_bytes"], stats["total_net_output_bytes"]))
+    first, last = costs[1], costs[-1]  # the first of all loads the script
+    assert last[0] == first[0]
+    assert abs(last[1] - first[1]) < 100
+    assert abs(last[2] - first[2]) < 1000, "statistics are of other lengths"

@@ -73,6 +73,34 @@ def put_fragmented(tier: NvmeTier, make_page: MakePage) -> Pages:
     return {key: blob for key, blob in pages if key.index % PAGES_PER_SEGMENT == 0}
 
 
+@pytest.mark.parametrize("deleted", [8, 200])
+def test_a_flush_visits_no_deleted_page(
+    open_tier: Callable[..., NvmeTier],
+    make_page: MakePage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deleted: int,
+) -> None:
+    """Neither the flush nor the look for a segment to compact that follows it."""
+    tier = open_tier(tmp_path)
+    pages = [make_page(index) for index in range(2 * deleted)]
+    tier.put(pages)
+    tier.delete([key for key, _ in pages[::2]])
+    tier.flush()
+    tier.put([make_page(2 * deleted)])
+    visited: list[PageKey] = []
+    original = PageKey.__hash__
+
+    def visit(key: PageKey) -> int:
+        visited.append(key)
+        return original(key)
+
+    monkeypatch.setattr(PageKey, "__hash__", visit)
+    tier.flush()
+    assert tier._log.find_compactable(1.0, 1 << 40) is None
+    assert not visited
+
+
 def test_valid_records_move_and_their_segments_are_unlinked(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, layout: PageLayout, tmp_path: Path
 ) -> None:
