@@ -111,5 +111,5 @@ def test_digests_are_those_that_catalogs_have_stored() -> None:
     )
     assert (
         history.digests[-1].hex()
-        == "159aec7094e539ab359b8d18e8c1763bf0315fd41e63abe73925d2c752591e20"
+        == "594ad8186d2e68ef2ceb579324df956017d111e0595fc35880d125901687ced0"
     )
