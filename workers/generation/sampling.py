@@ -84,10 +84,17 @@ class Sampler:
         self.adjustment = Adjustment.of(sampling)
         self.guide = guide
         self._generator = torch.Generator().manual_seed(sampling.seed)
+        self._number: float | None = None
 
     def draw(self) -> float:
-        """Draw the next number, uniform in [0, 1)."""
-        return float(torch.rand((), dtype=torch.float64, generator=self._generator))
+        """Return the number of the next token, uniform in [0, 1): the same until it is used."""
+        if self._number is None:
+            self._number = float(torch.rand((), dtype=torch.float64, generator=self._generator))
+        return self._number
+
+    def use(self) -> None:
+        """Go on to the next number: a token was sampled by this one."""
+        self._number = None
 
     def accept(self, token: int) -> None:
         """Go on by a token of the answer. Raises BadSettings where its grammar fails."""
@@ -105,8 +112,9 @@ class Sampler:
 def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """Sample one token per row of float `[B, vocabulary]`, each by its own sampler.
 
-    A row's token depends on its logits and its sampler alone. The device is waited for once, by
-    the copy of the tokens, and again by that of log-probabilities, if some row reports them.
+    A row's token depends on its logits and its sampler alone, also after a call that failed. The
+    device is waited for once, by the copy of the tokens, and again by that of log-probabilities, if
+    some row reports them.
     """
     raw = logits
     logits = adjust(
@@ -119,6 +127,8 @@ def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
         tokens[rows] = _draw(logits[rows], [samplers[row] for row in drawn])
     _report(raw, tokens, samplers)
     sampled: list[int] = tokens.tolist()
+    for row in drawn:
+        samplers[row].use()
     return sampled
 
 

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import structlog
 import torch
+from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.errors import Cancelled, Overloaded, WorkerError
-from workers.generation.sampling import sample
+from workers.generation.sampling import Sampler, sample
 from workers.generation.steps import Decode, Steps
 from workers.scheduler.idle import IdleSessions
 from workers.scheduler.job import Job, ModelWork, SlotWork, StoreWork, resolve
@@ -238,15 +239,27 @@ class JobLoop:
             logits = self._engine.forward([resident for resident, _, _ in batch], tokens)[:, -1]
         except Exception as error:  # a failed forward pass must end its turns, not the worker
             return error
-        try:
-            sampled = sample(logits, [decoding.sampler for _, _, decoding in batch])
-        except Exception as error:  # the tokens are appended: another pass would append them again
-            for job, _ in jobs:
-                self._fail(job, error)
-            return None
-        for (_, job, _), token in zip(batch, sampled, strict=True):
-            self._advance(job, token)
+        self._sample(logits, [(job, decoding.sampler) for _, job, decoding in batch])
         return None
+
+    def _sample(self, logits: Tensor, jobs: list[tuple[Job, Sampler]]) -> None:
+        """Sample the next tokens and advance the jobs; an error ends those it is raised for alone.
+
+        The tokens before are appended, so the pass is not repeated.
+        """
+        try:
+            tokens = sample(logits, [sampler for _, sampler in jobs])
+        except Exception as error:
+            if len(jobs) == 1:
+                self._fail(jobs[0][0], error)
+                return
+            _log.warning("joint sampling failed", sessions=len(jobs), error=repr(error))
+        else:
+            for (job, _), token in zip(jobs, tokens, strict=True):
+                self._advance(job, token)
+            return
+        for row, one in enumerate(jobs):
+            self._sample(logits[row : row + 1], [one])
 
     def _advance_one(self) -> None:
         """Take one step of one job that does not decode: jobs alternate, and decoding goes on."""

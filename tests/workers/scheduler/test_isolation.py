@@ -1,6 +1,6 @@
-"""A forward pass that fails for several sessions ends only the turns that fail alone."""
+"""A pass or a sampling that fails for several sessions ends only the turns that fail alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from workers.cache.forward_step import ForwardStep
+from workers.generation import sampling
+from workers.generation.sampling import Sampler
 
 METHODS = {"a": "snapkv", "b": "h2o", "c": "kvzip", "d": "full"}
 update = ForwardStep.update
@@ -93,3 +95,39 @@ def test_sessions_that_decode_together_are_read_in_the_order_of_their_slots(
     talk(make_worker(block_tokens=24, recent=8, slots=4), words)
     assert any(len(order) > 1 for order in orders)
     assert all(order == sorted(order) for order in orders)
+
+
+def test_a_session_that_cannot_be_sampled_fails_and_the_others_get_the_same_tokens(
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each token has one random number, also where the sampling of all failed after the draw."""
+    mark = 33
+    sampled_together = []
+
+    def answer(worker: Any) -> dict[str, Any]:
+        options = {"a": {}, "b": {"top_k": mark}, "c": {}}
+        for name in options:
+            worker.open(name, method="full", budget=1024)
+        turns = {
+            name: worker.submit(name, words(40), max_tokens=24, temperature=1.0, seed=7, **option)
+            for name, option in options.items()
+        }
+        wait(turns.values(), timeout=600)
+        return {
+            name: each.exception() or [*each.result().token_ids] for name, each in turns.items()
+        }
+
+    def fail_behind_the_draw(logits: Tensor, tokens: Tensor, samplers: Sequence[Sampler]) -> None:
+        sampled_together.append(len(samplers))
+        if any(each.top_k == mark for each in samplers):
+            raise ValueError("a bad sampler")
+
+    limits = {"block_tokens": 24, "recent": 8, "slots": 4}
+    expected = answer(make_worker(**limits))
+    monkeypatch.setattr(sampling, "_report", fail_behind_the_draw)
+    worker = make_worker(**limits)
+    found = answer(worker)
+    assert isinstance(found.pop("b"), ValueError)
+    assert found == {name: expected[name] for name in "ac"}
+    assert max(sampled_together) > 1
+    worker.check()
