@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -236,7 +237,7 @@ async def test_the_same_key_gives_the_same_answer_without_a_second_turn(harness)
     harness.worker.script = ["one two"]
     first = [progress async for progress in harness.service.turn(session, request, key)]
     again = [progress async for progress in harness.service.turn(session, request, key)]
-    assert again == [first[0], TextDelta("one two"), first[-1]]
+    assert again == [replace(first[0], replayed=True), TextDelta("one two"), first[-1]]
     assert (await harness.catalog.sessions.get(session)).turns == 1
     with pytest.raises(IdempotencyConflict):
         await anext(harness.service.turn(session, request, IdempotencyKey("turn", "k", "other")))
@@ -250,7 +251,7 @@ async def test_an_answer_outlives_a_restart(harness, call: Callable) -> None:
     first = [progress async for progress in harness.service.turn(session, request, key)]
     await harness.crash()
     again = [progress async for progress in harness.service.turn(session, request, key)]
-    assert again == first
+    assert again == [replace(first[0], replayed=True), *first[1:]]
     assert isinstance(again[1], ToolCallEmitted)
 
 
