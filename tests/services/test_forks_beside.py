@@ -8,20 +8,8 @@ from kvrecall.domain.errors import SessionBusy
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.turn_request import TurnRequest
-from services.catalog.records import IdempotencyKey
 from services.forks import ForkRequest
-
-HELLO = Message("user", "hello there")
-LONG = Message("user", "one two three four five six seven eight nine")
-KEY = IdempotencyKey("fork", "key", "body")
-
-
-async def spoken(harness) -> str:
-    """A session in which two turns of ten words and an answer of one were said."""
-    session: str = await harness.session()
-    for _ in range(2):
-        await harness.say(session, LONG)
-    return session
+from tests.services.forking import HELLO, KEY, spoken
 
 
 async def test_a_fork_at_an_earlier_turn_does_not_wait_for_the_one_that_runs(harness) -> None:
