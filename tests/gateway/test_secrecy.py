@@ -19,6 +19,9 @@ PEPPER = b"0123456789abcdef"
 TEXT = "zebra quartz falconry"
 # A part of the text that would give it away.
 WORD = "quartz"
+USER = {"role": "user", "content": TEXT}
+
+Headers = dict[str, str]
 
 
 @pytest.fixture
@@ -35,13 +38,9 @@ def capture_log(form: LogFormat, monkeypatch: pytest.MonkeyPatch) -> io.StringIO
     return written
 
 
-@pytest.mark.parametrize("form", ["json", "console"])
-async def test_keys_and_texts_reach_no_log_metric_or_error(
-    served: Any, form: LogFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = capture_log(form, monkeypatch)
-    key, stranger = make_key(), make_key()
-    await served.catalog.api_keys.add(
+async def store_key(catalog: Any, key: Any) -> None:
+    """Store a key of the tenant ann, with all scopes."""
+    await catalog.api_keys.add(
         KeyRecord(
             key.id,
             digest_key(key, PEPPER),
@@ -52,64 +51,83 @@ async def test_keys_and_texts_reach_no_log_metric_or_error(
             time.time(),
         )
     )
-    own = {"Authorization": f"Bearer {key.text}"}
-    user = {"role": "user", "content": TEXT}
-    post, get = served.http.post, served.http.get
+
+
+async def send_right(served: Any, own: Headers) -> str:
+    """Create a session and send it text, through both APIs; returns its path."""
+    post = served.http.post
     created = await post(
         "/v1/sessions", json={"budget": 64, "metadata": {"note": TEXT}}, headers=own
     )
     session = f"/v1/sessions/{created.json()['id']}"
     right = [
         created,
-        await post(f"{session}/turns", json={"messages": [user]}, headers=own),
+        await post(f"{session}/turns", json={"messages": [USER]}, headers=own),
         await post(
             "/v1/chat/completions",
-            json={"model": served.service.info.model, "messages": [user]},
+            json={"model": served.service.info.model, "messages": [USER]},
             headers=own,
         ),
     ]
     assert [each.is_success for each in right] == [True] * 3, [each.text for each in right]
-    text = stranger.text
-    errors = [
-        await get("/v1/models", headers={"Authorization": f"Bearer {text}"}),
-        await get("/v1/models", headers={"x-api-key": text}),
-        await get("/v1/models", headers={"Authorization": f"Basic {text}"}),
-        await get(f"/v1/sessions?cursor={key.text}", headers=own),
-        await get(f"/v1/sessions/{key.text}", headers=own),
-        await get(f"/v1/{key.text}", headers=own),
-        await get(f"/{key.text}/{TEXT}"),
-        await get(f"/v1/models/{key.text}", headers=own),
-        await post(
-            f"{session}/turns", json={"messages": [{**user, "role": key.text}]}, headers=own
-        ),
+    return session
+
+
+async def send_wrong(served: Any, own: Headers, session: str, key: str, stranger: str) -> list[Any]:
+    """Send a key and text in all wrong places; returns the responses."""
+    post, get = served.http.post, served.http.get
+    return [
+        await get("/v1/models", headers={"Authorization": f"Bearer {stranger}"}),
+        await get("/v1/models", headers={"x-api-key": stranger}),
+        await get("/v1/models", headers={"Authorization": f"Basic {stranger}"}),
+        await get(f"/v1/sessions?cursor={key}", headers=own),
+        await get(f"/v1/sessions/{key}", headers=own),
+        await get(f"/v1/{key}", headers=own),
+        await get(f"/{key}/{TEXT}"),
+        await get(f"/v1/models/{key}", headers=own),
+        await post(f"{session}/turns", json={"messages": [{**USER, "role": key}]}, headers=own),
         await post(
             f"{session}/turns", json={"messages": [{"role": "user"}], "x": TEXT}, headers=own
         ),
         await post(f"{session}/turns", json={"messages": TEXT}, headers=own),
         await post(f"{session}/turns", content=f'{{"messages": "{TEXT}', headers=own),
-        await post(f"{session}/events", json={"type": TEXT, "call_id": key.text}, headers=own),
+        await post(f"{session}/events", json={"type": TEXT, "call_id": key}, headers=own),
         await post(
             f"{session}/events",
             json={"type": "tool_call.completed", "call_id": "c", "result": TEXT},
             headers=own,
         ),
-        await post(f"{session}/move", json={"worker": key.text}, headers=own),
+        await post(f"{session}/move", json={"worker": key}, headers=own),
         await post(
             "/v1/chat/completions",
-            json={"model": key.text, "messages": [user], "stream": TEXT},
+            json={"model": key, "messages": [USER], "stream": TEXT},
             headers=own,
         ),
-        await get("/v1/models", headers={**own, "X-Request-ID": key.text, "Idempotency-Key": TEXT}),
+        await get("/v1/models", headers={**own, "X-Request-ID": key, "Idempotency-Key": TEXT}),
     ]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+async def test_keys_and_texts_reach_no_log_metric_or_error(
+    served: Any, form: LogFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = capture_log(form, monkeypatch)
+    key, stranger = make_key(), make_key()
+    await store_key(served.catalog, key)
+    own = {"Authorization": f"Bearer {key.text}"}
+    session = await send_right(served, own)
+    errors = await send_wrong(served, own, session, key.text, stranger.text)
 
     def fail(*_: Any) -> None:
         raise ValueError(f"cannot use {TEXT} of {key.text}")
 
     monkeypatch.setattr(served.service, "turn", fail)
-    errors.append(await post(f"{session}/turns", json={"messages": [user]}, headers=own))
+    errors.append(
+        await served.http.post(f"{session}/turns", json={"messages": [USER]}, headers=own)
+    )
     assert errors[-1].status_code == 500
     logging.getLogger("library").warning("refused %s", key.text)
-    metrics = await get("/metrics", headers=own)
+    metrics = await served.http.get("/metrics", headers=own)
     assert metrics.status_code == 200
     logged = log.getvalue()
     assert logged.count("/v1/sessions/") > 5

@@ -11,6 +11,31 @@ OPENAI_CALL = {
     "function": {"name": "weather", "arguments": '{"city": "Bern"}'},
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+# Of the stub worker, whose reports are made up.
+REPAIR_ON_CALL = {
+    "trigger": "tool_call",
+    "signal_tokens": 3,
+    "observed_tokens": 3,
+    "candidates": 8,
+    "scored_rows": 8,
+    "share_scanned": 1.0,
+    "promoted": 2,
+    "demoted": 1,
+    "seconds": 0.5,
+    "truncated": False,
+    "hops": 1,
+    "bytes_read": 640,
+}
+REPAIRS_OF_PAUSE = {
+    "repairs": 2,
+    "signals": ["tool_call", "tool_result"],
+    "scored_rows": 16,
+    "promoted": 4,
+    "demoted": 2,
+    "seconds": 1.0,
+    "truncated": 0,
+    "skipped": 0,
+}
 
 
 async def test_a_tool_call_pauses_and_its_result_resumes(api: Any) -> None:
@@ -51,30 +76,8 @@ async def test_a_tool_call_pauses_and_its_result_resumes(api: Any) -> None:
     ]
     first = resumed["memory"]["repairs"][0]
     assert first.pop("in_pause") in (True, False)
-    assert first == {
-        "trigger": "tool_call",
-        "signal_tokens": 3,
-        "observed_tokens": 3,
-        "candidates": 8,
-        "scored_rows": 8,
-        "share_scanned": 1.0,
-        "promoted": 2,
-        "demoted": 1,
-        "seconds": 0.5,
-        "truncated": False,
-        "hops": 1,
-        "bytes_read": 640,
-    }
-    assert resumed["memory"]["repair"] == {
-        "repairs": 2,
-        "signals": ["tool_call", "tool_result"],
-        "scored_rows": 16,
-        "promoted": 4,
-        "demoted": 2,
-        "seconds": 1.0,
-        "truncated": 0,
-        "skipped": 0,
-    }
+    assert first == REPAIR_ON_CALL
+    assert resumed["memory"]["repair"] == REPAIRS_OF_PAUSE
     assert (await api.http.get(f"/v1/sessions/{session}")).json()["state"] == "idle"
 
 
