@@ -262,7 +262,8 @@ def _get(path: str, requester: Requester) -> Json:
 
 
 def _get_fork(answer: Answer) -> str | None:
-    return answer.session if answer.match in ("forked", "repeated") else None
+    # A repeated turn was committed in its session, with rows that were durable then.
+    return answer.session if answer.match == "forked" else None
 
 
 def _leave(number: int) -> None:
