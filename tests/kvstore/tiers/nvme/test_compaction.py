@@ -73,15 +73,14 @@ def put_fragmented(tier: NvmeTier, make_page: MakePage) -> Pages:
     return {key: blob for key, blob in pages if key.index % PAGES_PER_SEGMENT == 0}
 
 
-@pytest.mark.parametrize("deleted", [8, 200])
 def test_a_flush_visits_no_deleted_page(
     open_tier: Callable[..., NvmeTier],
     make_page: MakePage,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    deleted: int,
 ) -> None:
     """Neither the flush nor the look for a segment to compact that follows it."""
+    deleted = 200  # their tombstones fill segments behind the pages'
     tier = open_tier(tmp_path)
     pages = [make_page(index) for index in range(2 * deleted)]
     tier.put(pages)
