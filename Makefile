@@ -12,7 +12,8 @@ CLIENT      ?=
 FAULTS      ?= 2000
 SEED        ?= 11
 
-.PHONY: demo test lint docs types unit integration clients faults faults-can-fail proto clean
+.PHONY: demo test lint docs types unit integration test-operations image-check chart-files clients faults faults-can-fail \
+	vendor proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
@@ -45,6 +46,23 @@ integration: $(VENV)/.test
 	$(BIN)/pytest -m integration -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/gateway
 	$(BIN)/pytest -m integration -n 2 --dist loadfile tests/gateway
 
+# What operators get: dashboards, alerts, images, compose, chart, console, asked of real servers. Needs Node and
+# Debian's packages prometheus, prometheus-alertmanager and chromium, or another source of these: a missing one
+# fails.
+test-operations: $(VENV)/.ops
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m operations
+
+# Builds the gateway's image with Debian's buildah and debootstrap, as root, and runs it beside a worker.
+image-check: $(VENV)/.test
+	KVRECALL=$(BIN)/kvrecall deploy/image_check.sh
+
+# The chart's copies of the alerts and dashboards: helm reads no file outside of a chart. A test compares.
+chart-files:
+	rm -rf helm/kvrecall/files
+	mkdir -p helm/kvrecall/files/dashboards
+	cp observability/prometheus/alerts.yml helm/kvrecall/files/
+	cp observability/grafana/dashboards/*.json helm/kvrecall/files/dashboards/
+
 # Agent frameworks, unmodified, against a scripted worker: each is installed into an environment of its
 # own under build/ (3 GB in all, Node is needed for one), and a table says what works. One client only:
 # `make clients CLIENT=langgraph`.
@@ -60,6 +78,10 @@ faults: $(VENV)/.test
 # Breaks the code on purpose, in copies of the tree: the fault suite has to notice each time.
 faults-can-fail: $(VENV)/.test
 	$(BIN)/python -m benchmarks.faults.can_fail
+
+# The console's vendored files out of npm's tarballs; a test compares their hashes.
+vendor: $(VENV)/.test
+	$(BIN)/python -m gateway.console.vendor
 
 # The Python stubs of proto/. A test generates them again and compares.
 proto: $(VENV)/.test
@@ -84,6 +106,10 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.run pyproject.toml
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,docs]'
+	touch $@
+
+$(VENV)/.ops: $(VENV)/.test pyproject.toml
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[ops]'
 	touch $@
 
 clean:

@@ -53,7 +53,7 @@ FIELDS: dict[str, Any] = {
 def main() -> None:
     """Serve the application that the command line names."""
     settings = Settings()
-    set_up_process(settings, until_input_ends=True)
+    set_up_process(settings, until_input_ends=True, component="gateway")
     asyncio.run({"echo": serve_echo, "stub": serve_stub}[sys.argv[1]](settings))
 
 

@@ -2,38 +2,42 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
-import structlog
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse
 
 from gateway.authentication import Authentication
 from gateway.bodies import StrictBody
+from gateway.console.guards import BrowserGuard
+from gateway.console.mount import ConsoleHeaders, mount_console
 from gateway.errors import Problem, install_handlers, problem_responses
 from gateway.grpc.server import GrpcServer
-from gateway.metrics.service import Metrics
+from gateway.metrics.recorder import Recorder
+from gateway.metrics.status import StatusGauges
 from gateway.middleware import RequestLog
+from gateway.observation.log import log_event
+from gateway.observation.spans import TRACE_RESPONSE, TraceRequests, create_span_observer
+from gateway.reference_page import HEADERS as REFERENCE_HEADERS
+from gateway.reference_page import render
 from gateway.rest.router import create_routes
+from gateway.rest.routes.watching import build_version
+from gateway.rest.schemas.overview import VersionView
 from gateway.scopes import require_rules
 from gateway.settings import GatewaySettings
-from kvrecall.domain.errors import ShuttingDown, WorkerLost
-from kvrecall.domain.events import (
-    EpisodesFailed,
-    PagesRebuilt,
-    PauseTimedOut,
-    RepairFailed,
-    ServiceEvent,
-    SessionMoved,
-    TurnFailed,
-    TurnRetried,
-)
+from kvrecall.domain.errors import ShuttingDown
+from kvrecall.metrics.page import Metrics, MetricsPage
+from kvrecall.telemetry.spans import Tracer
+from kvrecall.telemetry.wire import PassingTracer
 from services.service import SessionService
 
 # Headers of answers that web pages may read.
 EXPOSED_HEADERS = (
     "x-request-id",
+    TRACE_RESPONSE,
     "openai-processing-ms",
     "openai-version",
     "kvrecall-session",
@@ -49,6 +53,8 @@ EXPOSED_HEADERS = (
     "retry-after-ms",
     "x-should-retry",
 )
+# FastAPI's own traces have whole URLs in them, and messages of errors: those of a request.
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
 
 class Application(FastAPI):
@@ -62,20 +68,26 @@ class Application(FastAPI):
 
 
 def create_app(
-    service: SessionService, settings: GatewaySettings, rpc: GrpcServer | None = None
+    service: SessionService,
+    settings: GatewaySettings,
+    rpc: GrpcServer | None = None,
+    tracer: Tracer | None = None,
+    local: Sequence[Metrics] = (),
 ) -> FastAPI:
     """Build the application of `service`, which it starts and stops with itself.
 
     `rpc` is the server of the gRPC API, if there is one: it answers while the application runs.
+    `local` are the metrics of a worker in this process, for the metrics page.
     """
-    metrics = Metrics(service.admission)
+    recorder = Recorder()
+    tracer = tracer or PassingTracer()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.start()
         try:
             if rpc is not None:
-                await rpc.start(service, metrics.count_call)
+                await rpc.start(service, recorder.count_call, tracer)
             yield
         finally:
             if rpc is not None:
@@ -90,18 +102,31 @@ def create_app(
         routes=create_routes(service, settings),
         docs_url=None,
         redoc_url=None,
+        telemetry=_NO_TELEMETRY,
     )
-    service.observe(metrics.observe)
+    service.observe(recorder.observe)
     service.observe(log_event)
-    _add_operations(app, service, metrics)
+    service.observe(create_span_observer(lambda: _get_model(service)))
+    _add_operations(app, service, settings)
+    _add_metrics(app, service, recorder.metrics, local)
     install_handlers(app)
+    if settings.console:
+        mount_console(app, settings.console_read_only)
     require_rules(app.routes)
     app.add_middleware(StrictBody, settings=settings)
     app.add_middleware(Authentication, access=service.access)
-    app.add_middleware(RequestLog, observer=metrics.count_request)
+    app.add_middleware(BrowserGuard, hosts=settings.hosts, origins=settings.cors_origins)
+    app.add_middleware(RequestLog, observer=recorder)
+    app.add_middleware(TraceRequests, tracer=tracer)
+    if settings.console:  # outside of the log, whose answers to failures are the console's too
+        app.add_middleware(ConsoleHeaders)
     if settings.cors_origins:
         _allow_origins(app, settings.cors_origins)
     return app
+
+
+def _get_model(service: SessionService) -> str:
+    return "" if service.known_info is None else service.known_info.model
 
 
 def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
@@ -118,48 +143,47 @@ def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
     )
 
 
-def log_event(event: ServiceEvent) -> None:
-    """Log failures that no response reports, such as a failed background repair, and moves."""
-    log = structlog.get_logger("kvrecall.service")
-    match event:
-        case RepairFailed():
-            log.warning("repair failed", **vars(event))
-        case EpisodesFailed():
-            log.warning("episode maintenance failed", **vars(event))
-        case PagesRebuilt():
-            log.warning("missing pages recomputed", **vars(event))
-        case TurnRetried():
-            log.warning("turn retried in another worker", **vars(event))
-        case SessionMoved():
-            log.info("session moved", **vars(event))
-        case PauseTimedOut():
-            log.warning("tool calls timed out", **vars(event))
-        case TurnFailed():
-            log.info("turn failed", **vars(event))
-
-
-def _add_operations(app: FastAPI, service: SessionService, metrics: Metrics) -> None:
+def _add_operations(app: FastAPI, service: SessionService, settings: GatewaySettings) -> None:
     @app.get("/healthz", tags=["operations"])
     async def healthz() -> dict[str, str]:
         """Liveness: the process is running."""
         return {"status": "alive"}
 
     @app.get("/readyz", responses=problem_responses(503), tags=["operations"])
-    async def readyz() -> dict[str, str]:
-        """Readiness: requests are accepted and a worker is reachable.
+    async def readyz(
+        workers: Annotated[bool, Query(description="Whether a worker must answer, too.")] = False,
+    ) -> dict[str, str]:
+        """Readiness: requests are accepted, and the catalog answers.
 
-        `failed_tiers` names the storage tiers that fail now, as WORKER/TIER: turns go on, but their
-        rows may be durable in no tier.
+        A gateway without workers is ready: it answers with problems that say when to try again, and
+        a balancer that left it out would have nothing to send requests to. With `workers`, one must
+        answer, and `failed_tiers` names the storage tiers that fail now, as WORKER/TIER: turns go
+        on, but their rows may be durable in no tier.
         """
         if not service.ready:
             raise ShuttingDown("the service does not accept requests now", retry_after_seconds=1.0)
-        failed = sorted(
-            f"{worker}/{tier}"
-            for worker, stats in (await service.stats()).items()
-            for tier, tier_stats in stats.tiers.items()
-            if tier_stats.failure
-        )
+        await service.status.check_catalog()
+        failed = await service.status.find_failed_tiers() if workers else []
         return {"status": "ready", **({"failed_tiers": ", ".join(failed)} if failed else {})}
+
+    build_page = cache(lambda: render(app.openapi()))
+
+    @app.get("/docs", include_in_schema=False)
+    async def reference() -> HTMLResponse:
+        """The API's reference as a page."""
+        return HTMLResponse(build_page(), headers=REFERENCE_HEADERS)
+
+    @app.get("/version", tags=["operations"])
+    async def get_version() -> VersionView:
+        """Version of the service, the revision of its source, and the served model."""
+        return build_version(service, settings)
+
+
+def _add_metrics(
+    app: FastAPI, service: SessionService, metrics: Metrics, local: Sequence[Metrics]
+) -> None:
+    gauges = StatusGauges(metrics, service.status)
+    page = MetricsPage("serve" if local else "gateway", app.version, (metrics, *local))
 
     @app.get(
         "/metrics",
@@ -167,10 +191,11 @@ def _add_operations(app: FastAPI, service: SessionService, metrics: Metrics) -> 
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
         tags=["operations"],
     )
-    async def metrics_page() -> Response:
-        """Prometheus metrics of the service and its workers; unreachable workers have only `up`."""
-        try:
-            stats = await service.stats()
-        except WorkerLost:
-            stats = {}
-        return Response(metrics.render(stats), media_type=metrics.content_type)
+    async def metrics_page(request: Request) -> Response:
+        """Prometheus metrics of this gateway, in OpenMetrics if asked for; workers have their own.
+
+        `kvrecall serve` shows those of its worker as well.
+        """
+        await gauges.refresh()
+        content_type, text = page.render(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})

@@ -6,6 +6,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import service_error_response
+from gateway.observation.identity import bind_tenant
 from gateway.scopes import get_rule
 from gateway.tenants import TENANT_HEADER
 from kvrecall.domain.errors import InvalidRequest, ServiceError
@@ -52,8 +53,10 @@ class Authentication:
             await send(message)
 
         with acting_as(admitted.principal):
-            headers = _set_tenant(scope["headers"], admitted.principal.tenant)
-            await self._app({**scope, "headers": headers}, receive, send_with_rates)
+            bind_tenant(admitted.principal.tenant)
+            # In place: middleware around this one reads the route from the scope afterwards.
+            scope["headers"] = _set_tenant(scope["headers"], admitted.principal.tenant)
+            await self._app(scope, receive, send_with_rates)
 
 
 def build_rate_headers(rates: RateReport) -> dict[str, str]:

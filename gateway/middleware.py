@@ -3,13 +3,16 @@
 import random
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import error_response, log_unexpected_error
+from gateway.observation.identity import OWN_ID
+from gateway.observation.spans import PROBES
 from gateway.openai.errors import is_openai_path
 from gateway.scopes import get_path
 
@@ -19,18 +22,29 @@ _OTHER_REQUEST_ID = b"request-id"
 # Logged status of a request whose client disconnected before the response; never sent.
 CLIENT_CLOSED_REQUEST = 499
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Ids that the service makes: of sessions, responses and the like.
-_OWN_ID = re.compile(r"[a-z]{1,8}_[A-Za-z0-9]{8,64}")
 _random = random.Random()
-RequestObserver = Callable[[str, int], None]
+# The label of requests that match no route: their paths are their senders' choice.
+UNMATCHED = "unmatched"
+
+
+class RequestObserver(Protocol):
+    """Counts requests."""
+
+    def begin_request(self) -> None:
+        """Note that a request has come."""
+        ...
+
+    def end_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Note its end; `route` is the path of its route, `seconds` the time to its response's start."""
+        ...
 
 
 class RequestLog:
     """Request ids and the access log.
 
     A request gets an id (the client's, if it is plain ASCII) and one log line with its status and
-    seconds. `observer` is called with the method and the status. An unexpected exception is logged
-    with the id and becomes a problem response.
+    seconds, and `observer` counts it. An unexpected exception is logged with the id and becomes a
+    problem response.
     """
 
     def __init__(self, app: ASGIApp, observer: RequestObserver) -> None:
@@ -47,11 +61,13 @@ class RequestLog:
         request_id = _get_request_id(scope)
         started = time.monotonic()
         status = 0
+        began_after = 0.0  # seconds to the response's beginning
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, began_after
             if message["type"] == "http.response.start":
                 status = message["status"]
+                began_after = time.monotonic() - started
                 names = (_REQUEST_ID, _OTHER_REQUEST_ID)
                 ids = [(name, request_id.encode()) for name in names]
                 if is_openai_path(scope["path"]):
@@ -59,6 +75,7 @@ class RequestLog:
                 message["headers"] = [*message["headers"], *ids]
             await send(message)
 
+        self._observer.begin_request()
         bound = structlog.contextvars.bind_contextvars(request_id=request_id)
         try:
             await self._app(scope, receive, send_with_id)
@@ -68,17 +85,27 @@ class RequestLog:
                 raise
             await error_response(scope["path"], members)(scope, receive, send_with_id)
         finally:
-            self._log_request(scope, status or CLIENT_CLOSED_REQUEST, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            shown = status or CLIENT_CLOSED_REQUEST
+            route = get_path(scope["route"]) if "route" in scope else UNMATCHED
+            self._log_request(scope, route, shown, seconds)
+            self._observer.end_request(scope["method"], route, shown, began_after or seconds)
             structlog.contextvars.reset_contextvars(**bound)
+            structlog.contextvars.unbind_contextvars("tenant")
 
-    def _log_request(self, scope: Scope, status: int, seconds: float) -> None:
+    def _log_request(self, scope: Scope, route: str, status: int, seconds: float) -> None:
         method = scope["method"]
         if self._words is None:
             self._words = _get_words(scope["app"].routes)
         path = shorten_path(scope["path"], self._words)
-        self._observer(method, status)
-        self._log.info(
-            "request", method=method, path=path, status=status, seconds=round(seconds, 6)
+        log = self._log.debug if scope["path"] in PROBES else self._log.info
+        log(
+            "request",
+            method=method,
+            path=path,
+            route=route,
+            status=status,
+            seconds=round(seconds, 6),
         )
 
 
@@ -92,7 +119,7 @@ def build_openai_headers(seconds: float) -> list[tuple[bytes, bytes]]:
 
 def shorten_path(path: str, words: frozenset[str]) -> str:
     """Replace what a client chose in a path by `*`: words of routes stay, and ids of ours."""
-    parts = [part if part in words or _OWN_ID.fullmatch(part) else "*" for part in path.split("/")]
+    parts = [part if part in words or OWN_ID.fullmatch(part) else "*" for part in path.split("/")]
     return "/".join(parts)
 
 

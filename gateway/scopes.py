@@ -27,13 +27,13 @@ def _rule(paths: str, *scopes: Scope, computes: bool = False) -> Rule:
 
 # The first that matches the whole path counts.
 RULES = (
-    _rule(r"/healthz|/readyz|/openapi\.json"),
+    _rule(r"/healthz|/readyz|/openapi\.json|/docs|/console(/.*)?"),
     _rule(r"/metrics|/v1/workers", Scope.ADMIN),
-    _rule(r"/v1/(methods|worker|models(/.*)?)", *Scope),
+    _rule(r"/version|/v1/(methods|worker|models(/.*)?)", *Scope),
     _rule(r"/v1/(chat/completions|responses|messages)", Scope.INFER, computes=True),
     _rule(r"/v1/(chat|responses|conversations|messages)(/.*)?", Scope.INFER),
     _rule(r"/v1/sessions/[^/]+/(turns|fork)", Scope.SESSIONS, computes=True),
-    _rule(r"/v1/sessions(/.*)?", Scope.SESSIONS),
+    _rule(r"/v1/(sessions(/.*)?|stream|overview)", Scope.SESSIONS),
 )
 # A path without a rule is no route: any valid key gets a 404.
 _NO_ROUTE = Rule(re.compile(""), ALL_SCOPES)

@@ -2,6 +2,11 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvrecall.domain.addresses import is_loopback
+
+# Names under which a browser on the same machine calls a service that listens on loopback.
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
 
 class GatewaySettings(BaseModel):
     """Settings of the HTTP API."""
@@ -50,6 +55,35 @@ class GatewaySettings(BaseModel):
         description="Names under which OpenAI's API serves the model, beside its own: what clients "
         "have in their settings.",
     )
+    revision: str = Field(
+        default="",
+        max_length=128,
+        description="Revision of the source that runs, for GET /version; who builds an image knows it.",
+    )
     heartbeat_seconds: float = Field(
         default=15.0, gt=0, description="Interval of comments in an event stream, in seconds."
     )
+    console: bool | None = Field(
+        default=None,
+        description="Serve the web console under /console. Unset: only where the HTTP API listens on "
+        "loopback.",
+    )
+    console_read_only: bool = Field(
+        default=False,
+        description="Hide what changes sessions from the console. It protects nothing: keys and their "
+        "scopes do.",
+    )
+    hosts: tuple[str, ...] | None = Field(
+        default=None,
+        description="Names, without ports, under which requests may call the service; * for any. On "
+        "loopback they are added to localhost, 127.0.0.1 and ::1. Unset: elsewhere any.",
+    )
+
+    def for_listener(self, host: str) -> "GatewaySettings":
+        """Return these settings with the defaults that depend on `host`, the address listened on."""
+        local = is_loopback(host)
+        hosts = self.hosts
+        if local:
+            hosts = (*LOOPBACK_NAMES, host.strip("[]"), *(hosts or ()))
+        console = local if self.console is None else self.console
+        return self.model_copy(update={"console": console, "hosts": hosts})

@@ -20,7 +20,7 @@ from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.format.summaries import Bits, PageSummaries, PageSummary
 from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.hierarchy.group_commit import then
-from kvstore.hierarchy.metered import TierCounters
+from kvstore.hierarchy.metered import CallObserver, TierStatus
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.hierarchy.write_through import WriteThrough
@@ -36,16 +36,14 @@ from kvstore.tiers.base import UNFENCED, Tier
 
 
 class RowStore:
-    """All rows of all sessions over a hierarchy of tiers.
+    """All rows of all sessions over a hierarchy of tiers. Safe to call from several threads.
 
-    Safe to call from several threads; calls for one session are serialised. A session is opened
-    (`open`) under an epoch before it is written. A session that was never opened is written under
-    epoch 0; in tiers that only this process writes, it then has the rows that they hold.
+    A session is opened (`open`) under an epoch before it is written. One that was never opened is
+    written under epoch 0; in tiers that only this process writes, it has the rows that they hold.
 
-    With INT8 in the lowest tier, the rows of a page change once, in the `append` that finishes the
-    page. From then on every reader gets the decoded rows, from memory or any tier, before and after
-    a restart. An unfinished page is exact everywhere. When rows of a finished page remain after
-    `truncate`, they are quantised a second time when the page is finished again.
+    With INT8 in the lowest tier, the rows of a page change once, in the `append` that finishes it:
+    from then on every reader gets the decoded rows. An unfinished page is exact. Rows of a finished
+    page that remain after `truncate` are quantised again when the page is finished again.
 
     Args:
         layout: Shape, dtype and fingerprint of the rows.
@@ -55,6 +53,7 @@ class RowStore:
         summary_limit: Most bytes of memory for summaries of full pages; 0 disables them.
         summary_bits: Bits of a summary's codes.
         codecs: One per tier (see `PagePlacement`); RAW for all by default.
+        on_call: Called with the tier, the kind and the seconds of every call, on its thread.
 
     Raises:
         ForeignPageError: A tier holds pages of another layout.
@@ -71,11 +70,12 @@ class RowStore:
         summary_limit: int = 1 << 30,
         summary_bits: Bits = 12,
         codecs: Sequence[Codec] | None = None,
+        on_call: CallObserver | None = None,
     ) -> None:
         self._layout = layout
         self._epochs = WriterEpochs()
         retry = BackoffRetry(lambda: self._through.retry_refused())
-        self._stack = TierStack(layout, tiers, codecs, self._epochs, retry.wake)
+        self._stack = TierStack(layout, tiers, codecs, self._epochs, retry.wake, on_call)
         try:
             stored = find_stored_sessions(self._stack)
         except KvStoreError:
@@ -359,17 +359,17 @@ class RowStore:
         """Bytes of the pages in each tier, headers included, by the tier's name."""
         return self._stack.tiers.used_bytes()
 
-    def limits(self) -> dict[str, int | None]:
-        """Byte limit of each tier, by the tier's name; None without a limit."""
-        return self._stack.tiers.limit_bytes()
-
     def failures(self) -> dict[str, str]:
         """Reasons of the tiers that fail now, by their names; empty when all work."""
         return self._stack.tiers.failures()
 
-    def counters(self) -> dict[str, TierCounters]:
-        """Activity of each tier since the store was opened, by the tier's name."""
-        return self._stack.tiers.counters()
+    def tiers(self) -> dict[str, TierStatus]:
+        """Contents and activity of each tier, by the tier's name."""
+        return self._stack.tiers.get_status()
+
+    def count_pending(self) -> tuple[int, int]:
+        """Count the pages that are not in the lowest tier, and those of them in memory alone."""
+        return self._stack.placement.count_pending()
 
     def check(self) -> None:
         """Wait for the writer, then raise InvariantError unless tiers and page tables agree.

@@ -7,11 +7,14 @@ once by a turn or a repair, and continues later from its last commit.
 
 import asyncio
 
+import structlog
+
 from kvrecall.domain.errors import ServiceError
+from kvrecall.telemetry.spans import current_span
 from services.context import ServiceContext
 from services.episode_maintenance import EpisodeMaintainer
 from services.repair_runner import RepairRunner
-from services.session_manager import ActiveSession
+from services.sessions.active import ActiveSession
 
 
 class BackgroundTasks:
@@ -25,6 +28,7 @@ class BackgroundTasks:
     def start_repairs(self, live: ActiveSession) -> None:
         """Run the repairs that are due, before anything else."""
         live.repairs_pending = True
+        live.repairs_cause = current_span()
         _interrupt_maintenance(live)
         self._start(live)
 
@@ -76,6 +80,7 @@ class BackgroundTasks:
             live.background = asyncio.create_task(self._run(live), name=f"background {live.id}")
 
     async def _run(self, live: ActiveSession) -> None:
+        structlog.contextvars.bind_contextvars(session=live.id)  # in this task alone
         while True:
             if live.repairs_pending:
                 live.repairs_pending = False

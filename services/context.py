@@ -7,6 +7,7 @@ from kvrecall.domain.events import EventBus
 from kvrecall.domain.limits import ServiceLimits
 from services.admission import Admission
 from services.catalog.base import Catalog
+from services.catalog.observed import ObservedCatalog
 from services.cluster.worker_client import Worker
 from services.quarantine import Quarantine
 from services.quotas import Quotas
@@ -31,6 +32,7 @@ class ServiceContext:
     def create(cls, catalog: Catalog, worker: Worker, limits: ServiceLimits) -> Self:
         """Build the context of one service."""
         events = EventBus()
+        catalog = ObservedCatalog(catalog, events.publish)
         return cls(
             catalog=catalog,
             worker=worker,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pydantic import TypeAdapter
 
 from kvrecall.domain.errors import ServiceError, WorkerLost, WorkerRefused
+from kvrecall.domain.events import SessionCreated
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession, resolve_settings
@@ -40,6 +41,7 @@ class SessionCreator:
         self._catalog = context.catalog
         self._worker = context.worker
         self._sessions = context.sessions
+        self._events = context.events
         self._quotas = context.quotas
         self._admission = context.creations
         self._limits = context.limits
@@ -83,6 +85,7 @@ class SessionCreator:
                 return created
             raise
         self._sessions.add_created(session)
+        self._events.publish(SessionCreated(session.id))
         return session
 
     async def _open_anywhere(self, session: Session) -> str:

@@ -11,7 +11,7 @@ from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.context import ServiceContext
 from services.pages.collector import PageCollector
-from services.session_manager import ActiveSession
+from services.sessions.active import ActiveSession
 
 SWEEP_SECONDS = 60.0
 # Sessions that one query of a sweep returns, and that make room for a new one at once.
@@ -63,7 +63,7 @@ class SessionDeleter:
             live.id, None if key is None else IdempotencyRecord(key, "{}")
         )
         self._context.sessions.remove(live)
-        self._context.events.publish(SessionDeleted(live.id))
+        self._context.events.publish(SessionDeleted(live.id, live.tenant))
         await self._collector.delete(orphans)
 
 

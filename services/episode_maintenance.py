@@ -36,6 +36,7 @@ from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import utterances
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import current_span, under
 from services.catalog.records import (
     BuildCommit,
     EpisodeRecord,
@@ -44,7 +45,7 @@ from services.catalog.records import (
     SegmentsCommit,
 )
 from services.context import ServiceContext
-from services.session_manager import ActiveSession
+from services.sessions.active import ActiveSession
 
 _TURNS_PER_READ = 128
 # Segments per call of the encoder and per commit: a turn whose query is to be embedded waits for no
@@ -86,7 +87,8 @@ class EpisodeMaintainer:
                 length=length,
                 budget=budget,
             ):
-                await self._build(live, session, settings, found)
+                with under(current_span().follow("build episodes")):
+                    await self._build(live, session, settings, found)
         except (StaleEpoch, SessionBusy):
             return  # another process went on with the session
         except ServiceError as error:

@@ -15,6 +15,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.utterances import query_text
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import span
 from services.catalog.records import EpisodeSet
 from services.context import ServiceContext
 
@@ -55,7 +56,8 @@ class EpisodeRouter:
         if not found.episodes:
             return None
         try:
-            nearest = match(await self._embed(text, found), _centroids(found))
+            with span("match episode"):
+                nearest = match(await self._embed(text, found), _centroids(found))
             chosen = found.episodes[nearest.episode]
             load = None
             if chosen.id != found.active:

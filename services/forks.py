@@ -14,7 +14,6 @@ import structlog
 from kvrecall.domain.commit_points import cut_points
 from kvrecall.domain.errors import ServiceError, SessionBusy, UnknownSession, UnknownTurn
 from kvrecall.domain.events import SessionForked
-from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.session_settings import ForkOrigin
@@ -26,7 +25,7 @@ from services.cancellation import run_to_completion
 from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey
 from services.context import ServiceContext
 from services.creation import build_record, find_created
-from services.session_manager import ActiveSession
+from services.sessions.active import ActiveSession
 from services.turn_log import logged_turns
 
 # Opens a fork that the catalog has in the worker where its parent is open.
@@ -334,7 +333,7 @@ def _child(parent: Session, request: ForkRequest, turn: int, begins: Session) ->
 def _at_earlier_turn(parent: Session, last: Turn, own: SharedPages) -> Session:
     """Restore the parent as it was when its turn `last` had just been committed."""
     calls = tuple(
-        PendingCall(last.number, index, call) for index, call in enumerate(_ending_calls(last))
+        PendingCall(last.number, index, call) for index, call in enumerate(last.ending_calls)
     )
     output_due = 0 if calls else last.outcome.output_tokens
     return replace(
@@ -345,14 +344,6 @@ def _at_earlier_turn(parent: Session, last: Turn, own: SharedPages) -> Session:
         memory=last.outcome.memory,
         shared=_page_owners(parent, own),
     )
-
-
-def _ending_calls(turn: Turn) -> tuple[ToolCall, ...]:
-    """Return the calls that a turn ended on: the model's, or recorded ones."""
-    answer = turn.outcome.message
-    if answer is not None:
-        return answer.tool_calls if turn.outcome.finish_reason == "tool_calls" else ()
-    return turn.messages[-1].tool_calls
 
 
 def _page_owners(parent: Session, own: SharedPages) -> tuple[SharedPages, ...]:

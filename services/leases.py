@@ -8,7 +8,7 @@ owner's epoch is refused.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, UnknownSession
@@ -50,8 +50,15 @@ class Claim:
 class Leases:
     """This process's leases, under a random holder name."""
 
-    def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        limits: ServiceLimits,
+        on_lost: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_lost` is called with a session that another process took over during work on it."""
         self._catalog = catalog
+        self._on_lost = on_lost
         self._seconds = limits.claim_seconds
         self.holder = secrets.token_hex(8)
 
@@ -154,6 +161,7 @@ class Leases:
                 else:
                     claim.lost = known is not None and lease.epoch != known
         claim.epoch = None
+        self._on_lost(claim.session)
         for task in set(claim.tasks):
             task.cancel()
 

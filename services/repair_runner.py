@@ -6,22 +6,25 @@ them.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, WorkerLost, WorkerRefused
-from kvrecall.domain.events import RepairFailed, RepairFinished
+from kvrecall.domain.events import RepairBegan, RepairFailed, RepairFinished
 from kvrecall.domain.messages import Message
-from kvrecall.domain.repairs import DueRepair, due_repairs
+from kvrecall.domain.repairs import DueRepair, due_repairs, get_call_id
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent, SessionState
 from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import under
 from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
-from services.session_manager import ActiveSession
+from services.sessions.active import ActiveSession
 from services.tool_calls.output import read_signal
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
@@ -65,7 +68,8 @@ class RepairRunner:
             if due[0].trigger is RepairTrigger.TOOL_RESULT and not live.queued_turns:
                 await self._wait_for_a_turn(live)
             try:
-                await self._run(live, session, due[0], abandon_on_loss)
+                with under(live.repairs_cause.follow(f"repair {due[0].trigger}")):
+                    await self._run(live, session, due[0], abandon_on_loss)
             except (StaleEpoch, SessionBusy):
                 raise  # another process went on with the session
             except ServiceError as error:
@@ -101,8 +105,11 @@ class RepairRunner:
             return  # nothing is awaited from here to the worker: a later stop request finds the repair there
         live.advance(SessionEvent.REPAIR_STARTED)
         live.needs_reopen = True
+        call, started_at = get_call_id(session, repair), time.time()
+        self._events.publish(RepairBegan(live.id, repair.trigger, call))
         try:
             commit = await self._call_worker(live, repair, request, signal, abandon_on_loss)
+            commit = _complete(commit, session, call, started_at)
             await self._catalog.repairs.commit(live.id, commit, request.epoch)
             live.needs_reopen = commit.worker_state is None
         finally:
@@ -111,6 +118,7 @@ class RepairRunner:
                 SessionEvent.REPAIR_ENDED_IN_PAUSE if paused else SessionEvent.REPAIR_ENDED_IN_IDLE
             )
         if commit.report is not None and commit.memory is not None:
+            live.repair_ended = time.monotonic()
             self._events.publish(RepairFinished(live.id, commit.report, commit.memory))
 
     async def _request(self, session: Session, repair: DueRepair) -> tuple[pb.RepairRequest, str]:
@@ -161,6 +169,20 @@ class RepairRunner:
             memory_from_wire(result.memory),
             repair_details(signal, result.report),
         )
+
+
+def _complete(commit: RepairCommit, session: Session, call: str, started_at: float) -> RepairCommit:
+    """Add what the worker does not know: when the repair began, for which call, and durability.
+
+    A repair computes no rows, so the session is as durable as after its last turn.
+    """
+    if commit.report is None or commit.memory is None:
+        return commit
+    return replace(
+        commit,
+        report=replace(commit.report, call_id=call, started_at=started_at),
+        memory=replace(commit.memory, durable=session.memory.durable),
+    )
 
 
 def signal_text(messages: Sequence[Message]) -> str:

@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from kvrecall.domain.errors import (
     InvalidRequest,
@@ -16,29 +15,21 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import Observer, ServiceEvent, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
-from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.state_machine import SessionState
-from kvrecall.domain.tool_events import (
-    EventReceipt,
-    ToolEvent,
-    apply_event,
-    get_piece_index,
-    is_late,
-    receipt,
-)
+from kvrecall.domain.tool_events import EventReceipt, ToolEvent
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import message_to_wire, worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import span
 from services.access.control import AccessControl
-from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
-from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyRecord, SessionPage
+from services.catalog.records import EpisodeSet, IdempotencyKey
 from services.cluster.worker_client import Worker
 from services.context import ServiceContext
 from services.conversations.matching import Conversations
@@ -47,24 +38,29 @@ from services.conversations.responses import ResponseStore
 from services.creation import SessionCreator
 from services.deletion import Retention, SessionDeleter
 from services.episode_router import EpisodeRouter
+from services.feed.activity import Activity
+from services.feed.feed import Feed
+from services.feed.relay import Relay
+from services.feed.watching import Watching
 from services.forks import ForkRequest, ForkRunner
 from services.pages.collector import PageCollector
 from services.pages.reconciliation import Reconciler
+from services.reading.reader import SessionReader
 from services.repair_history import RepairHistoryEntry, load_repair_history
-from services.session_manager import ActiveSession
-from services.tool_calls.output import read_stored_pieces
+from services.sessions.active import ActiveSession
+from services.status.status import ServiceStatus
+from services.tool_calls.reports import ToolReports
 from services.tool_calls.timeouts import ToolCallTimeouts
 from services.turn_stream import Publish, TurnStream
 from services.turns import TurnRunner
-
-RECEIPT = TypeAdapter(EventReceipt)
 
 
 class SessionService:
     """The service behind one object. Call `start` first and `stop` last.
 
     It owns the worker and the catalog that it is given: `stop` closes both. Without `access` every
-    caller is believed while the catalog has no key.
+    caller is believed while the catalog has no key. A `relay` carries events from and to the other
+    gateways of the catalog.
     """
 
     def __init__(
@@ -73,13 +69,20 @@ class SessionService:
         catalog: Catalog,
         limits: ServiceLimits,
         access: AccessControl | None = None,
+        relay: Relay | None = None,
     ) -> None:
         self._context = ServiceContext.create(catalog, worker, limits)
-        self._catalog = catalog
+        catalog = self._catalog = self._context.catalog
         self._worker = worker
+        self.reading = SessionReader(catalog, worker, self.get_state, lambda: self.info)
         self._sessions = self._context.sessions
         self._quotas = self._context.quotas
         self._events = self._context.events
+        self.feed = Feed(self._sessions, limits, relay)
+        self.activity = Activity(self._sessions)
+        self.watching = Watching(catalog, self._sessions, self.feed)
+        for observer in (self.feed.observe, self.activity.observe):
+            self._events.add(observer)
         self.access = access or AccessControl(catalog.api_keys)
         self._events.add(self.access.observe)
         self._background = BackgroundTasks(self._context)
@@ -88,8 +91,10 @@ class SessionService:
         self._forks = ForkRunner(self._context, self._background)
         self.responses = ResponseStore(catalog, limits)
         self.named_conversations = NamedConversations(catalog, self._quotas, limits)
+        self._reports = ToolReports(self._context, self._background)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
+        self.status = ServiceStatus(self._context, self._collector)
         self._deleter = SessionDeleter(self._context, self._background, self._collector)
         self._retention = Retention(self._context, self._deleter)
         self._quotas.use(self._retention.make_room)
@@ -106,19 +111,23 @@ class SessionService:
         return self._context.limits
 
     @property
-    def admission(self) -> Admission:
-        """Running and waiting turns."""
-        return self._context.admission
-
-    @property
     def ready(self) -> bool:
         """True while new work is accepted and no stop was announced."""
         return self._accepting and self._stop_at is None
 
     @property
+    def known_info(self) -> WorkerInfo | None:
+        """Model, shape and limits of the workers; None until the first one has joined."""
+        return self._info
+
+    @property
     def info(self) -> WorkerInfo:
-        """Model, shape and limits of the worker."""
-        assert self._info is not None, "the service was not started"
+        """Model, shape and limits of the workers. Raises WorkerLost until the first has joined."""
+        if self._info is None:
+            raise WorkerLost(
+                "no worker has joined yet: its model may still be loading, or it was left out, which "
+                "the gateway's log says"
+            )
         return self._info
 
     def publish(self, event: ServiceEvent) -> None:
@@ -130,12 +139,17 @@ class SessionService:
         self._events.add(observer)
 
     async def start(self) -> None:
-        """Learn the worker's limits, start the background work, then accept requests."""
-        await self._learn()
+        """Learn the workers' limits, start the background work, then accept requests.
+
+        Without a worker requests are refused as WorkerLost; one that joins later is asked then.
+        """
+        with suppress(WorkerLost):
+            await self._learn()
         self._timeouts.start()
         self._collector.start()
         self._reconciler.start()
         self._retention.start()
+        self.feed.start()
         self._accepting = True
 
     async def worker_joined(self, worker: str) -> None:
@@ -154,6 +168,7 @@ class SessionService:
         """
         if self._stop_at is None:
             self._stop_at = time.monotonic() + self.limits.drain_seconds
+            self.feed.end()
         return max(0.0, self._stop_at - time.monotonic())
 
     async def stop(self) -> None:
@@ -171,6 +186,7 @@ class SessionService:
         await self._collector.stop()
         await self._reconciler.stop()
         await self._background.stop()
+        await self.feed.stop()
         await self.access.stop()
         await self._worker.close()
         await self._catalog.close()
@@ -186,25 +202,16 @@ class SessionService:
         With a `tenant`, another tenant's session is unknown.
         """
         found = await self._catalog.sessions.get(session, tenant)
-        return found, self._current_state(found)
+        return found, self.get_state(found)
 
-    def _current_state(self, session: Session) -> SessionState:
+    def get_state(self, session: Session) -> SessionState:
+        """Return the state of a session now, as far as this process knows."""
         live = self._sessions.find(session.id)
         return session.committed_state if live is None or live.idle else live.state
 
     async def check_tenant(self, session: str, tenant: str) -> None:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
         await self._catalog.sessions.get(session, tenant)
-
-    async def page(
-        self, limit: int, cursor: str | None, tenant: str = ""
-    ) -> tuple[SessionPage, list[SessionState]]:
-        """List some of a tenant's sessions, newest first, with their states.
-
-        Raises InvalidRequest for a wrong cursor.
-        """
-        page = await self._catalog.sessions.get_page(limit, cursor, tenant)
-        return page, [self._current_state(session) for session in page.sessions]
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
         """List committed turns of a session, in order."""
@@ -244,7 +251,8 @@ class SessionService:
         left = live.claim.worker
         target = await self._target(live, worker)
         if target != left:
-            await self._sessions.move(live, target)
+            with span("move"):
+                await self._sessions.move(live, target)
             self._context.quarantine.clear(live.id)
             self._events.publish(SessionMoved(live.id, left, target, time.monotonic() - started))
 
@@ -267,9 +275,13 @@ class SessionService:
         except WorkerLost as error:
             raise WorkerUnavailable(f"no worker takes the session now: {error.message}") from error
 
-    async def workers(self) -> list[pb.WorkerRecord]:
-        """List the workers that can be reached, with their load."""
-        return await self._worker.workers()
+    async def describe_workers(self) -> tuple[list[pb.WorkerRecord], dict[str, pb.WorkerStats]]:
+        """List the workers that can be reached, with their load, and counters of those that answer."""
+        try:
+            stats = await self._worker.stats()
+        except WorkerLost:
+            stats = {}
+        return await self._worker.workers(), stats
 
     async def fork(
         self,
@@ -283,7 +295,8 @@ class SessionService:
         With a `tenant`, another tenant's session is unknown. Raises as `ForkRunner.fork`.
         """
         self._check_accepting()
-        return await self._forks.fork(session, request, key, self.info.page_tokens, tenant)
+        with span("fork"):
+            return await self._forks.fork(session, request, key, self.info.page_tokens, tenant)
 
     def turn(
         self,
@@ -329,32 +342,9 @@ class SessionService:
         self._check_accepting()
         live = self._sessions.activate(await self._catalog.sessions.get(session, tenant))
         async with self._sessions.claim(live):
-            if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
-                return RECEIPT.validate_json(record)
-            return await run_to_completion(self._event(live, event, key))
-
-    async def _event(
-        self, live: ActiveSession, event: ToolEvent, key: IdempotencyKey | None
-    ) -> EventReceipt:
-        session = await self._catalog.sessions.get(live.id)
-        call = await self._catalog.tool_calls.get(live.id, event.call_id)
-        stored = await read_stored_pieces(self._catalog, live.id, call, event)
-        changed = apply_event(session, call, event, self.limits, stored)
-        acknowledged = receipt(session, changed, event, live.state, late=is_late(call, event))
-        if changed is not call or key is not None:
-            record = (
-                None
-                if key is None
-                else IdempotencyRecord(key, RECEIPT.dump_json(acknowledged).decode())
-            )
-            grown = changed.output.pieces > call.output.pieces
-            piece = (get_piece_index(call, event), event.text) if grown else None
-            await self._catalog.tool_calls.commit(
-                live.id, changed, await self._sessions.epoch(live), record, piece
-            )
-        if due_repairs(await self._catalog.sessions.get(live.id)):
-            self._background.start_repairs(live)
-        return acknowledged
+            if (recorded := await self._reports.find(key)) is not None:
+                return recorded
+            return await run_to_completion(self._reports.record(live, event, key))
 
     async def episodes(self, session: str, tenant: str | None = None) -> tuple[Session, EpisodeSet]:
         """Return the session and its committed episodes. Raises UnknownSession."""

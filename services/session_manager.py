@@ -19,17 +19,26 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerRefused,
 )
-from kvrecall.domain.events import EventBus, PagesRebuilt, SessionForgotten
+from kvrecall.domain.events import (
+    ClaimLost,
+    EventBus,
+    OpenReason,
+    PagesRebuilt,
+    SessionForgotten,
+    SessionOpened,
+    WriterFenced,
+)
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionEvent, SessionState, next_state
 from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import span
 from services.catalog.base import Catalog
 from services.catalog.records import REPAIRS_RETAINED
 from services.cluster.worker_client import Worker
-from services.leases import Claim, Leases
+from services.leases import Leases
+from services.sessions.active import ActiveSession
 from services.turn_log import logged_turns
 
 Answer = TypeVar("Answer")
@@ -58,77 +67,6 @@ def may_have_changed(refusal: WorkerRefused) -> bool:
     return refusal.code in _WORTH_ANOTHER_WORKER | _FIXED_BY_REOPENING
 
 
-class ActiveSession:
-    """The state of a session in this process, beyond the catalog.
-
-    - `needs_reopen`: the worker may hold something else than what was committed. True until the
-      session is first opened here, while a turn or repair runs, after one that failed, and when
-      another process has written the session since.
-    - `stop_repairs` is set while a turn waits that takes what repairs have found so far: the
-      running one stops early and no other starts.
-    - `repairs_pending`: some repairs may be due.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self.id = session.id
-        self.state = session.committed_state
-        self.claim = Claim(session.id)
-        self._dirty = True
-        self.opened = False
-        self.deleted = False
-        self.write_lock = asyncio.Lock()
-        self.open_lock = asyncio.Lock()
-        self.queued_turns = 0
-        self.waiting_writers = 0
-        self.has_episodes = session.settings.episodes is not None
-        self.background: asyncio.Task[None] | None = None
-        self.maintenance: asyncio.Task[None] | None = None
-        self.repairs_pending = False
-        self.stop_repairs = asyncio.Event()
-
-    @property
-    def needs_reopen(self) -> bool:
-        """True when the worker may hold something else than what was committed."""
-        return self._dirty or self.claim.epoch is None
-
-    @needs_reopen.setter
-    def needs_reopen(self, dirty: bool) -> None:
-        self._dirty = dirty
-
-    @property
-    def idle(self) -> bool:
-        """True when nothing in this process changes the session's state; another process may."""
-        return self.state in (SessionState.IDLE, SessionState.PAUSED)
-
-    @property
-    def in_use(self) -> bool:
-        """True while a request or background work holds the session, or waits for it."""
-        return bool(
-            self.queued_turns
-            or self.waiting_writers
-            or self.write_lock.locked()
-            or self.open_lock.locked()
-            or self.claim.tasks
-            or (self.background is not None and not self.background.done())
-        )
-
-    @property
-    def in_turn(self) -> bool:
-        """True while a turn runs that is not committed."""
-        return self.state in (SessionState.PREFILLING, SessionState.DECODING)
-
-    def advance(self, event: SessionEvent) -> None:
-        """Move to the next state. Raises IllegalTransition."""
-        self.state = next_state(self.state, event)
-
-    def roll_back(self, session: Session) -> None:
-        """Return to the state that was committed."""
-        paused = session.committed_state is SessionState.PAUSED
-        self.advance(
-            SessionEvent.ROLLED_BACK_TO_PAUSE if paused else SessionEvent.ROLLED_BACK_TO_IDLE
-        )
-
-
 class SessionManager:
     """Tracks active sessions, grants exclusive access to them and opens them in a worker."""
 
@@ -139,7 +77,7 @@ class SessionManager:
         self._worker = worker
         self._events = events
         self._limits = limits
-        self._leases = Leases(catalog, limits)
+        self._leases = Leases(catalog, limits, lambda lost: events.publish(ClaimLost(lost)))
         self._active: OrderedDict[str, ActiveSession] = OrderedDict()
 
     def all(self) -> list[ActiveSession]:
@@ -156,7 +94,7 @@ class SessionManager:
         The caller claims it before it waits for anything else. The longest unused sessions beyond
         `idle_sessions` are forgotten; their next use opens them again under a new epoch.
         """
-        live = self._active.setdefault(session.id, ActiveSession(session))
+        live = self._active.setdefault(session.id, ActiveSession(session, self._events))
         self._active.move_to_end(session.id)
         self._forget_unused()
         return live
@@ -188,9 +126,7 @@ class SessionManager:
 
     @asynccontextmanager
     async def claim_turn(self, live: ActiveSession, wait: bool) -> AsyncIterator[None]:
-        """Hold the session for a turn.
-
-        Raises SessionBusy while another turn runs, unless `wait` (bounded).
+        """Hold the session for a turn. Raises SessionBusy while another turn runs, unless `wait`.
 
         Another process is waited for until its lease would have expired: it may have died.
         """
@@ -294,13 +230,13 @@ class SessionManager:
     async def reopen(self, live: ActiveSession, epoch: int, refusal: WorkerRefused) -> int:
         """Open the session again in a worker that was restarted or misses pages.
 
-        Return the fresh epoch.
-
-        Raises the refusal when it has another reason, StaleEpoch when another process took the
+        Return the fresh epoch. Raises the refusal when it has another reason, StaleEpoch when another process took the
         session over.
         """
         if refusal.code not in _FIXED_BY_REOPENING:
             raise refusal
+        if refusal.code is ErrorCode.STALE_EPOCH:
+            self._events.publish(WriterFenced("worker"))
         async with live.open_lock, self._leases.held(live.claim):
             if live.claim.epoch != epoch:
                 message = f"another process took session {live.id!r} over; send the request again"
@@ -325,7 +261,7 @@ class SessionManager:
         async with live.open_lock, self._leases.held(live.claim):
             left = live.claim.worker
             try:
-                epoch = await self._open(live, worker)
+                epoch = await self._open(live, worker, reason="move")
             except ServiceError:
                 with suppress(ServiceError):
                     await self._leases.take_over(live.claim, left)
@@ -338,8 +274,10 @@ class SessionManager:
         worker: str,
         session: Session | None = None,
         pages_missing: bool = False,
+        reason: OpenReason | None = None,
     ) -> int:
         """Open under a fresh epoch, so that an earlier call that is still on its way is refused."""
+        opened = SessionOpened(live.id, worker, reason or live.get_open_reason(worker))
         live.needs_reopen = True
         epoch = await self._leases.take_over(live.claim, worker)
         live.claim.unused = False
@@ -359,6 +297,7 @@ class SessionManager:
             await self._rebuild(session, worker, pb.RebuildRequest(spec=spec, state=state))
         live.needs_reopen = False
         live.opened = True
+        self._events.publish(opened)
         return epoch
 
     async def _rebuild(self, session: Session, worker: str, request: pb.RebuildRequest) -> None:
@@ -367,7 +306,8 @@ class SessionManager:
         while turns := await self._catalog.turns.get_after(session.id, after, _TURNS_PER_READ):
             request.turns.extend(logged_turns(turns, repairs))
             after = turns[-1].number
-        result = await self._worker.rebuild(request)
+        with span("rebuild pages"):
+            result = await self._worker.rebuild(request)
         self._events.publish(PagesRebuilt(session.id, worker, result.pages, result.seconds))
 
     async def memory(self, session: Session) -> MemoryReport:

@@ -3,7 +3,10 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+
+import structlog
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
@@ -13,16 +16,22 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerRefused,
 )
-from kvrecall.domain.events import EpisodesFailed, TurnFailed, TurnFinished, TurnRetried
+from kvrecall.domain.events import (
+    AnswerReplayed,
+    EpisodesFailed,
+    TurnBegan,
+    TurnFailed,
+    TurnFinished,
+    TurnRetried,
+)
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent
 from kvrecall.domain.turn_request import TurnRequest, plan_turn
-from kvrecall.protocol.convert import (
-    call_from_wire,
-)
+from kvrecall.protocol.convert import call_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import span
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, KeptState, TurnCommit
@@ -31,9 +40,11 @@ from services.context import ServiceContext
 from services.episode_router import EpisodeRouter
 from services.pages.prefix_sharing import PrefixSharing
 from services.planning.constraints import check_constraint
+from services.planning.turn_clock import TurnClock
 from services.planning.turn_context import TurnContext
 from services.repair_runner import repair_details, signal_text
-from services.session_manager import ActiveSession, may_have_changed
+from services.session_manager import may_have_changed
+from services.sessions.active import ActiveSession
 from services.stream_resume import StreamResumer
 from services.turn_stream import Publish, TurnEnded, TurnStarted, replay
 
@@ -67,14 +78,15 @@ class TurnRunner:
         `call_format`: the form of the model's calls. With a `tenant`, another tenant's session is
         unknown. Raises a ServiceError; a turn that is not committed changes nothing.
         """
-        try:
-            await self._run(session, request, publish, call_format, key, tenant)
-        except ServiceError as error:
-            self._context.events.publish(TurnFailed(session, error.code))
-            raise
-        except asyncio.CancelledError:
-            self._context.events.publish(TurnFailed(session, ErrorCode.CANCELLED))
-            raise
+        with span("chat"):  # its attributes come from the events that are published within
+            try:
+                await self._run(session, request, publish, call_format, key, tenant)
+            except ServiceError as error:
+                self._context.events.publish(TurnFailed(session, error.code))
+                raise
+            except asyncio.CancelledError:
+                self._context.events.publish(TurnFailed(session, ErrorCode.CANCELLED))
+                raise
 
     async def _run(
         self,
@@ -85,30 +97,36 @@ class TurnRunner:
         key: IdempotencyKey | None,
         tenant: str | None,
     ) -> None:
-        arrived = time.monotonic()
-        if await self._replay(key, publish):
+        clock = TurnClock()
+        if await self._replay(session_id, key, publish):
             return
         # The first of two reads of the session: who owns it, and what to refuse early.
         session = await self._context.catalog.sessions.get(session_id, tenant)
         live = self._context.sessions.activate(session)
+        structlog.contextvars.bind_contextvars(session=session.id)  # in this turn's own task
         try:
-            async with self._context.sessions.claim_turn(live, request.queue):
-                if await self._replay(key, publish):
+            async with AsyncExitStack() as held:
+                with span("claim"):
+                    claim = self._context.sessions.claim_turn(live, request.queue)
+                    await held.enter_async_context(claim)
+                if await self._replay(session_id, key, publish):
                     return
                 await self._check(session, request, call_format)
-                async with self._context.admission.slot():
-                    turn = await self._begin(live, request, publish, key, arrived)
-                    await self._compute(turn, publish)
+                with span("admission"):
+                    await held.enter_async_context(self._context.admission.slot())
+                turn = await self._begin(live, request, publish, key, clock)
+                await self._compute(turn, publish)
         finally:
             self._background.resume(live)
 
-    async def _replay(self, key: IdempotencyKey | None, publish: Publish) -> bool:
+    async def _replay(self, session: str, key: IdempotencyKey | None, publish: Publish) -> bool:
         """Publish the outcome that is recorded under the key; return whether there is one."""
         record = None if key is None else await self._context.catalog.idempotency.get(key)
         if record is None:
             return False
         for progress in replay(OUTCOME.validate_json(record)):
             publish(progress)
+        self._context.events.publish(AnswerReplayed(session))
         return True
 
     async def _check(self, session: Session, request: TurnRequest, call_format: str) -> None:
@@ -137,18 +155,20 @@ class TurnRunner:
         request: TurnRequest,
         publish: Publish,
         key: IdempotencyKey | None,
-        arrived: float,
+        clock: TurnClock,
     ) -> TurnContext:
         """Interrupt background work, take the session over, and plan against its committed state."""
-        await self._background.yield_to_turn(live, request.wait_for_repairs)
+        with span("settle repairs"):
+            await self._background.yield_to_turn(live, request.wait_for_repairs)
         await self._context.sessions.epoch(live)  # no other process writes the session from here on
         session = await self._context.catalog.sessions.get(live.id)
         plan = plan_turn(session, request, self._context.limits)
         publish(TurnStarted(live.id, plan.number))
-        waited = time.monotonic() - arrived
+        self._context.events.publish(TurnBegan(live.id, plan.number))
+        waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
         first = await self._prefixes.first_turn(session, plan.messages)
-        return TurnContext(live, session, request, plan, key, waited, match, first)
+        return TurnContext(live, session, request, plan, key, clock, waited, match, first)
 
     async def _compute(self, turn: TurnContext, publish: Publish) -> None:
         """Run the turn in the session's worker; retry it when that is lost before the commit.
@@ -184,6 +204,7 @@ class TurnRunner:
                 lost.append(turn.live.claim.worker)
                 if not self._context.sessions.can_retry_elsewhere(turn.live.id, lost, error):
                     raise
+                turn = replace(turn, retries=len(lost))
                 self._context.events.publish(
                     TurnRetried(turn.live.id, lost[-1], error.code, error.message)
                 )
@@ -225,6 +246,7 @@ class TurnRunner:
                         started = True
                         match event.WhichOneof("event"):
                             case "token":
+                                turn.clock.note_token()
                                 turn.live.advance(SessionEvent.TOKEN_GENERATED)
                                 resumer.chunk(event.token)
                             case "tool_call":
@@ -272,6 +294,7 @@ class TurnRunner:
     async def _commit(self, turn: TurnContext, done: pb.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause that it ends on."""
         live = turn.live
+        turn.clock.begin_commit()
         outcome = turn.outcome(done)
         calls = turn.plan.asks
         if outcome.message is not None and done.finish_reason == "tool_calls":
@@ -294,11 +317,18 @@ class TurnRunner:
         record = None
         if turn.key is not None:
             record = IdempotencyRecord(turn.key, OUTCOME.dump_json(outcome).decode())
-        await self._context.catalog.turns.commit(commit, epoch, record)
+        with span("commit"):
+            await self._context.catalog.turns.commit(commit, epoch, record)
         live.needs_reopen = False
         live.repairs_pending = False
+        live.started_calls.clear()  # a turn appends all results of the pause before it
         live.advance(SessionEvent.CALLS_EMITTED if calls else SessionEvent.TURN_ENDED)
-        self._context.events.publish(TurnFinished(outcome))
+        start = turn.describe_start(done)
+        live.pause_began = time.monotonic() if calls else None
+        live.repair_ended = None
+        timing = turn.clock.finish(outcome.output_tokens)
+        run = turn.describe_run(epoch)
+        self._context.events.publish(TurnFinished(outcome, start, timing, run))
         if calls or turn.session.settings.repairs_on(RepairTrigger.LAST_OUTPUT):
             self._background.start_repairs(live)
         return outcome

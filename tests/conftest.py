@@ -1,18 +1,22 @@
 """Markers of all tests, and real Redis servers: one, a primary behind sentinels, a cluster.
 
-A test is `integration` if it starts processes or real servers, or is one of the long property
-tests; every other test is `unit`. Property tests have no deadline, so that load fails none.
+A test of tests/operations, which needs tools that are no Python packages, is `operations`. Another
+is `integration` if it starts processes or real servers, or is one of the long property tests; every
+other test is `unit`. Property tests have no deadline, so that load fails none.
 """
 
 import base64
 import json
+import logging
 import lzma
 import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -49,25 +53,43 @@ INTEGRATION_PATHS = (
     "kvstore/test_crash.py",
     "kvstore/test_store_fault_states.py",
     "reference/test_model.py",
+    "telemetry",
     "workers/engine/test_engine.py",
     "workers/methods/test_contract.py",
     "workers/model/test_layer_sensitivity.py",
     "workers/primitives/test_uncertainty.py",
     "workers/repair/test_scan.py",
 )
+# Folders whose tests need tools beside Python's packages: they are collected with `-m operations` only.
+OPERATIONS_PATHS = ("console", "operations")
 # Fixtures that start a server; a test that uses one is an integration test wherever it is.
 INTEGRATION_FIXTURES = frozenset({"redis_process", "redis_processes", "server"})
 # End of a wait for a condition, which comes within seconds on a machine that is not overloaded.
 WAIT_SECONDS = 120.0
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what needs other tools, unless it is asked for: without them it cannot be imported."""
+    if config.option.markexpr == "operations":
+        return None
+    return True if is_operations(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test as `unit` or `integration`."""
+    """Mark every test as `unit`, `integration` or `operations`."""
     unknown = [path for path in INTEGRATION_PATHS if not (TESTS / path).exists()]
     assert not unknown, f"INTEGRATION_PATHS has files that are not there: {unknown}"
     for item in items:
-        item.add_marker("integration" if is_integration(item) else "unit")
+        if is_operations(item.path):
+            item.add_marker("operations")
+        else:
+            item.add_marker("integration" if is_integration(item) else "unit")
+
+
+def is_operations(path: Path) -> bool:
+    """True for a file or folder whose tests need tools beside Python's packages."""
+    return any(path.is_relative_to(TESTS / folder) for folder in OPERATIONS_PATHS)
 
 
 def is_integration(item: pytest.Item) -> bool:
@@ -81,8 +103,15 @@ def is_integration(item: pytest.Item) -> bool:
 def own_log_settings() -> Iterator[None]:
     """Undo what a test's in-process commands change in the settings of logs."""
     before = structlog.get_config()
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     yield
+    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
     structlog.configure(**before)
+    logging.captureWarnings(False)
+    root.setLevel(level)
+    root.handlers = [each for each in root.handlers if each in handlers]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -303,7 +332,9 @@ class OldRelease:
     def unpack_data(self, folder: Path) -> Path:
         """Unpack its data directory into `folder`; return the data directory."""
         with tarfile.open(self.folder / "data-0.1.0.tar.xz") as archive:
-            archive.extractall(folder, filter="data")
+            # Python 3.11 has filters from 3.11.4 on.
+            safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            archive.extractall(folder, **safely)
         return folder / "data"
 
     def load_redis(self, client: Any, namespace: str = "kvrecall") -> None:

@@ -31,6 +31,7 @@ from services.cluster.registry import RedisRegistry, Registry, StaticRegistry
 from services.cluster.settings import WireSettings
 from services.conversations.continuation import Conversation
 from services.forks import ForkRequest
+from services.reading.search import SessionQuery
 from services.service import SessionService
 
 TEXT = Message("user", " ".join(f"word{number}" for number in range(32)))
@@ -221,14 +222,15 @@ class Fleet:
         return durations
 
     async def _list_page(self) -> None:
-        await self.gateways[0].service.page(_PAGE, None)
+        await self.gateways[0].service.reading.search(SessionQuery(_PAGE), "")
 
     async def _time_middle_pages(self) -> list[float]:
         cursor = None
         for _ in range(len(self.sessions) // _PAGE // 2):
             page = await self.gateways[0].catalog.sessions.get_page(_PAGE, cursor)
             cursor = page.next_cursor
-        return await self._repeat(lambda: self.gateways[0].service.page(_PAGE, cursor))
+        query = SessionQuery(_PAGE, cursor)
+        return await self._repeat(lambda: self.gateways[0].service.reading.search(query, ""))
 
     async def _sum_tokens(self) -> None:
         await self.gateways[0].catalog.sessions.get_tenant_tokens("")

@@ -23,6 +23,7 @@ from kvrecall.protocol.calls import Call
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import StubWorker
 from workers.errors import WorkerError
+from workers.metrics.catalogue import create_metrics
 from workers.rpc.registration import Registration
 from workers.rpc.server import WorkerServer
 from workers.rpc.service import WorkerService
@@ -57,6 +58,7 @@ class ScriptedService:
     def __init__(self, state_bytes: int) -> None:
         self._worker = StubWorker()
         self._padding = bytes(state_bytes)
+        self.metrics = create_metrics("scripted")
 
     def handler(self, call: Call[Any, Any]) -> Callable[[Any], Awaitable[Any]]:
         """The answer to a unary call."""

@@ -15,6 +15,7 @@ import cli_page
 import clients_page
 import errors_page
 import house_page
+import metrics_page
 import modules_page
 import rest_page
 import settings_page
@@ -36,6 +37,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": lambda: NOTICE + cli_page.build(),
     "settings.md": lambda: NOTICE + settings_page.build(),
     "errors.md": lambda: NOTICE + errors_page.build(),
+    "metrics.md": lambda: NOTICE + metrics_page.build(),
     "house.md": lambda: NOTICE + house_page.build(ROOT),
     "modules.md": lambda: NOTICE + modules_page.build(ROOT),
 }

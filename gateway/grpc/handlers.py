@@ -27,11 +27,14 @@ from gateway.errors import (
 from gateway.grpc.caller import get_rule_of_call, read_credentials, read_request_id
 from gateway.grpc.errors import CallRefused, build_status
 from gateway.grpc.servicer import SessionsServicer
+from gateway.grpc.spans import begin_call_span, build_trace_metadata, end_call_span
+from gateway.observation.identity import bind_tenant
 from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import Overloaded, ServiceError
 from kvrecall.protocol.sessions_v1 import REQUEST_ID_KEY
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
+from kvrecall.telemetry.spans import Tracer, enter
 from services.access.control import AccessControl, Admitted
 from services.access.principals import Principal, acting_as
 
@@ -57,12 +60,14 @@ class CallHandlers:
         settings: GatewaySettings,
         max_calls: int,
         observer: CallObserver,
+        tracer: Tracer,
     ) -> None:
         self._servicer = servicer
         self._access = access
         self._settings = settings
         self._max_calls = max_calls
         self._observer = observer
+        self._tracer = tracer
         self._running = 0
         self._log = structlog.get_logger("kvrecall.access")
 
@@ -138,8 +143,10 @@ class CallHandlers:
     @asynccontextmanager
     async def _guard(self, method: MethodDescriptor, context: Context) -> AsyncIterator[Principal]:
         """Admit a call, and provide its caller. Map errors to a status; log and count the call."""
+        own = begin_call_span(self._tracer, method, context.invocation_metadata() or ())
+        enter(own)  # a call has a task of its own
         request_id = read_request_id(context.invocation_metadata() or ())
-        trailing: Trailing = [(REQUEST_ID_KEY, request_id)]
+        trailing: Trailing = [(REQUEST_ID_KEY, request_id), *build_trace_metadata(own)]
         bound = structlog.contextvars.bind_contextvars(request_id=request_id)
         started = time.monotonic()
         status = grpc.StatusCode.CANCELLED
@@ -153,6 +160,7 @@ class CallHandlers:
                 admitted = await self._admit(method, context)
                 trailing += build_rate_headers(admitted.rates).items()
                 context.set_trailing_metadata(tuple(trailing))
+                bind_tenant(admitted.principal.tenant)
                 with acting_as(admitted.principal):
                     yield admitted.principal
                 status = grpc.StatusCode.OK
@@ -168,6 +176,7 @@ class CallHandlers:
             seconds = round(time.monotonic() - started, 6)
             self._observer(method.name, status.name)
             self._log.info("call", method=method.name, status=status.name, seconds=seconds)
+            end_call_span(own, status, request_id)
             structlog.contextvars.reset_contextvars(**bound)
 
     async def _admit(self, method: MethodDescriptor, context: Context) -> Admitted:

@@ -16,6 +16,7 @@ from kvrecall.domain.tool_events import ToolEvent
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from services.access.principals import Principal
 from services.catalog.records import REPAIRS_RETAINED, IdempotencyKey
+from services.reading.search import Order, SessionQuery, State
 
 _MAX_SESSION = 256
 _MAX_KEY = 255
@@ -32,6 +33,23 @@ class ListSessionsBody(Body):
 
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     cursor: Annotated[str | None, Field(max_length=512)] = None
+    state: State | None = None
+    method: Annotated[str, Field(max_length=256)] = ""
+    worker: Annotated[str, Field(max_length=256)] = ""
+    q: Annotated[str, Field(max_length=200)] = ""
+    order: Order = "created"
+
+    def to_domain(self) -> SessionQuery:
+        """Convert to the domain value."""
+        return SessionQuery(
+            limit=self.limit,
+            cursor=self.cursor,
+            state=self.state or "",
+            method=self.method,
+            worker=self.worker,
+            text=self.q,
+            order=self.order,
+        )
 
 
 class ListRepairsBody(Body):

@@ -12,6 +12,7 @@ from gateway.grpc.servicer import SessionsServicer
 from gateway.grpc.settings import GrpcSettings
 from gateway.settings import GatewaySettings
 from kvrecall.protocol.certificates import CannotBind, bind
+from kvrecall.telemetry.spans import Tracer
 from services.service import SessionService
 
 _MIN_PINGS = 10  # per keepalive interval, that a client may send
@@ -35,11 +36,11 @@ class GrpcServer:
         self._stopping: asyncio.Task[None] | None = None
         self.address = f"{listen.rpartition(':')[0]}:{_bind(self._server, listen, settings)}"
 
-    async def start(self, service: SessionService, observer: CallObserver) -> None:
+    async def start(self, service: SessionService, observer: CallObserver, tracer: Tracer) -> None:
         """Answer calls with `service`, and report SERVING in grpc.health.v1."""
         servicer = SessionsServicer(service)
         handlers = CallHandlers(
-            servicer, service.access, self._limits, self._settings.max_calls, observer
+            servicer, service.access, self._limits, self._settings.max_calls, observer, tracer
         )
         self._server.add_generic_rpc_handlers((handlers.build(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

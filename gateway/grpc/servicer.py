@@ -17,9 +17,15 @@ from gateway.rest.schemas.events import EventView
 from gateway.rest.schemas.memory import MemoryView
 from gateway.rest.schemas.messages import ToolCallView
 from gateway.rest.schemas.repairs import RepairsView
-from gateway.rest.schemas.sessions import CreateSessionBody, ForkBody, MoveBody, SessionView
+from gateway.rest.schemas.sessions import (
+    CreateSessionBody,
+    ForkBody,
+    MoveBody,
+    SessionPageView,
+    SessionView,
+)
 from gateway.rest.schemas.turns import TurnBody, TurnView, view_logprobs
-from gateway.rest.schemas.workers import MethodsView, WorkerLoadView, WorkersView, WorkerView
+from gateway.rest.schemas.workers import MethodsView, WorkersView, WorkerView
 from gateway.sse import read_outcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
@@ -67,14 +73,9 @@ class SessionsServicer:
     ) -> pb.ListSessionsResponse:
         """List a page of the tenant's sessions."""
         query = parse_body(ListSessionsBody, request)
-        page, states = await self._service.page(query.limit, query.cursor, caller.tenant)
-        return pb.ListSessionsResponse(
-            sessions=[
-                self._describe(session, state)
-                for session, state in zip(page.sessions, states, strict=True)
-            ],
-            next_cursor=page.next_cursor or "",
-        )
+        found = await self._service.reading.search(query.to_domain(), caller.tenant)
+        view = SessionPageView.from_domain(found, self._service.info.model)
+        return build_message(pb.ListSessionsResponse, view)
 
     async def delete_session(
         self, request: pb.DeleteSessionRequest, caller: Principal
@@ -162,8 +163,7 @@ class SessionsServicer:
         self, request: pb.ListWorkersRequest, caller: Principal
     ) -> pb.ListWorkersResponse:
         """List the reachable workers."""
-        records = sorted(await self._service.workers(), key=lambda record: record.name)
-        view = WorkersView(workers=[WorkerLoadView.model_validate(record) for record in records])
+        view = WorkersView.from_domain(*await self._service.describe_workers())
         return build_message(pb.ListWorkersResponse, view)
 
     def _start_turn(self, request: pb.SendTurnRequest, caller: Principal) -> TurnStream:

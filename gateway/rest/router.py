@@ -9,8 +9,10 @@ from gateway.errors import problem_responses
 from gateway.openai.errors import error_responses
 from gateway.openai.routes import add_openai_routes
 from gateway.rest.routes.events import add_event_routes
+from gateway.rest.routes.reading import add_reading_routes
 from gateway.rest.routes.sessions import add_session_reads, add_session_routes
 from gateway.rest.routes.turns import add_turn_routes
+from gateway.rest.routes.watching import add_watching_routes
 from gateway.rest.routes.workers import add_worker_routes
 from gateway.settings import GatewaySettings
 from gateway.tenants import create_tenant_route
@@ -32,6 +34,9 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     own = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
     add_turn_routes(own, service, settings)
     add_session_reads(own, service)
+    reading = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
+    add_reading_routes(reading, service)
+    add_watching_routes(reading, service, settings)
     openai = APIRouter(prefix=_PREFIX, responses=error_responses(*_CLIENT_STATUSES))
     add_openai_routes(openai, service, settings)
     anthropic = APIRouter(prefix=_PREFIX, responses=anthropic_responses(*_CLIENT_STATUSES))
@@ -44,4 +49,4 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     add_event_routes(checked, service)
     add_session_routes(checked, service)
     add_worker_routes(checked, service)
-    return [*own.routes, *openai.routes, *anthropic.routes, *checked.routes]
+    return [*own.routes, *openai.routes, *anthropic.routes, *checked.routes, *reading.routes]

@@ -4,18 +4,20 @@ from kvrecall.app.access import build_access
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.local_worker import LocalWorkerClient
+from kvrecall.app.relay import build_relay
 from kvrecall.app.settings import Settings
 from kvrecall.app.wiring import build_worker
 from kvrecall.domain.errors import WorkerRefused
+from kvrecall.metrics.page import Metrics
 from services.service import SessionService
 
 
-async def build_service(settings: Settings) -> SessionService:
+async def build_service(settings: Settings, metrics: Metrics | None = None) -> SessionService:
     """The session service with its worker in this process; catalog and rows in `settings.data`.
 
-    Raises CannotServe.
+    `metrics`: the worker's, where they are shown. Raises CannotServe.
     """
-    calls = build_worker(settings)
+    calls = build_worker(settings, metrics)
     try:
         catalog = await open_catalog(settings)
     except CannotServe:
@@ -34,4 +36,4 @@ async def build_service(settings: Settings) -> SessionService:
         await worker.close()
         await catalog.close()
         raise CannotServe(refusal.message) from refusal
-    return SessionService(worker, catalog, settings.service, access)
+    return SessionService(worker, catalog, settings.service, access, build_relay(settings))

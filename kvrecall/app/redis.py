@@ -1,5 +1,7 @@
 """Redis clients for the catalog and the registry, from the same URLs as the Redis tier's."""
 
+from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
@@ -18,6 +20,34 @@ def redis_client(url: str, timeout_seconds: float = 5.0) -> Redis | RedisCluster
     commands may run twice. Raises TierSettingsError for a malformed URL.
     """
     address = parse_address(url)
+    common = _build_options(address, timeout_seconds)
+    if not _is_cluster(address):
+        return _client_of_server(address, common)
+    return RedisCluster(
+        startup_nodes=[ClusterNode(host, port) for host, port in address.hosts], **common
+    )
+
+
+def server_clients(url: str, timeout_seconds: float = 5.0) -> Callable[[], Redis]:
+    """Return a function that makes clients of one server each, to publish and subscribe.
+
+    Of a cluster it takes the named servers in turn: each passes on what is published at any. Raises
+    TierSettingsError for a malformed URL.
+    """
+    address = parse_address(url)
+    common = _build_options(address, timeout_seconds)
+    if not _is_cluster(address):
+        return lambda: _client_of_server(address, common)
+    hosts = cycle(address.hosts)
+
+    def make() -> Redis:
+        host, port = next(hosts)
+        return Redis(host=host, port=port, **common)
+
+    return make
+
+
+def _build_options(address: RedisAddress, timeout_seconds: float) -> dict[str, Any]:
     common: dict[str, Any] = {
         "socket_timeout": 2 * timeout_seconds,  # WAIT alone may take one
         "socket_connect_timeout": timeout_seconds,
@@ -25,15 +55,20 @@ def redis_client(url: str, timeout_seconds: float = 5.0) -> Redis | RedisCluster
         "retry": Retry(NoBackoff(), 0),
     }
     if "+" not in address.scheme:
-        return Redis.from_url(address.url, **common)
+        return common
     common |= {"username": address.username, "password": address.password}
-    if address.scheme.startswith("rediss"):
-        common["ssl"] = True
-    if address.scheme.endswith("+sentinel"):
-        return _behind_sentinels(address, common)
-    return RedisCluster(
-        startup_nodes=[ClusterNode(host, port) for host, port in address.hosts], **common
-    )
+    return common | ({"ssl": True} if address.scheme.startswith("rediss") else {})
+
+
+def _is_cluster(address: RedisAddress) -> bool:
+    return "+" in address.scheme and not address.scheme.endswith("+sentinel")
+
+
+def _client_of_server(address: RedisAddress, common: dict[str, Any]) -> Redis:
+    """A client of one server, or of a primary behind sentinels."""
+    if "+" not in address.scheme:
+        return Redis.from_url(address.url, **common)
+    return _behind_sentinels(address, common)
 
 
 def _behind_sentinels(address: RedisAddress, common: dict[str, Any]) -> Redis:

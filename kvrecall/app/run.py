@@ -1,42 +1,47 @@
 """Serving processes: logs, signals, the HTTP server."""
 
 import asyncio
-import json
-import logging
 import math
 import os
 import signal
 import socket
 import sys
 import threading
-import traceback
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
-from kvrecall.app.settings import LogFormat, Settings
-from services.access.keys import redact_keys
+from kvrecall.app.logs import set_up_logs
+from kvrecall.app.settings import Settings
+from kvrecall.app.tracing import EXPORT_SECONDS, build_tracer
+from kvrecall.telemetry.spans import Tracer
 
 if TYPE_CHECKING:
     from gateway.grpc.server import GrpcServer
+    from kvrecall.domain.worker_info import WorkerInfo
+    from kvrecall.metrics.page import Metrics
     from services.service import SessionService
-
-_ENCODER = json.JSONEncoder()
 
 LISTENING = "kvrecall is listening on "
 GRPC = "gRPC on "
+CONSOLE = "Console: "
 TEST_INSTRUMENT = (
     "The packaged reference model is a test instrument, trained on generated conversations. "
     "It is not an assistant; --model takes any Hugging Face causal LM, a GGUF file, or smollm2."
 )
 
+_log = structlog.get_logger("kvrecall.process")
 
-def set_up_process(settings: Settings, until_input_ends: bool) -> None:
-    """Configure logs; with `until_input_ends`, end the process when its standard input ends."""
-    set_up_logs(settings.log)
+
+def set_up_process(settings: Settings, until_input_ends: bool, component: str) -> None:
+    """Configure the logs of a `component`, the command that serves.
+
+    With `until_input_ends` the process ends when its standard input does.
+    """
+    set_up_logs(settings.log, settings.log_level, component)
     if until_input_ends:
         threading.Thread(target=_end_with_input, daemon=True).start()
 
@@ -48,9 +53,30 @@ def warn_about_reference_model(settings: Settings, console: Console) -> None:
 
 
 async def run_service(
-    settings: Settings, console: Console, build: "Callable[[], Awaitable[SessionService]]"
+    settings: Settings,
+    console: Console,
+    build: "Callable[[], Awaitable[SessionService]]",
+    component: str = "gateway",
+    local: "Sequence[Metrics]" = (),
 ) -> None:
-    """Serve the result of `build` over HTTP until SIGTERM or SIGINT. Raises CannotServe."""
+    """Serve the result of `build` over HTTP until SIGTERM or SIGINT. Raises CannotServe.
+
+    `component` is the command, which traces name; `local` are the metrics of a worker in this process.
+    """
+    tracer = build_tracer(component)
+    try:
+        await _serve(settings, console, build, tracer, local)
+    finally:
+        tracer.close(EXPORT_SECONDS)
+
+
+async def _serve(
+    settings: Settings,
+    console: Console,
+    build: "Callable[[], Awaitable[SessionService]]",
+    tracer: Tracer,
+    local: "Sequence[Metrics]",
+) -> None:
     # The web framework takes long to import: other commands do without.
     import uvicorn
 
@@ -62,6 +88,7 @@ async def run_service(
     with _listener(settings.host, settings.port) as listener:
         rpc = _bind_grpc(settings)
         service = await build()
+        gateway = settings.gateway.for_listener(settings.host)
 
         class Server(uvicorn.Server):
             """Prints its address once it listens, and gives notice before it stops listening."""
@@ -71,8 +98,10 @@ async def run_service(
                 if self.started:
                     if rpc is not None:
                         console.print(f"{GRPC}{rpc.address}", soft_wrap=True, highlight=False)
-                    url = _url(listener)
-                    for line in (*_describe_clients(url, service.info.model), f"{LISTENING}{url}"):
+                    url, info = _url(listener), service.known_info
+                    _log.info("listening", url=url, model=info.model if info else "")
+                    pages = (f"{CONSOLE}{url}/console/",) if gateway.console else ()
+                    for line in (*pages, *_describe_clients(url, info), f"{LISTENING}{url}"):
                         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,7 +117,7 @@ async def run_service(
                 await super().shutdown(sockets)
 
         config = uvicorn.Config(
-            create_app(service, settings.gateway, rpc),
+            create_app(service, gateway, rpc, tracer, local),
             log_config=None,
             access_log=False,
             **server_options(settings.gateway),
@@ -114,85 +143,6 @@ def _bind_grpc(settings: Settings) -> "GrpcServer | None":
         raise CannotServe(str(error)) from error
 
 
-def set_up_logs(form: LogFormat) -> None:
-    """Log to standard error: structlog's events and the libraries' warnings."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    renderer: Any = (
-        structlog.processors.JSONRenderer(_to_json)
-        if form == "json"
-        else structlog.dev.ConsoleRenderer()
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.ExceptionRenderer(format_error),
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=lambda *_: _StderrLogger(),
-    )
-
-
-def format_error(exc_info: Any) -> str:
-    """Format an exception, the newest first, as a traceback that repeats nothing of a request.
-
-    Without variables; and without the messages of errors about values and keys, which quote them.
-    """
-    parts = []
-    error: BaseException | None = exc_info[1]
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        parts.append(f"{frames}{describe_error(error)}")
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\nwhile handling:\n".join(parts)
-
-
-def describe_error(error: BaseException) -> str:
-    """Return the type of an exception, and its message unless that may quote a request."""
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
-    quotes = isinstance(error, ValueError | LookupError | AssertionError)
-    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    lines = [name if quotes else f"{name}: {error}", *(describe_error(each) for each in inner)]
-    return "\n".join(lines)
-
-
-class _Formatter(logging.Formatter):
-    """Format of the libraries' log lines, with the same care as for our own."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a line without the secrets of keys."""
-        return redact_keys(super().format(record))
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802 the name is logging's
-        """Format an exception without what it may quote."""
-        return format_error(ei)
-
-
-def _to_json(event: Any, default: Callable[[Any], Any]) -> str:
-    """Encode an event; `default` converts what JSON has no form for."""
-    try:
-        return _ENCODER.encode(event)  # with arguments, json.dumps builds an encoder for each line
-    except TypeError:
-        return json.dumps(event, default=default)
-
-
-class _StderrLogger:
-    """Writes lines to the standard error of the moment: a test that replaces it may close it."""
-
-    def msg(self, line: str) -> None:
-        """Write a line, without the secrets of keys."""
-        sys.stderr.write(f"{redact_keys(line)}\n")
-        sys.stderr.flush()
-
-    log = debug = info = warning = error = critical = exception = msg
-
-
 def _end_with_input() -> None:
     """Send SIGTERM to this process when its input ends, also when its parent was killed."""
     while os.read(sys.stdin.fileno(), 4096):
@@ -200,12 +150,14 @@ def _end_with_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _describe_clients(url: str, model: str) -> tuple[str, ...]:
+def _describe_clients(url: str, info: "WorkerInfo | None") -> tuple[str, ...]:
     """Describe what clients of other APIs are given, in a line each."""
+    if info is None:
+        return ("No worker has joined yet: requests are answered with 503 until one has.",)
     key = "a key of `kvrecall keys create`, or any text while there is none"
     return (
-        f"OpenAI's clients: base_url={url}/v1 model={model}",
-        f"Anthropic's clients: base_url={url} model={model}",
+        f"OpenAI's clients: base_url={url}/v1 model={info.model}",
+        f"Anthropic's clients: base_url={url} model={info.model}",
         f"api_key: {key}",
     )
 

@@ -22,6 +22,7 @@ DEFAULTS = ServiceLimits()
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "int4"]
 LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class Settings(BaseSettings):
@@ -75,6 +76,11 @@ class Settings(BaseSettings):
         default=8420, ge=0, le=65535, description="Port of the HTTP API; 0: any free one."
     )
     log: LogFormat = Field(default="console", description="Log format on standard error.")
+    log_level: LogLevel = Field(
+        default="info",
+        description="Least level of log lines. Libraries log from `warning` on, with `debug` from "
+        "`info` on; probes and scrapes are `debug`.",
+    )
     store: StoreSettings = StoreSettings()
     worker: WorkerSettings = WorkerSettings()
     service: ServiceLimits = ServiceLimits()

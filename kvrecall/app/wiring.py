@@ -12,8 +12,10 @@ import torch
 
 from kvrecall.app.calibration import find_profile, measure_once
 from kvrecall.app.errors import CannotServe
+from kvrecall.app.logs import adopt_loggers
 from kvrecall.app.models import resolve_model
 from kvrecall.app.settings import Quantization, Settings
+from kvrecall.metrics.page import Metrics
 from kvstore.errors import (
     DirectoryLockedError,
     ForeignPageError,
@@ -32,6 +34,7 @@ from kvstore.tiers.redis.tier import RedisTier
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.errors import ModelRefused, ProfileRefused
+from workers.metrics.catalogue import create_metrics
 from workers.model import layer_sensitivity
 from workers.model.embedder import Embedder
 from workers.model.loader import LoadedModel, load_model
@@ -44,8 +47,12 @@ from workers.scheduler.scheduler import Scheduler
 TIERS = StoreSettings()
 
 
-def build_worker(settings: Settings) -> WorkerService:
-    """The worker service that an operator's settings describe. Raises CannotServe."""
+def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerService:
+    """The worker service that an operator's settings describe. Raises CannotServe.
+
+    `metrics`: those of `create_metrics`; by default of a worker in its gateway's process.
+    """
+    adopt_loggers()  # transformers and others, which are imported by now
     try:
         return build_worker_service(
             settings.model,
@@ -55,6 +62,7 @@ def build_worker(settings: Settings) -> WorkerService:
             dtype=settings.dtype,
             quantize=settings.quantize,
             tiers=settings.store,
+            metrics=metrics,
         )
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
@@ -73,6 +81,7 @@ def build_worker_service(
     dtype: str | None = None,
     quantize: Quantization | None = None,
     tiers: StoreSettings = TIERS,
+    metrics: Metrics | None = None,
 ) -> WorkerService:
     """The worker service of a model: rows under `data`/pages, layer profile under `data`/profiles.
 
@@ -82,7 +91,8 @@ def build_worker_service(
     loaded, tokenizer = _load(str(model), dtype, quantize)
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
-    store = build_store(loaded, data, ram_bytes, tiers)
+    metrics = metrics or create_metrics()
+    store = build_store(loaded, data, ram_bytes, tiers, metrics)
     parts = Parts(
         loaded,
         tokenizer,
@@ -90,6 +100,7 @@ def build_worker_service(
         settings,
         profile.sensitivity if profile else None,
         partial(measure_once, loaded, tokenizer, data, str(model)) if measurable else None,
+        metrics,
     )
     return WorkerService(
         Scheduler(Engine(parts)),
@@ -122,12 +133,23 @@ def _load(
 
 
 def build_store(
-    model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS
+    model: LoadedModel,
+    data: Path,
+    ram_bytes: int,
+    tiers: StoreSettings = TIERS,
+    metrics: Metrics | None = None,
 ) -> RowStore:
     """The row store of a model: a RAM tier of `ram_bytes`, then `durable_tiers`."""
+    on_call = None if metrics is None else partial(_observe_call, metrics)
     layout = page_layout(model)
     stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
-    return RowStore(layout, stack, summary_limit=tiers.summary_bytes, codecs=tiers.codecs)
+    return RowStore(
+        layout, stack, summary_limit=tiers.summary_bytes, codecs=tiers.codecs, on_call=on_call
+    )
+
+
+def _observe_call(metrics: Metrics, tier: str, operation: str, seconds: float) -> None:
+    metrics.observe("tier_call_seconds", seconds, tier=tier, op=operation)
 
 
 def page_layout(model: LoadedModel) -> PageLayout:

@@ -3,18 +3,21 @@
 import sys
 from typing import Any
 
+import structlog
 import typer
 from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
 
 from kvrecall.app.errors import CliError
+from kvrecall.app.logs import logs_json
 from kvrecall.cli.archive import export_command, import_command
-from kvrecall.cli.chat import chat_command
+from kvrecall.cli.chat.command import chat_command
 from kvrecall.cli.demo import demo_command
 from kvrecall.cli.eval import eval_app
 from kvrecall.cli.fsck import fsck_command
 from kvrecall.cli.gateway import gateway_command
+from kvrecall.cli.health import health_command
 from kvrecall.cli.keys import keys_app
 from kvrecall.cli.methods import methods_command
 from kvrecall.cli.profile_layers import profile_layers_command
@@ -42,9 +45,17 @@ class _Commands(TyperGroup):
             first = error.errors()[0]
             _print_error(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
             raise typer.Exit(2) from error
+        except Exception as error:
+            if not logs_json():
+                raise  # shown by typer
+            structlog.get_logger("kvrecall.process").critical("uncaught error", exc_info=error)
+            raise typer.Exit(1) from error
 
 
 def _print_error(message: str) -> None:
+    if logs_json():
+        structlog.get_logger("kvrecall.process").error("command failed", reason=message)
+        return
     Console(file=sys.stderr).print(
         f"kvrecall: {message}", style="red", soft_wrap=True, highlight=False, markup=False
     )
@@ -60,6 +71,7 @@ app = typer.Typer(
 app.command("serve")(serve_command)
 app.command("worker")(worker_command)
 app.command("gateway")(gateway_command)
+app.command("health")(health_command)
 app.command("fsck")(fsck_command)
 app.command("export")(export_command)
 app.command("import")(import_command)

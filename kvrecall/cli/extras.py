@@ -16,6 +16,7 @@ SHARED = (
     "httpx",
     "llguidance",
     "numpy",
+    "prometheus_client",
     "pydantic",
     "pydantic_settings",
     "redis",
@@ -29,7 +30,6 @@ GATEWAY = (
     "google.rpc",
     "grpc_status",
     "limits",
-    "prometheus_client",
     "sklearn",
     *SHARED,
 )
@@ -58,7 +58,8 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 # `chat` needs no model when it is given --url; without it, `serve` is started and checks its own.
-EXTRA_BY_COMMAND: Mapping[str, str] = MappingProxyType(
+# `health` needs what gateways and workers share: it runs beside either of them.
+EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
     {
         "chat": "gateway",
         "demo": "demo",
@@ -66,6 +67,7 @@ EXTRA_BY_COMMAND: Mapping[str, str] = MappingProxyType(
         "export": "all",
         "fsck": "all",
         "gateway": "gateway",
+        "health": None,
         "import": "all",
         "keys": "gateway",
         "methods": "worker",

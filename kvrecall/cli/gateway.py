@@ -66,7 +66,7 @@ def gateway_command(
         log=log,
         wire={"worker": worker, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key},
     )
-    set_up_process(settings, until_input_ends)
+    set_up_process(settings, until_input_ends, "gateway")
 
     async def build() -> "SessionService":
         return await _build_service(settings)
@@ -75,15 +75,15 @@ def gateway_command(
 
 
 async def _build_service(settings: Settings) -> "SessionService":
-    """The session service over a pool with at least one ready worker. Raises CannotServe."""
+    """The session service over the workers that answer now, or will. Raises CannotServe."""
     # Imported here, like everything that only a server needs.
     from kvrecall.app.access import build_access
     from kvrecall.app.catalog import open_catalog
-    from kvrecall.domain.errors import WorkerLost
+    from kvrecall.app.relay import build_relay
     from services.cluster.pool import WorkerPool
     from services.service import SessionService
 
-    registry = _build_registry(settings)
+    registry = build_registry(settings)
     catalog = await open_catalog(settings)
     try:
         access = build_access(settings, catalog)
@@ -94,21 +94,18 @@ async def _build_service(settings: Settings) -> "SessionService":
     except CannotServe:
         await catalog.close()
         raise
-    except WorkerLost as error:
-        await catalog.close()
-        raise CannotServe(error.message) from error
-    service = SessionService(pool, catalog, settings.service, access)
+    service = SessionService(pool, catalog, settings.service, access, build_relay(settings))
     pool.on_join(service.worker_joined)
     return service
 
 
-def _build_registry(settings: Settings) -> "Registry":
-    """The registry of workers: the given addresses, or the catalog's Redis. Raises CannotServe."""
+def build_registry(settings: Settings) -> "Registry":
+    """Build the registry of workers: the given addresses, or the catalog's Redis. Raises CannotServe."""
     from kvrecall.app.redis import redis_client
     from kvstore.errors import TierSettingsError
     from services.cluster.registry import RedisRegistry, StaticRegistry
 
-    if settings.catalog_url is None or "worker" in settings.wire.model_fields_set:
+    if settings.catalog_url is None or settings.wire.worker is not None:
         return StaticRegistry(settings.wire.workers)
     try:
         return RedisRegistry(

@@ -62,14 +62,17 @@ def serve_command(
         log=log,
         worker={"slots": slots, "max_budget": budget, "block_tokens": block},
     )
-    set_up_process(settings, until_input_ends)
+    from workers.metrics.catalogue import create_metrics
+
+    set_up_process(settings, until_input_ends, "serve")
     console = Console()
+    metrics = create_metrics()
 
     async def build() -> "SessionService":
         # torch takes seconds to import: other commands do without.
         from kvrecall.app.local_service import build_service
 
         warn_about_reference_model(settings, console)
-        return await build_service(settings)
+        return await build_service(settings, metrics)
 
-    asyncio.run(run_service(settings, console, build))
+    asyncio.run(run_service(settings, console, build, "serve", (metrics,)))

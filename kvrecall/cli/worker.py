@@ -2,15 +2,20 @@
 
 import asyncio
 import signal
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import structlog
 import typer
 from rich.console import Console
 
+from kvrecall.app.advertise import get_advertised_address
 from kvrecall.app.errors import CannotServe
+from kvrecall.app.logs import set_up_logs
 from kvrecall.app.run import LISTENING, set_up_process, warn_about_reference_model
 from kvrecall.app.settings import Settings
+from kvrecall.app.tracing import EXPORT_SECONDS, build_tracer
 from kvrecall.cli.options import (
     Block,
     Data,
@@ -29,9 +34,12 @@ from kvrecall.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from kvrecall.metrics.page import Metrics
+    from workers.rpc.operations import OperationsServer
     from workers.rpc.registration import Registration
     from workers.rpc.service import WorkerService
 
+OPERATIONS = "Metrics and probes on http://"
 Listen = Annotated[
     str | None,
     typer.Option(help="HOST:PORT to listen on; port 0: any free one. Default: 127.0.0.1:8421."),
@@ -40,18 +48,31 @@ Name = Annotated[
     str | None, typer.Option(help="Name of the worker in the cluster. Default: its address.")
 ]
 Advertise = Annotated[
-    str | None, typer.Option(help="HOST:PORT at which gateways reach it. Default: --listen.")
+    str | None,
+    typer.Option(
+        help="HOST:PORT at which gateways reach it, or auto: this machine's address on the way to the "
+        "catalog's Redis, with the port of --listen. Default: --listen."
+    ),
+]
+Ops = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT for operators: /metrics, /healthz, /readyz over HTTP. Default: none."
+    ),
 ]
 TlsClientCa = Annotated[
     Path | None,
     typer.Option(help="CA certificates, PEM, for client certificates. Default: not required."),
 ]
 
+_log = structlog.get_logger("kvrecall.process")
+
 
 def worker_command(
     listen: Listen = None,
     name: Name = None,
     advertise: Advertise = None,
+    ops: Ops = None,
     model: Model = None,
     data: Data = None,
     slots: Slots = None,
@@ -82,12 +103,13 @@ def worker_command(
             "listen": listen,
             "name": name,
             "advertise": advertise,
+            "ops_listen": ops,
             "tls_cert": tls_cert,
             "tls_key": tls_key,
             "tls_client_ca": tls_client_ca,
         },
     )
-    set_up_process(settings, until_input_ends)
+    set_up_process(settings, until_input_ends, "worker")
     asyncio.run(_run_worker(settings, Console()))
 
 
@@ -96,19 +118,30 @@ async def _run_worker(settings: Settings, console: Console) -> None:
     # torch takes seconds to import: other commands do without.
     from kvrecall.app.wiring import build_worker
     from workers.errors import CannotListen
+    from workers.metrics.catalogue import create_metrics
     from workers.rpc.server import WorkerServer
 
+    tracer = build_tracer("worker")
     try:
-        server = WorkerServer(settings.server)
+        server = WorkerServer(settings.server, tracer)
+        address = get_advertised_address(settings, server.address)
+        name = settings.server.name or address
+        metrics = create_metrics(name)
+        operations = _serve_operators(settings, metrics)
     except CannotListen as error:
         raise CannotServe(str(error)) from error
+    set_up_logs(settings.log, settings.log_level, "worker", name)
     warn_about_reference_model(settings, console)
-    service = build_worker(settings)
+    service = build_worker(settings, metrics)
     stopped = _stop_event()
-    registration = _build_registration(settings, server.address, service)
+    registration = _build_registration(settings, address, service)
     await server.start(service)
     if registration is not None:
         await registration.start()
+    if operations is not None:
+        operations.ready = lambda: server.ready
+        console.print(f"{OPERATIONS}{operations.address}", soft_wrap=True, highlight=False)
+    _log.info("listening", address=server.address, model=settings.model)
     console.print(f"{LISTENING}{server.address}", soft_wrap=True, highlight=False)
     await stopped.wait()
     if registration is not None:
@@ -117,6 +150,20 @@ async def _run_worker(settings: Settings, console: Console) -> None:
     if registration is not None:
         await registration.stop()
     await service.close()
+    if operations is not None:
+        operations.close()
+    tracer.close(EXPORT_SECONDS)
+
+
+def _serve_operators(settings: Settings, metrics: "Metrics") -> "OperationsServer | None":
+    """The HTTP port for operators, if there is one: from now on. Raises CannotListen."""
+    from kvrecall.metrics.page import MetricsPage
+    from workers.rpc.operations import OperationsServer
+
+    if settings.server.ops_listen is None:
+        return None
+    page = MetricsPage("worker", version("kvrecall"), (metrics,))
+    return OperationsServer(settings.server.ops_listen, page)
 
 
 def _stop_event() -> asyncio.Event:
@@ -140,7 +187,6 @@ def _build_registration(
 
     if settings.catalog_url is None:
         return None
-    address = settings.server.advertise or address
     name = settings.server.name or address
     try:
         client = redis_client(settings.catalog_url.get_secret_value())
@@ -148,5 +194,9 @@ def _build_registration(
         raise CannotServe(str(error)) from error
     namespace = settings.store.redis_namespace
     return Registration(
-        client, namespace, name, lambda draining: service.record(name, address, draining=draining)
+        client,
+        namespace,
+        name,
+        lambda draining: service.record(name, address, draining=draining),
+        lambda: service.metrics.inc("worker_registry_failures_total"),
     )

@@ -1,6 +1,7 @@
 """HTTP client, sync and async: typed models, typed stream events, one exception tree."""
 
 from kvrecall.client._async import AsyncKvrecallClient, AsyncSessionHandle
+from kvrecall.client._inspectors import AsyncInspector, AsyncWatchStream, Inspector, WatchStream
 from kvrecall.client._streams import AsyncTurnStream, TurnStream
 from kvrecall.client._sync import KvrecallClient, SessionHandle
 from kvrecall.client.events import (
@@ -9,6 +10,7 @@ from kvrecall.client.events import (
     ToolCallEvent,
     TurnCompleted,
     TurnEvent,
+    WatchEvent,
 )
 from kvrecall.client.exceptions import (
     AccessDenied,
@@ -24,6 +26,25 @@ from kvrecall.client.exceptions import (
     ServiceProblem,
     StreamBroken,
 )
+from kvrecall.client.inspection import (
+    Activity,
+    ActivityStep,
+    Family,
+    FamilyMember,
+    LayerCells,
+    LoggedTurn,
+    MemoryMap,
+    MemoryToken,
+    MemoryTokens,
+    Overview,
+    Pause,
+    PauseCall,
+    PauseRepair,
+    SharedTokens,
+    TurnLog,
+    TurnSpan,
+    Version,
+)
 from kvrecall.client.models import (
     Alternative,
     Episode,
@@ -34,8 +55,6 @@ from kvrecall.client.models import (
     Function,
     Memory,
     Message,
-    Method,
-    Methods,
     Passage,
     PastRepair,
     Repair,
@@ -46,8 +65,6 @@ from kvrecall.client.models import (
     TurnEpisode,
     TurnMemory,
     Usage,
-    Worker,
-    WorkerLoad,
 )
 from kvrecall.client.options import Logprobs, TurnOptions
 from kvrecall.client.sessions import (
@@ -55,16 +72,23 @@ from kvrecall.client.sessions import (
     ForkOrigin,
     PendingCall,
     Session,
+    SessionFilters,
+    SessionMemory,
     SessionOptions,
     SessionPage,
 )
+from kvrecall.client.workers import Method, Methods, TierStats, Worker, WorkerLoad, WorkerStats
 
 __all__ = [
     "AccessDenied",
+    "Activity",
+    "ActivityStep",
     "Alternative",
+    "AsyncInspector",
     "AsyncKvrecallClient",
     "AsyncSessionHandle",
     "AsyncTurnStream",
+    "AsyncWatchStream",
     "Conflict",
     "ConnectionFailed",
     "Episode",
@@ -72,22 +96,34 @@ __all__ = [
     "EpisodeSettings",
     "Episodes",
     "EventReceipt",
+    "Family",
+    "FamilyMember",
     "Fidelity",
     "ForkOrigin",
     "Function",
+    "Inspector",
     "InvalidRequest",
     "InvalidResponse",
     "KvrecallClient",
     "KvrecallError",
+    "LayerCells",
+    "LoggedTurn",
     "Logprobs",
     "Memory",
+    "MemoryMap",
+    "MemoryToken",
+    "MemoryTokens",
     "Message",
     "Method",
     "Methods",
     "NotFound",
     "Overloaded",
+    "Overview",
     "Passage",
     "PastRepair",
+    "Pause",
+    "PauseCall",
+    "PauseRepair",
     "PendingCall",
     "QuotaExceeded",
     "ReasoningDelta",
@@ -96,11 +132,15 @@ __all__ = [
     "ServerError",
     "ServiceProblem",
     "Session",
+    "SessionFilters",
     "SessionHandle",
+    "SessionMemory",
     "SessionOptions",
     "SessionPage",
+    "SharedTokens",
     "StreamBroken",
     "TextDelta",
+    "TierStats",
     "TokenLogprob",
     "ToolCall",
     "ToolCallEvent",
@@ -108,10 +148,16 @@ __all__ = [
     "TurnCompleted",
     "TurnEpisode",
     "TurnEvent",
+    "TurnLog",
     "TurnMemory",
     "TurnOptions",
+    "TurnSpan",
     "TurnStream",
     "Usage",
+    "Version",
+    "WatchEvent",
+    "WatchStream",
     "Worker",
     "WorkerLoad",
+    "WorkerStats",
 ]

@@ -15,14 +15,12 @@ from kvrecall.client.models import (
     JsonObject,
     Memory,
     Message,
-    Methods,
     PastRepair,
     Turn,
-    Worker,
-    WorkerLoad,
 )
 from kvrecall.client.options import TurnOptions
-from kvrecall.client.sessions import Session, SessionOptions, SessionPage
+from kvrecall.client.sessions import Session, SessionFilters, SessionOptions, SessionPage
+from kvrecall.client.workers import Methods, Worker, WorkerLoad
 
 Result = TypeVar("Result")
 MessageInput = Message | Mapping[str, Any]
@@ -80,9 +78,9 @@ def create_session(options: SessionOptions, key: str | None) -> Call[Session]:
     return Call("POST", "/v1/sessions", _parse_session, {**options}, key=key)
 
 
-def list_sessions(limit: int, cursor: str | None) -> Call[SessionPage]:
+def list_sessions(limit: int, cursor: str | None, filters: SessionFilters) -> Call[SessionPage]:
     """GET /v1/sessions."""
-    params: dict[str, str | int] = {"limit": limit}
+    params: dict[str, Any] = {"limit": limit, **filters}
     if cursor is not None:
         params["cursor"] = cursor
     return Call("GET", "/v1/sessions", lambda data: parse(SessionPage, data), params=params)

@@ -1,4 +1,4 @@
-"""Parser of the server-sent events of a turn."""
+"""Parsers of server-sent events: of any, and of a turn."""
 
 import json
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from kvrecall.client.exceptions import InvalidResponse, build_problem
 from kvrecall.client.models import TokenLogprob, ToolCall, Turn
 
 
-class EventParser:
-    """Incremental parser: lines in, events out. Comments and unknown events are skipped."""
+class LineParser:
+    """Incremental parser: lines in, names and data of events out. Comments are skipped."""
 
     def __init__(self) -> None:
         self._event = ""
         self._data: list[str] = []
 
-    def feed(self, line: str) -> TurnEvent | None:
+    def feed(self, line: str) -> tuple[str, Mapping[str, Any]] | None:
         """Parse one line without its end; return the event that it completes, if any.
 
         Raises ServiceProblem for an `error` event, InvalidResponse for data that is not JSON.
@@ -37,11 +37,31 @@ class EventParser:
             self._data.append(value.removeprefix(" "))
         return None
 
-    def _finish_event(self) -> TurnEvent | None:
+    def _finish_event(self) -> tuple[str, Mapping[str, Any]] | None:
         event, text = self._event, "\n".join(self._data)
         self._event = ""
         self._data = []
-        return _to_event(event, _decode(text)) if text else None
+        if not text:
+            return None
+        data = _decode(text)
+        if event == "error":
+            raise build_problem(int(data.get("status", 500)), data, "the request failed")
+        return event, data
+
+
+class EventParser:
+    """Incremental parser of a turn's events. Unknown events are skipped."""
+
+    def __init__(self) -> None:
+        self._lines = LineParser()
+
+    def feed(self, line: str) -> TurnEvent | None:
+        """Parse one line without its end; return the event that it completes, if any.
+
+        Raises as `LineParser.feed`.
+        """
+        event = self._lines.feed(line)
+        return None if event is None else _to_event(*event)
 
 
 def _decode(text: str) -> Mapping[str, Any]:
@@ -65,7 +85,5 @@ def _to_event(event: str, data: Mapping[str, Any]) -> TurnEvent | None:
             return ToolCallEvent(parse(ToolCall, data))
         case "done":
             return TurnCompleted(parse(Turn, data))
-        case "error":
-            raise build_problem(int(data.get("status", 500)), data, "the turn failed")
         case _:
             return None

@@ -9,6 +9,7 @@ import httpx
 
 from kvrecall.client import _calls, _transport
 from kvrecall.client._calls import Call, EventType, MessagesInput, SessionInput
+from kvrecall.client._inspectors import Inspector
 from kvrecall.client._sse import EventParser
 from kvrecall.client._streams import TurnStream
 from kvrecall.client.events import TurnCompleted, TurnEvent
@@ -17,14 +18,12 @@ from kvrecall.client.models import (
     Episodes,
     EventReceipt,
     Memory,
-    Methods,
     PastRepair,
     Turn,
-    Worker,
-    WorkerLoad,
 )
 from kvrecall.client.options import TurnOptions
-from kvrecall.client.sessions import Session, SessionOptions, SessionPage
+from kvrecall.client.sessions import Session, SessionFilters, SessionOptions, SessionPage
+from kvrecall.client.workers import Methods, Worker, WorkerLoad
 
 Result = TypeVar("Result")
 
@@ -36,6 +35,8 @@ class KvrecallClient:
     decides whose the sessions are. `tenant` does where the service needs no key. `timeout_seconds`
     bounds the wait for data. With `max_retries`, a call is repeated after a failed connection and when the
     service is overloaded; writes then get an idempotency key, so that they run once.
+
+    `inspect` looks into sessions: their log, memory map, pauses and events.
 
     Methods raise ServiceProblem when the service responds with a problem, ConnectionFailed without
     a response. A `key` is an idempotency key: a repeated write with the same key runs once and gets
@@ -59,6 +60,7 @@ class KvrecallClient:
             transport=transport,
         )
         self._retries = _transport.RetryPolicy(max_retries)
+        self.inspect = Inspector(self._send, self._request)
 
     def __enter__(self) -> Self:
         return self
@@ -95,9 +97,11 @@ class KvrecallClient:
         """Get the settings and the state of a session."""
         return self._send(_calls.get_session(session))
 
-    def list_sessions(self, limit: int = 50, cursor: str | None = None) -> SessionPage:
-        """List sessions, newest first, one page at a time."""
-        return self._send(_calls.list_sessions(limit, cursor))
+    def list_sessions(
+        self, limit: int = 50, cursor: str | None = None, **filters: Unpack[SessionFilters]
+    ) -> SessionPage:
+        """List sessions, one page at a time: newest first, unless `order` says otherwise."""
+        return self._send(_calls.list_sessions(limit, cursor, filters))
 
     def delete_session(self, session: SessionInput, *, key: str | None = None) -> None:
         """Delete a session with its conversation and its stored rows."""
@@ -192,7 +196,7 @@ class KvrecallClient:
     def ready(self) -> bool:
         """Return True if the service accepts requests."""
         try:
-            return self._http.get("/readyz").is_success
+            return self._http.get("/readyz", params={"workers": True}).is_success
         except httpx.TransportError:
             return False
 

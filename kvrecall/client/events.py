@@ -1,6 +1,8 @@
-"""Events of a streamed turn."""
+"""Events of streams: of a turn, and of those who watch sessions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvrecall.client.models import TokenLogprob, ToolCall, Turn
 
@@ -35,3 +37,17 @@ class TurnCompleted:
 
 
 TurnEvent = ReasoningDelta | TextDelta | ToolCallEvent | TurnCompleted
+
+
+@dataclass(frozen=True)
+class WatchEvent:
+    """Event of a stream: `name`, and ids and numbers. The first one is `snapshot`."""
+
+    name: str
+    data: Mapping[str, Any]
+
+    @property
+    def session(self) -> str | None:
+        """Id of the session; None for the snapshot of all sessions."""
+        found = self.data.get("session")
+        return found if isinstance(found, str) else None

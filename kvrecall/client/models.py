@@ -149,13 +149,18 @@ class Passage:
 
 @dataclass(frozen=True)
 class PastRepair(Repair):
-    """Repair of the history: the turn it was run for, its time, its signal, the promoted text."""
+    """Repair of the history: the turn it was run for, its time, its signal, the promoted text.
+
+    `started_at` and `call_id`, the tool call of its signal, are None where they are not known.
+    """
 
     number: int
     turn: int
     at: datetime
     signal: str
     passages: tuple[Passage, ...]
+    started_at: datetime | None = None
+    call_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -315,49 +320,3 @@ class Episodes:
     built_segments: int
     builds: int
     episodes: tuple[Episode, ...]
-
-
-@dataclass(frozen=True)
-class Method:
-    """Eviction method or repair, with the JSON schema of its settings."""
-
-    name: str
-    summary: str
-    settings_schema: JsonObject
-
-
-@dataclass(frozen=True)
-class Methods:
-    """Eviction methods of the service, and the repair with its `repair_settings`."""
-
-    methods: tuple[Method, ...]
-    repair: Method | None
-
-
-@dataclass(frozen=True)
-class Worker:
-    """Served model and its limits. Budgets in rows, `block_tokens`, `max_context` in tokens."""
-
-    model: str
-    fingerprint: str
-    layers: int
-    kv_heads: int
-    head_dim: int
-    slots: int
-    min_budget: int
-    max_budget: int
-    block_tokens: int
-    max_context: int
-
-
-@dataclass(frozen=True)
-class WorkerLoad:
-    """Reachable worker and its load; a `draining` worker accepts no new sessions."""
-
-    name: str
-    address: str
-    slots: int
-    free_slots: int
-    queued: int
-    sessions: int
-    draining: bool

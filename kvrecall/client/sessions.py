@@ -65,8 +65,25 @@ class ForkOrigin:
 
 
 @dataclass(frozen=True)
+class SessionMemory:
+    """Memory of a session as committed. Active, peak and bound rows are the largest layer's."""
+
+    length: int
+    budget: int
+    active_rows: int
+    peak_rows: int
+    bound_rows: int
+    active_bytes: int
+    evicted_rows: int
+    promoted_rows: int
+
+
+@dataclass(frozen=True)
 class Session:
-    """Session: its settings, its state, the number of turns and tokens (`length`)."""
+    """Session: its settings, its state, the number of turns and tokens (`length`).
+
+    `durable`: as of the last turn, its rows survive their worker; None where that is not known.
+    """
 
     id: str
     state: str
@@ -92,11 +109,35 @@ class Session:
     pending_calls: tuple[PendingCall, ...]
     created_at: datetime
     updated_at: datetime
+    memory: SessionMemory | None = None
+    durable: bool | None = None
 
 
 @dataclass(frozen=True)
 class SessionPage:
-    """Page of sessions, newest first; `next_cursor` is None on the last page."""
+    """Page of sessions; `next_cursor` is None on the last page.
+
+    `scanned` sessions were looked at for it. `truncated`: there are more than those, which an order
+    other than by creation leaves out.
+    """
 
     sessions: tuple[Session, ...]
     next_cursor: str | None
+    scanned: int = 0
+    truncated: bool = False
+
+
+class SessionFilters(TypedDict, total=False):
+    """Filters and order of a list of sessions. All are optional.
+
+    - `state`: idle, paused, prefilling, decoding or repairing
+    - `method`, `worker`: exact names
+    - `q`: text in the id or in the metadata, in any case of letters
+    - `order`: created (newest first), updated or length
+    """
+
+    state: str
+    method: str
+    worker: str
+    q: str
+    order: Literal["created", "updated", "length"]

@@ -49,6 +49,8 @@ class ErrorCode(StrEnum):
     # Who sends it.
     INVALID_API_KEY = "invalid_api_key", 401, "UNAUTHENTICATED"
     INSUFFICIENT_SCOPE = "insufficient_scope", 403, "PERMISSION_DENIED"
+    WRONG_HOST = "wrong_host", 421, "INVALID_ARGUMENT"
+    WRONG_ORIGIN = "wrong_origin", 403, "PERMISSION_DENIED"
 
     # What the request names is not there.
     UNKNOWN_SESSION = "unknown_session", 404, "NOT_FOUND"

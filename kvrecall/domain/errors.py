@@ -116,6 +116,18 @@ class InsufficientScope(ServiceError):
         super().__init__(f"the key lacks the scope {' or '.join(scopes)}", scopes=list(scopes))
 
 
+class WrongHost(ServiceError):
+    """The request names the service by a name that is not its own."""
+
+    code = ErrorCode.WRONG_HOST
+
+
+class WrongOrigin(ServiceError):
+    """The request is a write by a web page of another origin."""
+
+    code = ErrorCode.WRONG_ORIGIN
+
+
 class UnknownSession(ServiceError):
     """There is no session of that id."""
 

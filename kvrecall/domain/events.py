@@ -1,17 +1,94 @@
 """Events of the service and the bus that publishes them to observers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from kvrecall.domain.messages import Sampling
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
+from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import CallStatus
+
+
+@dataclass(frozen=True)
+class StateChanged:
+    """A session is in another state in this process, as it is while a turn or a repair runs."""
+
+    session: str
+    state: SessionState
+
+
+@dataclass(frozen=True)
+class TurnBegan:
+    """A turn has exclusive access to its session and is about to run."""
+
+    session: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class TurnTiming:
+    """The seconds of a committed turn, as its client sees them.
+
+    Attributes:
+        total: From the arrival to the commit.
+        commit: Of the commit.
+        first_token: From the arrival to the first token; None without an answer.
+        per_output_token: Between tokens, their mean; None with fewer than two.
+    """
+
+    total: float
+    commit: float
+    first_token: float | None = None
+    per_output_token: float | None = None
+
+
+@dataclass(frozen=True)
+class TurnStart:
+    """What a turn began with.
+
+    Attributes:
+        remembered_tokens: Tokens that the session had, which were not prefilled again.
+        pause: Seconds since the turn that called tools, in a session that waited for their results;
+            None in another session, or where another process ran that turn.
+        repair_lead: Seconds since the end of the last repair; None without one in this process.
+        after_pause: Whether the turn brings the results of tools.
+        shared_tokens: Tokens taken from another session's pages; None where there was none to look
+            for.
+    """
+
+    remembered_tokens: int = 0
+    pause: float | None = None
+    repair_lead: float | None = None
+    after_pause: bool = False
+    shared_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class TurnRun:
+    """How a turn was run: with which sampling and method, in which worker, under which epoch."""
+
+    sampling: Sampling
+    method: str
+    worker: str
+    epoch: int
 
 
 @dataclass(frozen=True)
 class TurnFinished:
-    """A turn was committed."""
+    """A turn was committed. `run` is for people: nothing is decided by it."""
 
     outcome: TurnOutcome
+    start: TurnStart
+    timing: TurnTiming
+    run: TurnRun | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class AnswerReplayed:
+    """A turn was sent again under its idempotency key, and got its recorded outcome."""
+
+    session: str
 
 
 @dataclass(frozen=True)
@@ -20,6 +97,15 @@ class TurnFailed:
 
     session: str
     code: str
+
+
+@dataclass(frozen=True)
+class RepairBegan:
+    """A repair between two turns was sent to the worker; `call` as in its report."""
+
+    session: str
+    trigger: str
+    call: str
 
 
 @dataclass(frozen=True)
@@ -43,6 +129,32 @@ class RepairFailed:
     code: str
     message: str
     final: bool
+
+
+@dataclass(frozen=True)
+class CallReported:
+    """A client's report on a tool call was committed; `type` is that of the report."""
+
+    session: str
+    call: str
+    type: str
+    status: CallStatus
+
+
+@dataclass(frozen=True)
+class ToolCallEnded:
+    """A tool call got its result, `failed` or not.
+
+    It began at its start's report, or else with the end of the turn that asked for it; both times
+    are seconds since the epoch.
+    """
+
+    session: str
+    call: str
+    name: str
+    began: float
+    ended: float
+    failed: bool
 
 
 @dataclass(frozen=True)
@@ -101,6 +213,43 @@ class TurnRetried:
     message: str
 
 
+OpenReason = Literal["first_use", "worker_lost", "other_gateway", "rollback", "move"]
+"""Why a session is opened in a worker: its first use in this process, a worker that was lost, another
+process that had it meanwhile, something that failed, or a move."""
+
+
+@dataclass(frozen=True)
+class SessionOpened:
+    """A session was opened in a worker under a fresh epoch."""
+
+    session: str
+    worker: str
+    reason: OpenReason
+
+
+@dataclass(frozen=True)
+class ClaimLost:
+    """Another process took a session over while this one worked on it."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class WriterFenced:
+    """A write under an epoch that is no longer the session's was refused by catalog or worker."""
+
+    where: Literal["catalog", "worker"]
+
+
+@dataclass(frozen=True)
+class CatalogCalled:
+    """A call of the catalog ended; `failed`: the catalog could not do it."""
+
+    kind: Literal["read", "list", "claim", "commit"]
+    seconds: float
+    failed: bool
+
+
 @dataclass(frozen=True)
 class SessionMoved:
     """A session was moved to another worker on request."""
@@ -112,10 +261,18 @@ class SessionMoved:
 
 
 @dataclass(frozen=True)
-class SessionDeleted:
-    """A session was deleted."""
+class SessionCreated:
+    """A session without a turn was created."""
 
     session: str
+
+
+@dataclass(frozen=True)
+class SessionDeleted:
+    """A session of a tenant was deleted."""
+
+    session: str
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,16 +307,27 @@ class MembersIgnored:
 
 
 ServiceEvent = (
-    TurnFinished
+    StateChanged
+    | TurnBegan
+    | TurnFinished
     | TurnFailed
+    | AnswerReplayed
+    | RepairBegan
     | RepairFinished
     | RepairFailed
+    | CallReported
+    | ToolCallEnded
     | PauseTimedOut
     | EpisodesBuilt
     | EpisodesFailed
     | PagesRebuilt
     | TurnRetried
+    | SessionOpened
+    | ClaimLost
+    | WriterFenced
+    | CatalogCalled
     | SessionMoved
+    | SessionCreated
     | SessionDeleted
     | SessionForgotten
     | SessionForked

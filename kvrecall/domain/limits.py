@@ -14,7 +14,17 @@ class ServiceLimits(BaseModel):
         default=256, ge=1, description="Active rows per KV head of a session that names no budget."
     )
     default_repair_rows: int = Field(
-        default=64, ge=0, description="Rows of the budget kept free for promotion."
+        default=64,
+        ge=0,
+        description="Rows of the budget kept free for promotion in a session that names no number, at "
+        "least; 0: no repair.",
+    )
+    default_repair_share: float = Field(
+        default=0.125,
+        ge=0,
+        le=1,
+        description="Share of the budget kept free for promotion where that is more: the longer a "
+        "session, the more of its passages resemble a question.",
     )
     default_method: str = Field(
         default="snapkv", description="Eviction method of a session that names none."
@@ -64,6 +74,12 @@ class ServiceLimits(BaseModel):
     )
     max_waiting_writers: int = Field(
         default=8, ge=0, description="Requests that may queue for one session."
+    )
+    max_streams: int = Field(
+        default=64,
+        ge=1,
+        description="Streams of events that may be open at a gateway at once: GET /v1/stream and those "
+        "of sessions.",
     )
     queue_seconds: float = Field(
         default=30.0,

@@ -56,6 +56,16 @@ def due_repairs(session: Session) -> list[DueRepair]:
     ]
 
 
+def get_call_id(session: Session, repair: DueRepair) -> str:
+    """Return the id of the one tool call that a repair is conditioned on; empty if there is none."""
+    calls = [
+        call
+        for call in session.calls
+        if call.position == repair.position or 0 < call.batch == repair.batch
+    ]
+    return calls[0].call.id if len(calls) == 1 else ""
+
+
 def _call_is_new(call: PendingCall) -> bool:
     return call.call_signal != call.running.signal
 

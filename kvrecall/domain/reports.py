@@ -15,7 +15,9 @@ class RepairReport:
     per KV head, mean over layers, that left the active set in exchange. `hops` counts observations
     of the signal, `bytes_read` the bytes of stored rows. `observed_tokens` of `signal_tokens` were
     observed: fewer beyond the worker's limit or in a `truncated` repair, 0 in reports that were
-    stored before 0.3.0. `in_pause`: it ended before the next turn.
+    stored before 0.3.0. `in_pause`: it ended before the next turn. `started_at` is its beginning in
+    Unix seconds, None where that was not stored; `call_id` the tool call that it is conditioned on,
+    if it is one.
     """
 
     trigger: str
@@ -30,6 +32,8 @@ class RepairReport:
     bytes_read: int = 0
     observed_tokens: int = 0
     in_pause: bool = False
+    started_at: float | None = None
+    call_id: str = ""
 
     @property
     def share_scanned(self) -> float:
@@ -41,7 +45,8 @@ class RepairReport:
 class MemoryReport:
     """A session's rows and bytes.
 
-    Rows are counted per layer: `active_rows` and its like are the largest layer's.
+    Rows are counted per layer: `active_rows` and its like are the largest layer's. `durable`: as of
+    the last turn, the rows survive their worker; None where that is not known.
     """
 
     length: int = 0
@@ -57,6 +62,7 @@ class MemoryReport:
     layer_bound_rows: tuple[int, ...] = ()
     tier_bytes: Mapping[str, int] = field(default_factory=dict)
     in_slot: bool = False
+    durable: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,10 @@ class TurnOutcome:
     text's tokens, in an answer that asked for them; they are never stored. `prefilled_tokens` were
     computed before the answer: those of the prompt that no shared page has, and pending ones; None
     in outcomes that were stored before 0.3.0.
+
+    `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
+    `retries` others were lost, and `stop` the position after its last token; outcomes that were
+    stored before 0.3.0 do not have them.
     """
 
     session: str
@@ -121,6 +131,11 @@ class TurnOutcome:
     logprobs: tuple[TokenLogprob, ...] = ()
     deferred_tokens: int = 0
     prefilled_tokens: int | None = None
+    started_at: float | None = None
+    committed_at: float | None = None
+    worker: str = ""
+    retries: int = 0
+    stop: int | None = None
 
     @property
     def computed_tokens(self) -> int:

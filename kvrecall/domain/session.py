@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvrecall.domain.commit_points import CommitPoint
-from kvrecall.domain.messages import Message
+from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.state_machine import SessionState
@@ -73,3 +73,11 @@ class Turn:
     token_ids: tuple[int, ...]
     outcome: TurnOutcome
     utterance_tokens: tuple[int, ...] = ()
+
+    @property
+    def ending_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that the turn ended on: the model's, or recorded ones."""
+        answer = self.outcome.message
+        if answer is not None:
+            return answer.tool_calls if self.outcome.finish_reason == "tool_calls" else ()
+        return self.messages[-1].tool_calls if self.messages else ()

@@ -121,7 +121,8 @@ def _check_budget(budget: int, info: WorkerInfo) -> None:
 def _repair_rows(asked: int | None, budget: int, info: WorkerInfo, settings: ServiceLimits) -> int:
     spare = budget - info.min_budget
     if asked is None:
-        return min(settings.default_repair_rows, spare)
+        least = settings.default_repair_rows
+        return min(max(least, int(budget * settings.default_repair_share)) if least else 0, spare)
     if asked > spare:
         message = f"{asked} rows kept for repair leave less than {info.min_budget} of a budget of {budget}"
         raise BudgetOutOfRange("repair_rows", message, spare)

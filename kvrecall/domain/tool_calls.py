@@ -24,6 +24,8 @@ class ToolOutput:
       missing one.
     - `recent_characters`, `recent_bytes`: size of the joined pieces from character `delta_due` of
       the call on.
+    - `first_event_at`: time of the tool's first event, in seconds since the epoch; 0: none yet, or
+      it was stored before 0.3.0.
     """
 
     pieces: int = 0
@@ -32,6 +34,7 @@ class ToolOutput:
     joined: int = 0
     recent_characters: int = 0
     recent_bytes: int = 0
+    first_event_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class PendingCall:
     def running(self) -> ToolCall:
         """The call as the client runs it."""
         return replace(self.call, arguments=self.arguments) if self.arguments else self.call
+
+    def stamped(self, at: float) -> "PendingCall":
+        """Return the call with the time of an event, in seconds since the epoch."""
+        output = replace(self.output, first_event_at=self.output.first_event_at or at)
+        return replace(self, output=output, last_event_at=at)
 
     def result_message(self) -> Message:
         """Build the tool message of this call's result."""

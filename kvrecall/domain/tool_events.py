@@ -10,7 +10,7 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import json_object
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
-from kvrecall.domain.tool_calls import CallStatus, PendingCall, ToolOutput
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 NO_PIECES: Mapping[int, str] = MappingProxyType({})
 
@@ -165,7 +165,8 @@ def _join(
     new = output.recent_bytes + len(recent.encode())
     # Each repair observes all of the output: growth by a share bounds their work by the output's size.
     due = new >= max(settings.delta_signal_bytes, _DELTA_GROWTH * call.delta_due)
-    grown = ToolOutput(
+    grown = replace(
+        output,
         pieces=output.pieces + 1,
         # A piece counts as at least one byte, so that the number of empty ones is bounded too.
         size=output.size + max(1, len(text.encode())),

@@ -18,7 +18,6 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 Timeout = Literal[
-    "connect_seconds",
     "look_seconds",
     "quick_seconds",
     "open_seconds",
@@ -66,7 +65,7 @@ class Call(Generic[RequestT, ResponseT]):
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
 
 
-DESCRIBE = Call("Describe", pb.DescribeRequest, pb.WorkerInfo, "connect_seconds")
+DESCRIBE = Call("Describe", pb.DescribeRequest, pb.WorkerInfo, "look_seconds")
 LIST_SESSIONS = Call("ListSessions", pb.ListSessionsRequest, pb.SessionList, "quick_seconds")
 DELETE_UNKNOWN = Call(
     "DeleteUnknown", pb.DeleteUnknownRequest, pb.DeleteUnknownResult, "open_seconds"
@@ -135,6 +134,13 @@ COUNT_TOKENS = Call(
     "open_seconds",
     any_worker=True,
 )
+MAP_ROWS = Call(
+    "MapRows",
+    pb.MapRowsRequest,
+    pb.MapRowsResult,
+    "quick_seconds",
+    any_worker=True,
+)
 EMBED = Call("Embed", pb.EmbedRequest, pb.EmbedResult, "embed_seconds", any_worker=True)
 BUILD_EPISODES = Call(
     "BuildEpisodes",
@@ -167,6 +173,7 @@ CALLS: tuple[Call[Any, Any], ...] = (
     STOP_EARLY,
     DETOKENIZE,
     COUNT_TOKENS,
+    MAP_ROWS,
     EMBED,
     BUILD_EPISODES,
     MEMORY,

@@ -6,6 +6,7 @@ from kvrecall.domain.errors import (
     UnknownTurn,
 )
 from kvrecall.domain.session import Session
+from kvrecall.domain.state_machine import SessionState
 from kvrecall.testing._catalog_changes import build_child, pair_built
 from kvrecall.testing._catalog_state import CatalogState, StoredSession
 from services.catalog.claims import Claims
@@ -75,6 +76,12 @@ class InMemorySessions:
         """Return the number of the tenant's sessions."""
         sessions = [stored.session for stored in self._state.sessions.values()]
         return sum(each.settings.tenant == tenant for each in sessions)
+
+    async def count_by_state(self) -> dict[SessionState, int]:
+        """Count the idle and the paused sessions of all tenants."""
+        sessions = [stored.session for stored in self._state.sessions.values()]
+        paused = sum(bool(each.outstanding) for each in sessions)
+        return {SessionState.PAUSED: paused, SessionState.IDLE: len(sessions) - paused}
 
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""

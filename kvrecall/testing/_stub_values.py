@@ -1,7 +1,8 @@
 """Fixed answers of the stub worker, and its words as tokens and vectors."""
 
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from itertools import groupby, takewhile
 
 import numpy as np
@@ -75,6 +76,12 @@ def words_of_message(message: pb.Message) -> list[str]:
     return [message.role, *" ".join([message.content, *calls]).split()]
 
 
+def words_of_signal(request: pb.RepairRequest, words: Mapping[int, str]) -> list[str]:
+    """Return the words that a repair is conditioned on; `words` are known by their tokens."""
+    said = [word for message in request.messages for word in words_of_message(message)]
+    return request.text.split() + said + [words[token] for token in request.token_ids]
+
+
 def utterance_tokens(request: pb.TurnRequest | pb.CountTokensRequest) -> list[int]:
     """Count the words of each side's consecutive messages."""
     runs = groupby(request.messages, lambda message: message.role == "assistant")
@@ -114,6 +121,20 @@ def memory_report(state: pb.SessionState, budget: int) -> pb.MemoryReport:
     )
 
 
+def map_words(request: pb.MapRowsRequest) -> pb.MapRowsResult:
+    """Map every word of a state as active in both layers, none as promoted."""
+    words = max(0, min(request.stop, request.state.length) - request.start)
+    columns = min(request.columns, words)
+    cells = pb.LayerCells(active=b"\xff" * columns, promoted=bytes(columns))
+    return pb.MapRowsResult(
+        layers=[cells, cells] if columns else [],
+        rows=b"\x01" * (2 * words if request.tokens else 0),
+        scores=[math.nan] * (words if request.tokens else 0),
+        sinks=2,
+        recent=3,
+    )
+
+
 def shared_pages(prefix: pb.Prefix, token_ids: list[int]) -> int:
     """Count the whole pages of the prefix that the prompt begins with, but for its last word."""
     pairs = zip(prefix.token_ids, token_ids[:-1], strict=False)
@@ -149,6 +170,13 @@ def turn_repair_report(signal_tokens: int) -> pb.RepairReport:
         seconds=0.1,
         hops=1,
         bytes_read=320,
+    )
+
+
+def switch_report(episode: pb.Episode) -> pb.SwitchReport:
+    """Build the report of a switch to an episode."""
+    return pb.SwitchReport(
+        episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01
     )
 
 

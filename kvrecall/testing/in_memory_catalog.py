@@ -204,8 +204,7 @@ class InMemoryToolCalls:
         before = stored.calls.get((call.turn, call.position))
         if before is not None:
             reported = replace(
-                call,
-                last_event_at=time.time(),
+                call.stamped(time.time()),
                 call_signal=before.call_signal,
                 delta_repaired=before.delta_repaired,
                 result_repaired=before.result_repaired,

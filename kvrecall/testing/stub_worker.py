@@ -19,13 +19,16 @@ from kvrecall.testing._stub_values import (
     cut_at_stop,
     embed_words,
     finish,
+    map_words,
     memory_report,
     pause_repair_report,
     shared_pages,
+    switch_report,
     token_of_word,
     turn_repair_report,
     utterance_tokens,
     words_of_message,
+    words_of_signal,
     worker_info,
     worker_record,
     worker_stats,
@@ -80,6 +83,7 @@ class StubWorker:
         self.prefixes: list[pb.Prefix] = []
         self.dropped: list[tuple[str, int]] = []
         self.durable = True
+        self.shares = True
         self.names = ["one"]
         self.draining: set[str] = set()
         self.released: list[tuple[str, int]] = []
@@ -221,10 +225,7 @@ class StubWorker:
         """Promote two rows; all eight candidates are scored unless it is stopped early."""
         self._fault("repair")
         state = self._state(request.session)
-        signal = request.text.split() + [
-            word for message in request.messages for word in words_of_message(message)
-        ]
-        signal += [self.words[token] for token in request.token_ids]
+        signal = words_of_signal(request, self.words)
         self.call_log.append(f"{request.trigger}: {' '.join(signal)}")
         self.options.append(worker_options_from_wire(self.specs[request.session]))
         self._change(state, request.trigger, [])
@@ -250,6 +251,10 @@ class StubWorker:
         """Count the words of the messages."""
         self._fault("count_tokens")
         return pb.CountTokensResult(tokens=sum(utterance_tokens(request)))
+
+    async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
+        """Map every word as active in both layers."""
+        return map_words(request)
 
     async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """Embed texts as bags of words: unit vectors float32 `[dimensions]`."""
@@ -279,7 +284,6 @@ class StubWorker:
 
     async def memory(self, session: str) -> pb.MemoryReport:
         """Report the session's rows. Raises WorkerRefused when it is not open."""
-        self._state(session)
         return self._memory(session)
 
     async def delete(self, request: pb.DeleteRequest) -> None:
@@ -327,21 +331,13 @@ class StubWorker:
         self._change(state, f"switch to {episode.id}", [])
         state.episode = episode.id
         state.patched_prompt[:] = episode.patched_prompt
-        return pb.SwitchReport(
-            episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01
-        )
+        return switch_report(episode)
 
     def _answer(self, request: pb.TurnRequest, state: pb.SessionState) -> str | list[pb.ToolCall]:
         if self._policy is not None:
             said = [*state.recent, *request.messages]
             return self._policy(said, self.specs[request.session].tools)
         return self.script.pop(0) if self.script else "ok"
-
-    def _take(self, request: pb.TurnRequest, token_ids: list[int]) -> int:
-        if not request.HasField("prefix"):
-            return 0
-        self.prefixes.append(request.prefix)
-        return shared_pages(request.prefix, token_ids)
 
     async def _gate(self, name: str) -> None:
         self.reached[name].set()
@@ -373,11 +369,15 @@ class StubWorker:
         message: pb.Message | None,
         spoken: list[str],
     ) -> pb.TurnDone:
-        taken = self._take(request, [token_of_word(word) for word in prompt])
+        ids = [token_of_word(word) for word in prompt + spoken]
+        taken = 0
+        if request.HasField("prefix"):
+            self.prefixes.append(request.prefix)
+            taken = self.shares * shared_pages(request.prefix, ids[: len(prompt)])
         done = pb.TurnDone(
             finish_reason=finish(message, request.sampling.max_tokens),
             message=message,
-            token_ids=[token_of_word(word) for word in prompt + spoken],
+            token_ids=ids,
             prompt_tokens=len(prompt),
             output_tokens=len(spoken),
             memory=self._memory(request.session),
@@ -397,4 +397,4 @@ class StubWorker:
         return done
 
     def _memory(self, session: str) -> pb.MemoryReport:
-        return memory_report(self.sessions[session], self.specs[session].budget)
+        return memory_report(self._state(session), self.specs[session].budget)

@@ -1,6 +1,6 @@
 """The tiers of a store by depth: calls are counted, timed and run under the writer's epoch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -16,7 +16,11 @@ from kvstore.errors import (
 )
 from kvstore.format.page import Blob, PageHeader, PageKey
 from kvstore.hierarchy.epochs import WriterEpochs
-from kvstore.tiers.base import Tier
+from kvstore.tiers.base import DeviceStatus, Tier
+
+Operation = Literal["read", "write", "delete"]
+CallObserver = Callable[[str, Operation, float], None]
+"""Called with a tier's name, the kind of a call, and its seconds, on the thread of the call."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class TierCounters:
         writes: Write calls, deletions included.
         read_seconds: Total duration of the read calls.
         write_seconds: Total duration of the write calls.
+        prefetched_pages: Pages that were read into the tier before they were asked for.
     """
 
     hits: int = 0
@@ -46,12 +51,36 @@ class TierCounters:
     writes: int = 0
     read_seconds: float = 0.0
     write_seconds: float = 0.0
+    prefetched_pages: int = 0
+
+
+@dataclass(frozen=True)
+class TierStatus:
+    """A tier at the moment.
+
+    Attributes:
+        used_bytes: Bytes of its pages, headers included.
+        limit_bytes: Most bytes that it accepts; None without a limit.
+        shared: True when other processes write to it too.
+        failure: Reason why it accepts no calls now; None when it works.
+        counters: Activity since the store was opened.
+        device: File system that it is on; None for a tier without files, or a hung one.
+    """
+
+    used_bytes: int
+    limit_bytes: int | None
+    shared: bool
+    failure: str | None
+    counters: TierCounters
+    device: DeviceStatus | None
 
 
 class TierMeter:
     """Updates one tier's counters. Safe to call from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, on_call: CallObserver | None = None) -> None:
+        self._name = name
+        self._on_call = on_call
         self._counters = TierCounters()
         self._failures: dict[str, str] = {}
         self._lock = Lock()
@@ -78,8 +107,9 @@ class TierMeter:
             self._counters = replace(self._counters, **sums)
 
     @contextmanager
-    def timed(self, kind: Literal["read", "write"]) -> Iterator[None]:
+    def timed(self, operation: Operation) -> Iterator[None]:
         """Count a call, its duration and its failure."""
+        kind: Literal["read", "write"] = "read" if operation == "read" else "write"
         started = perf_counter()
         errors = 0
         try:
@@ -91,9 +121,10 @@ class TierMeter:
             errors = 1
             raise
         finally:
-            self.count(
-                **{f"{kind}s": 1, f"{kind}_seconds": perf_counter() - started, "errors": errors}
-            )
+            seconds = perf_counter() - started
+            self.count(**{f"{kind}s": 1, f"{kind}_seconds": seconds, "errors": errors})
+            if self._on_call is not None:
+                self._on_call(self._name, operation, seconds)
 
     @contextmanager
     def watched(self, kind: Literal["read", "write", "flush"]) -> Iterator[None]:
@@ -118,13 +149,15 @@ class MeteredTiers:
     Raises ValueError unless there is a tier and all names differ.
     """
 
-    def __init__(self, tiers: Sequence[Tier], epochs: WriterEpochs) -> None:
+    def __init__(
+        self, tiers: Sequence[Tier], epochs: WriterEpochs, on_call: CallObserver | None = None
+    ) -> None:
         names = [tier.name for tier in tiers]
         if not tiers or len(set(names)) != len(names):
             raise ValueError(f"a store needs at least one tier and unique names, got {names}")
         self.all = tuple(tiers)
         self.bottom = len(tiers) - 1
-        self._meters = [TierMeter() for _ in tiers]
+        self._meters = [TierMeter(name, on_call) for name in names]
         self._epochs = epochs
         self._down: TierFailedError | None = None
 
@@ -169,7 +202,7 @@ class MeteredTiers:
         self._require_up(depth)
         for session in {key.session for key in keys}:
             session_keys = [key for key in keys if key.session == session]
-            with self._meters[depth].timed("write"):
+            with self._meters[depth].timed("delete"):
                 self.all[depth].delete(session_keys, epoch=self._epochs.current(session, epoch))
 
     def flush(self, depth: int) -> None:
@@ -212,10 +245,18 @@ class MeteredTiers:
         """Write to the lowest tier again without a probe."""
         self._down = None
 
-    def counters(self) -> dict[str, TierCounters]:
-        """Counters of each tier, by its name."""
+    def get_status(self) -> dict[str, TierStatus]:
+        """Contents and activity of each tier, by its name."""
         return {
-            tier.name: meter.counters for tier, meter in zip(self.all, self._meters, strict=True)
+            tier.name: TierStatus(
+                tier.used_bytes,
+                tier.limit_bytes,
+                tier.shared,
+                meter.failure,
+                meter.counters,
+                _get_device(tier),
+            )
+            for tier, meter in zip(self.all, self._meters, strict=True)
         }
 
     def failures(self) -> dict[str, str]:
@@ -228,10 +269,6 @@ class MeteredTiers:
     def used_bytes(self) -> dict[str, int]:
         """Bytes of the pages in each tier, by its name."""
         return {tier.name: tier.used_bytes for tier in self.all}
-
-    def limit_bytes(self) -> dict[str, int | None]:
-        """Byte limit of each tier, by its name; None without a limit."""
-        return {tier.name: tier.limit_bytes for tier in self.all}
 
     def check(self) -> None:
         """Check the accounting of every tier. Raises InvariantError."""
@@ -246,3 +283,11 @@ class MeteredTiers:
     def _require_up(self, depth: int) -> None:
         if depth == self.bottom and self._down is not None:
             raise self._down
+
+
+def _get_device(tier: Tier) -> DeviceStatus | None:
+    """The file system under a tier; None if there is none, or it does not answer."""
+    try:
+        return tier.get_device()
+    except (TierError, StoreClosedError):
+        return None

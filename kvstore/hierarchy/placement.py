@@ -173,6 +173,11 @@ class PagePlacement:
         """Keys of all pending pages."""
         return {pending.page.key for pending in self._pending.select()}
 
+    def count_pending(self) -> tuple[int, int]:
+        """Count the pages that are not in the lowest tier yet, and those of them in memory alone."""
+        pending = self._pending.select()
+        return len(pending), sum(not page.durable for page in pending)
+
     def has_undurable(self, sessions: Collection[str] | None = None) -> bool:
         """Return whether pages of some sessions, or of any, are held in memory alone."""
         return any(not pending.durable for pending in self._pending.select(sessions))

@@ -20,7 +20,7 @@ from kvstore.format.codec import Codec, decode_page
 from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout, parse_header, require_layout
 from kvstore.format.page_table import ExpectedPage
 from kvstore.hierarchy.epochs import WriterEpochs
-from kvstore.hierarchy.metered import MeteredTiers
+from kvstore.hierarchy.metered import CallObserver, MeteredTiers
 from kvstore.hierarchy.placement import PagePlacement
 from kvstore.tiers.base import Tier
 
@@ -41,9 +41,10 @@ class TierStack:
         codecs: Sequence[Codec] | None,
         epochs: WriterEpochs,
         on_pending: Callable[[], None],
+        on_call: CallObserver | None = None,
     ) -> None:
         self._layout = layout
-        self.tiers = MeteredTiers(tiers, epochs)
+        self.tiers = MeteredTiers(tiers, epochs, on_call)
         try:
             self.placement = PagePlacement(
                 layout, self.tiers, codecs or [Codec.RAW] * len(tiers), on_pending

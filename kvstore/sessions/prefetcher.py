@@ -60,9 +60,9 @@ class Prefetcher:
                 stack.tiers.touch(owner)
             hot = pages[::-1][: memory.limit_bytes // 2 // self._context.layout.page_bytes]
             resident = memory.contains([page.key for page in hot])
-            stack.promote(
-                [page for page, is_there in zip(hot, resident, strict=True) if not is_there]
-            )
+            absent = [page for page, is_there in zip(hot, resident, strict=True) if not is_there]
+            stack.promote(absent)
+            stack.tiers.count(0, prefetched_pages=len(absent))
 
     def _next(self) -> str | None:
         with self._changed:

@@ -1,6 +1,7 @@
 """Interface of all tiers. Pages are bytes; every call takes a batch."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.format.page import Blob, PageHeader, PageKey
@@ -8,6 +9,21 @@ from kvstore.format.page import Blob, PageHeader, PageKey
 UNFENCED = (1 << 21) - 1
 """Epoch that passes every fence: for a page that is restored unchanged for the sessions that share
 it. Epochs of sessions are lower, so that sequence numbers stay below 2 ** 53."""
+
+
+@dataclass(frozen=True)
+class DeviceStatus:
+    """The file system under a tier.
+
+    Attributes:
+        free_bytes: Bytes that the file system has left.
+        dead_bytes: Bytes of deleted pages that a compaction will free.
+        compactions: Segments that compactions moved since the tier was opened.
+    """
+
+    free_bytes: int
+    dead_bytes: int
+    compactions: int
 
 
 class Tier(Protocol):
@@ -98,6 +114,10 @@ class Tier(Protocol):
 
     def flush(self) -> None:
         """Wait until everything put or deleted before is as durable as this tier can make it."""
+        ...
+
+    def get_device(self) -> DeviceStatus | None:
+        """Return the state of the file system that the tier is on; None for one without files."""
         ...
 
     def check(self) -> None:

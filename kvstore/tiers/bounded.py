@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from kvstore.errors import StoreClosedError, TierFailedError
 from kvstore.format.page import Blob, PageHeader, PageKey
-from kvstore.tiers.base import Tier
+from kvstore.tiers.base import DeviceStatus, Tier
 
 CALL_SECONDS = 10.0
 """Seconds after which a call counts as hung. Syncs and compaction under load take a few."""
@@ -97,6 +97,10 @@ class BoundedTier:
     def flush(self) -> None:
         """Wait until everything before is durable. Writes go on meanwhile."""
         self._run(self._others, self._tier.flush)
+
+    def get_device(self) -> DeviceStatus | None:
+        """Return the state of the file system that the tier is on."""
+        return self._run(self._others, self._tier.get_device)
 
     def check(self) -> None:
         """Raise InvariantError when the tier's accounting disagrees with its contents."""

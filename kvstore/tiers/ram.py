@@ -52,6 +52,9 @@ class RamTier:
         """Bytes of the resident pages, headers included."""
         return self._used_bytes
 
+    def get_device(self) -> None:
+        """Return None: memory is no file system."""
+
     def fence(self, session: str, epoch: int) -> None:
         """Do nothing: no other process can write here."""
 

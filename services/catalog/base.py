@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.api_keys.base import ApiKeys
 from services.catalog.records import (
@@ -82,6 +83,10 @@ class Sessions(Protocol):
 
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's sessions."""
+        ...
+
+    async def count_by_state(self) -> dict[SessionState, int]:
+        """Count the idle and the paused sessions of all tenants; at some moment, roughly."""
         ...
 
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:

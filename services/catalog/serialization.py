@@ -71,12 +71,17 @@ def unpack(packed: bytes) -> bytes:
 
 
 def encode_cursor(session: Session) -> str:
-    """Encode the position right after `session` in a list, as opaque text."""
-    return base64.urlsafe_b64encode(json.dumps([session.created_at, session.id]).encode()).decode()
+    """Encode the position right after `session` in a list by creation, as opaque text."""
+    return encode_place(session.created_at, session.id)
+
+
+def encode_place(value: float, session_id: str) -> str:
+    """Encode the position right after a session in a list that is ordered by this value."""
+    return base64.urlsafe_b64encode(json.dumps([value, session_id]).encode()).decode()
 
 
 def decode_cursor(cursor: str) -> tuple[float, str]:
-    """Decode a cursor into a creation time and a session id. Raises InvalidRequest."""
+    """Decode a cursor into a value, as the creation time, and a session id. Raises InvalidRequest."""
     try:
         created, session_id = json.loads(
             base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)

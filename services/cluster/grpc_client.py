@@ -16,6 +16,8 @@ from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.certificates import read_channel
 from kvrecall.protocol.v1 import REFUSAL_CODE, TOKEN_KEY, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import Span, current_span, get_error_code
+from kvrecall.telemetry.wire import write_ids
 from services.cancellation import run_to_completion
 from services.cluster.settings import WireSettings
 from services.cluster.worker_client import WorkerCalls
@@ -33,7 +35,7 @@ class GrpcWorkerClient(WorkerCalls):
     def __init__(self, settings: WireSettings, catalog: str = "") -> None:
         self._settings = settings
         self.catalog = catalog
-        self.address = settings.worker
+        self.address = settings.address
         self._channel = _open_channel(settings)
         self._metadata = _build_metadata(settings)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
@@ -42,11 +44,11 @@ class GrpcWorkerClient(WorkerCalls):
         self._unanswered: dict[tuple[str, str], set[asyncio.Event]] = {}
 
     async def describe(self) -> pb.WorkerInfo:
-        """See `Worker.describe`; waits for a worker that is still starting."""
+        """See `Worker.describe`; waits `look_seconds` for a worker that is still starting."""
         with self._map_errors():
             info: pb.WorkerInfo = await self._stub.Describe(
                 pb.DescribeRequest(catalog=self.catalog),
-                timeout=self._settings.connect_seconds,
+                timeout=self._settings.look_seconds,
                 wait_for_ready=True,
                 metadata=self._metadata,
             )
@@ -102,9 +104,13 @@ class GrpcWorkerClient(WorkerCalls):
         self, call: Call[RequestT, ResponseT], request: RequestT
     ) -> AsyncGenerator[ResponseT, None]:
         """See `WorkerCalls.stream`."""
-        with self._map_errors(), self._track_answer(call, request) as answered:
+        with (
+            self._track_answer(call, request) as answered,
+            self._begin_span(call) as own,
+            self._map_errors(),
+        ):
             stream = getattr(self._stub, call.name)(
-                request, timeout=self._seconds(call), metadata=self._metadata
+                request, timeout=self._seconds(call), metadata=(*self._metadata, *write_ids(own))
             )
             try:
                 async for event in stream:
@@ -118,11 +124,27 @@ class GrpcWorkerClient(WorkerCalls):
         await self._channel.close(grace_seconds)
 
     async def _send(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:
-        with self._map_errors():
+        with self._begin_span(call) as own, self._map_errors():
             response: ResponseT = await getattr(self._stub, call.name)(
-                request, timeout=self._seconds(call), metadata=self._metadata
+                request, timeout=self._seconds(call), metadata=(*self._metadata, *write_ids(own))
             )
         return response
+
+    @contextmanager
+    def _begin_span(self, call: Call[Any, Any]) -> Iterator[Span]:
+        """Provide the span of a call. It is not the current one: a stream yields to its reader."""
+        own = current_span().child(f"{calls.SERVICE}/{call.name}", "client")
+        own.set({"rpc.system.name": "grpc", "server.address": self.address})
+        error = ""
+        try:
+            yield own
+        except GeneratorExit:  # the reader has seen enough
+            raise
+        except BaseException as raised:
+            error = get_error_code(raised)
+            raise
+        finally:
+            own.end(error)
 
     def _seconds(self, call: Call[Any, Any]) -> float:
         seconds: float = getattr(self._settings, call.timeout)
@@ -218,5 +240,5 @@ def _open_channel(settings: WireSettings) -> grpc.aio.Channel:
     ]
     credentials = read_channel(settings)
     if credentials is None:
-        return grpc.aio.insecure_channel(settings.worker, options=options)
-    return grpc.aio.secure_channel(settings.worker, credentials, options=options)
+        return grpc.aio.insecure_channel(settings.address, options=options)
+    return grpc.aio.secure_channel(settings.address, credentials, options=options)

@@ -71,30 +71,20 @@ class Membership:
     _watching: "asyncio.Task[None] | None" = None
 
     async def start(self) -> None:
-        """Connect to one worker and start refreshing. Raises WorkerLost after `connect_seconds`."""
+        """Look at every worker once, then go on refreshing: one that is absent may join later."""
         try:
-            async with asyncio.timeout(self.settings.connect_seconds):
-                await self._refresh_all()
-                while not self.by_name:
-                    await asyncio.sleep(self.settings.watch_seconds)
-                    await self._refresh_all()
-        except BaseException as error:
+            await self._refresh_all()
+        except BaseException:
             await self.close()
-            if isinstance(error, TimeoutError):
-                raise WorkerLost(self._describe_failure()) from error
             raise
+        if not self.by_name:
+            _log.warning("no worker yet", reason=self.describe_absence())
         self._watching = asyncio.create_task(self._watch(), name="workers")
 
-    def _describe_failure(self) -> str:
-        if self._incompatible:
-            return self.describe_absence()
-        reasons = "; ".join(self._failures.values()) or ", ".join(self._tried)
-        seconds = f"{self.settings.connect_seconds:g} seconds"
-        return f"no worker was reached within {seconds} ({reasons or 'none was announced'})"
-
     def describe_absence(self) -> str:
-        """Say why there is no worker: those that were left out, or none at all."""
-        return "; ".join(self._incompatible.values()) or "there is no worker now"
+        """Say why there is no worker: those that were left out or do not answer, or none at all."""
+        reasons = (*self._incompatible.values(), *self._failures.values())
+        return "; ".join(reasons) or "there is no worker now; its model may still be loading"
 
     def schedule_release(self, name: str, session: str, request: PendingRelease) -> None:
         """Send a worker the release of a session at the next refresh that reaches it.

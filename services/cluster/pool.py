@@ -36,10 +36,10 @@ class WorkerPool(WorkerCalls):
     async def start(
         cls, registry: Registry, settings: WireSettings, catalog: str = ""
     ) -> "WorkerPool":
-        """Build a pool with one connected worker at least, for the gateways of a catalog.
+        """Build a pool of the workers that answer now, for the gateways of a catalog.
 
-        Raises WorkerLost if none is reached within `connect_seconds`, OSError when a certificate
-        cannot be read.
+        The others join when they answer; calls are refused as lost while there is none. Raises
+        OSError when a certificate cannot be read.
         """
         read_channel(settings)
         membership = Membership(registry, settings, catalog)

@@ -7,24 +7,24 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from kvrecall.protocol.certificates import check_channel
 
+DEFAULT_ADDRESS = "127.0.0.1:8421"
+
 
 class WireSettings(BaseModel):
     """Address, certificates, message limits, and the time limit of each kind of call in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    worker: str = Field(
-        default="127.0.0.1:8421",
-        description="HOST:PORT of the worker; of several workers, separated by commas.",
+    worker: str | None = Field(
+        default=None,
+        description="HOST:PORT of the worker; of several workers, separated by commas. Unset: those "
+        "registered in the catalog's Redis, or 127.0.0.1:8421.",
     )
     watch_seconds: float = Field(
         default=1.0, gt=0, description="Interval between two refreshes of the workers."
     )
     look_seconds: float = Field(
-        default=2.0, gt=0, description="Time limit of a refresh: a worker's load and health."
-    )
-    connect_seconds: float = Field(
-        default=120.0, gt=0, description="Time that a start waits for the first worker."
+        default=2.0, gt=0, description="Time limit of a refresh: a worker's model, load and health."
     )
     quick_seconds: float = Field(
         default=10.0,
@@ -89,10 +89,15 @@ class WireSettings(BaseModel):
         return self
 
     @property
+    def address(self) -> str:
+        """The address of the worker, as it was given or by default."""
+        return self.worker or DEFAULT_ADDRESS
+
+    @property
     def workers(self) -> list[str]:
         """The addresses, one by one."""
-        return [address.strip() for address in self.worker.split(",") if address.strip()]
+        return [address.strip() for address in self.address.split(",") if address.strip()]
 
     def at(self, address: str) -> "WireSettings":
-        """Settings for one of several workers; a worker that is not ready is tried again later."""
-        return self.model_copy(update={"worker": address, "connect_seconds": self.look_seconds})
+        """Settings for one of several workers."""
+        return self.model_copy(update={"worker": address})

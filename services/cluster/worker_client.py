@@ -107,6 +107,10 @@ class Worker(Protocol):
         """
         ...
 
+    async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
+        """Which rows of some tokens are active in a committed state. Opens and moves nothing."""
+        ...
+
     async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """A unit vector per text, from the worker's sentence encoder; `dimensions` is always set.
 
@@ -226,6 +230,10 @@ class WorkerCalls(ABC):
     async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
         """See `Worker.count_tokens`."""
         return await self.call(calls.COUNT_TOKENS, request)
+
+    async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
+        """See `Worker.map_rows`."""
+        return await self.call(calls.MAP_ROWS, request)
 
     async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """See `Worker.embed`."""

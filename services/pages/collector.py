@@ -21,12 +21,16 @@ _REQUEST_SECONDS = 2.0
 
 
 class PageCollector:
-    """Deletes orphaned pages in the workers: a session's own at once, the rest in sweeps."""
+    """Deletes orphaned pages in the workers: a session's own at once, the rest in sweeps.
+
+    `orphaned`: sessions whose pages the last sweep could not delete everywhere.
+    """
 
     def __init__(self, context: ServiceContext) -> None:
         self._catalog = context.catalog
         self._worker = context.worker
         self._wanted = asyncio.Event()
+        self.orphaned = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -58,9 +62,12 @@ class PageCollector:
         A lost worker would lose the next call as well, each after its time limit.
         """
         with suppress(ServiceError):  # the next sweep comes
-            for orphan in await self._catalog.page_refs.get_orphaned():
+            orphans = await self._catalog.page_refs.get_orphaned()
+            self.orphaned = len(orphans)
+            for orphan in orphans:
                 with suppress(WorkerRefused):
                     await self._delete(orphan)
+                    self.orphaned -= 1
 
     async def _delete(self, orphan: OrphanedPages) -> None:
         await self._worker.delete(

@@ -1,8 +1,10 @@
 """A turn on its way: what it asks of the worker, and what it is committed as."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from kvrecall.domain.events import TurnRun, TurnStart
 from kvrecall.domain.messages import Message
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import TurnOutcome
@@ -22,14 +24,16 @@ from services.catalog.records import IdempotencyKey
 from services.conversations.histories import extend
 from services.episode_router import Match
 from services.pages.prefix_sharing import FirstTurn
-from services.session_manager import ActiveSession
+from services.planning.turn_clock import TurnClock
+from services.sessions.active import ActiveSession
 
 
 @dataclass(frozen=True)
 class TurnContext:
     """One turn on its way.
 
-    The session as committed, the plan, and how long it `waited` in seconds.
+    The session as committed, the plan, how long it `waited` in seconds, and the number of its
+    `retries` in other workers.
     """
 
     live: ActiveSession
@@ -37,9 +41,11 @@ class TurnContext:
     request: TurnRequest
     plan: TurnPlan
     key: IdempotencyKey | None
+    clock: TurnClock
     waited: float
     match: Match | None
     first: FirstTurn | None
+    retries: int = 0
 
     def to_wire(self, epoch: int) -> pb.TurnRequest:
         """Build the worker's request."""
@@ -56,6 +62,17 @@ class TurnContext:
             episode=None if self.match is None else self.match.load,
             prefix=None if self.first is None else self.first.offered,
             length=self.session.memory.length,
+        )
+
+    def describe_start(self, done: pb.TurnDone) -> TurnStart:
+        """Describe what the turn began with; to be called before the session's next pause."""
+        shared = None if self.first is None else done.shared_pages * self.first.page_tokens
+        return TurnStart(
+            remembered_tokens=self.session.memory.length,
+            pause=self.clock.seconds_since(self.live.pause_began),
+            repair_lead=self.clock.seconds_since(self.live.repair_ended),
+            after_pause=bool(self.session.calls),
+            shared_tokens=shared,
         )
 
     def history(self, reply: Message | None) -> str:
@@ -84,6 +101,11 @@ class TurnContext:
             utterance_tokens=tuple(done.utterance_tokens),
         )
 
+    def describe_run(self, epoch: int) -> TurnRun:
+        """Describe how the turn was run, for people."""
+        method = self.session.settings.method
+        return TurnRun(self.plan.sampling, method, self.live.claim.worker, epoch)
+
     def outcome(self, done: pb.TurnDone) -> TurnOutcome:
         """Build the turn's outcome from the worker's report."""
         message: Message | None = (
@@ -100,7 +122,7 @@ class TurnContext:
             finish_reason=done.finish_reason,
             prompt_tokens=done.prompt_tokens,
             output_tokens=done.output_tokens,
-            memory=memory_from_wire(done.memory),
+            memory=replace(memory_from_wire(done.memory), durable=done.durable),
             repairs=repairs if own_repair is None else (*repairs, own_repair),
             seconds={"waiting": self.waited, **matching, **dict(done.seconds)},
             fidelity=fidelity_from_wire(done),
@@ -114,4 +136,9 @@ class TurnContext:
             reasoning_tokens=done.reasoning_tokens,
             deferred_tokens=done.deferred_tokens,
             prefilled_tokens=done.prefilled_tokens if done.HasField("prefilled_tokens") else None,
+            started_at=time.time() - self.clock.elapsed,
+            committed_at=time.time(),
+            worker=self.live.claim.worker,
+            retries=self.retries,
+            stop=done.state.length + len(done.state.pending),
         )

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from prometheus_client.samples import Sample
 
 from kvrecall.app.local_server import ServerNeeds, launch
 from kvrecall.client import KvrecallClient
+from tests.conftest import free_port
 
 # Limit of every wait and request; on a machine that is not overloaded they take seconds.
 DEADLINE_SECONDS = 300.0
@@ -76,6 +78,11 @@ class Endpoint(ABC):
     clients: list[KvrecallClient | httpx.Client]
 
     @property
+    def operations(self) -> list[str]:
+        """Addresses of the workers' ports for operators."""
+        return []
+
+    @property
     @abstractmethod
     def url(self) -> str:
         """Address of the HTTP API."""
@@ -105,9 +112,12 @@ class Endpoint(ABC):
         )
 
     def samples(self, name: str) -> list[Sample]:
-        """Samples of a metric, one for each set of labels."""
-        page = self.http.get("/metrics").raise_for_status()
-        families = text_string_to_metric_families(page.text)
+        """Samples of a metric, one for each set of labels, of all processes that answer."""
+        pages = [self.http.get("/metrics").raise_for_status().text]
+        for address in self.operations:
+            with suppress(httpx.TransportError):
+                pages.append(httpx.get(f"http://{address}/metrics", timeout=60).text)
+        families = (family for page in pages for family in text_string_to_metric_families(page))
         return [sample for family in families for sample in family.samples if sample.name == name]
 
     def close(self) -> None:
@@ -184,6 +194,7 @@ class Cluster(Endpoint):
     environment: Mapping[str, str]
     gateways: list[Process] = field(default_factory=list)
     of_name: dict[str, Process] = field(default_factory=dict)
+    of_operations: dict[str, str] = field(default_factory=dict)
     clients: list[KvrecallClient | httpx.Client] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -194,6 +205,8 @@ class Cluster(Endpoint):
                 name,
                 "--listen",
                 "127.0.0.1:0",
+                "--ops",
+                self.of_operations.setdefault(name, f"127.0.0.1:{free_port()}"),
                 "--data",
                 str(self.folder / name),
                 *limits,
@@ -211,6 +224,11 @@ class Cluster(Endpoint):
     def workers(self) -> int:
         """Number of workers."""
         return len(self.of_name)
+
+    @property
+    def operations(self) -> list[str]:
+        """Addresses of the workers' ports for operators."""
+        return list(self.of_operations.values())
 
     @property
     def rows(self) -> list[Path]:

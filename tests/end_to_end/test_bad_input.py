@@ -246,7 +246,7 @@ FAULTS = [
     Fault("no body", IDLE, b"", 422, "invalid_request"),
     Fault("no JSON", IDLE, b"hello", 422, "invalid_request", content_type="text/plain"),
     Fault("unknown route", "/v1/sesions", {}, 404, "unknown_route"),
-    Fault("wrong method", IDLE, None, 405, "method_not_allowed", method="GET"),
+    Fault("wrong method", IDLE, None, 405, "method_not_allowed", method="PUT"),
 ]
 
 

@@ -144,7 +144,7 @@ def test_a_session_whose_worker_died_while_idle_continues(
 
 
 def test_without_any_worker_a_turn_is_refused_until_one_is_back(
-    cluster: Any, client: KvrecallClient, begin: Any, ask: Any
+    cluster: Any, client: KvrecallClient, begin: Any, ask: Any, say: Any
 ) -> None:
     session = begin(3)
     twin = begin(3)
@@ -154,7 +154,7 @@ def test_without_any_worker_a_turn_is_refused_until_one_is_back(
     answer = cluster.http.post(f"/v1/sessions/{session}/turns", json={"messages": []})
     assert answer.status_code in (422, 503)
     assert not client.ready()
-    assert cluster.metric("kvrecall_worker_up") == 0
+    say.until(lambda: cluster.metric("kvrecall_worker_up") == 0, "both workers down")
     cluster.back()
     assert client.ready()
     assert ask(client, session) == expected
@@ -194,7 +194,7 @@ def test_a_session_moves_without_being_recomputed(
     assert ask(client, session) == ask(client, twin)
     assert client.move(session, before.worker).worker == before.worker
     assert ask(client, session) == ask(client, twin)
-    assert cluster.metric("kvrecall_rebuilt_pages_total") == 0
+    assert cluster.metric("kvrecall_worker_rebuilt_pages_total") == 0
 
 
 def test_two_gateways_take_turns_in_a_session(
@@ -278,7 +278,8 @@ def test_a_deleted_session_is_deleted_from_every_worker(
         client.delete_session(session)
     session = begin(9)
     cluster.http.post(f"/v1/sessions/{session}/move", json={}).raise_for_status()
-    assert cluster.metric("kvrecall_tier_bytes") > 0
+    assert cluster.metric("kvrecall_shared_tier_bytes") > 0
     client.delete_session(session)
-    say.until(lambda: cluster.metric("kvrecall_tier_bytes") == 0, "no bytes in any tier")
+    for tiers in ("tier_bytes", "shared_tier_bytes"):
+        say.until(lambda name=tiers: cluster.metric(f"kvrecall_{name}") == 0, f"{tiers} of 0")
     assert cluster.metric("kvrecall_worker_sessions") == 0

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import trustme
 
 from kvrecall.client import KvrecallClient, KvrecallError, TextDelta, Turn, TurnCompleted
+from tests.conftest import free_port
 
 Json = dict[str, Any]
 END_SECONDS = 300.0
@@ -264,3 +266,32 @@ def test_a_terminated_gateway_exits_cleanly_and_its_worker_keeps_running(pair: P
     assert pair.worker.running is not None
     assert pair.worker.running.poll() is None
     assert pair.worker.end(signal.SIGTERM) == 0
+
+
+def test_a_gateway_starts_before_its_worker_and_says_when_to_try_again(
+    command: Any, model: Path, tmp_path: Path, say: Any
+) -> None:
+    def process(name: str, *arguments: str) -> Any:
+        data = ["--data", str(tmp_path / name)]
+        environment = {"KVRECALL_MODEL": str(model)}
+        return command(name, [*arguments, *data], tmp_path / f"{name}.log", environment)
+
+    address = f"127.0.0.1:{free_port()}"
+    gateway = process("gateway", "--port", "0", "--worker", address)
+    gateway.start()
+    worker = process("worker", "--listen", address, *LIMITS)
+    try:
+        with httpx.Client(base_url=gateway.address, timeout=END_SECONDS) as http:
+            refused = http.post("/v1/sessions", json={})
+            assert (refused.status_code, refused.json()["code"]) == (503, "worker_lost")
+            assert int(refused.headers["retry-after"]) > 0
+            assert http.get("/readyz").status_code == 200
+            assert http.get("/readyz", params={"workers": True}).status_code == 503
+            worker.start()
+            say.until(
+                lambda: http.get("/readyz", params={"workers": True}).is_success, "the worker"
+            )
+            assert http.post("/v1/sessions", json={"budget": 128}).is_success
+    finally:
+        gateway.end(signal.SIGTERM)
+        worker.end(signal.SIGTERM)

@@ -21,11 +21,12 @@ PAGE_BYTES = 64 * 5 * 2 * 2 * 64 * 4  # tokens, layers, heads, key and value, wi
 # Metrics that are 0 on a server without sessions, summed over workers and tiers.
 SESSION_METRICS = (
     "tier_bytes",
-    "slots_in_use",
+    "shared_tier_bytes",
+    "worker_slots_in_use",
     "worker_sessions",
-    "worker_queued",
-    "active_rows",
-    "evicted_rows",
+    "worker_jobs",
+    "worker_active_rows",
+    "worker_evicted_tokens",
     "turns_running",
     "turns_waiting",
 )
@@ -108,14 +109,17 @@ def test_eight_sessions_in_two_slots_answer_as_each_does_alone(server, client, e
     assert together == alone
     assert len({answer["message"]["content"] for _, _, answer in alone}) > 1
     assert server.metric("kvrecall_turns_total") == turns + 2 * 3 * SESSIONS
-    for name, count in (("slots_in_use", 2 * server.workers), ("worker_sessions", 2 * SESSIONS)):
+    for name, count in (
+        ("worker_slots_in_use", 2 * server.workers),
+        ("worker_sessions", 2 * SESSIONS),
+    ):
         say.until(
             lambda name=name, count=count: server.metric(f"kvrecall_{name}") == count,
             f"{name} of {count}",
         )
     assert server.metric("kvrecall_tier_bytes", tier="nvme") > 0
-    assert server.metric("kvrecall_evicted_rows") > 0
-    assert server.metric("kvrecall_active_rows") > 0
+    assert server.metric("kvrecall_worker_evicted_tokens") > 0
+    assert server.metric("kvrecall_worker_active_rows") > 0
 
 
 def test_deleted_sessions_leave_nothing(server, client, empty, say) -> None:

@@ -29,10 +29,10 @@ CALLS = 30
 SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call"], "seed": 5}
 LAST: Json = {"wait_for_repairs": True, "max_tokens": 12, "stop": ["<tool_call>"]}
 GAUGES = (
-    "slots_in_use",
+    "worker_slots_in_use",
     "worker_sessions",
-    "worker_queued",
-    "active_rows",
+    "worker_jobs",
+    "worker_active_rows",
     "turns_running",
     "turns_waiting",
 )

@@ -17,7 +17,7 @@ def test_a_worker_off_loopback_serves_only_gateways_with_its_token(
 ) -> None:
     def process(name: str, kind: str, arguments: list[str], **environment: str) -> Any:
         own = ["--data", str(tmp_path / name)]
-        settings = {"KVRECALL_MODEL": str(model), "KVRECALL_WIRE__CONNECT_SECONDS": "5"}
+        settings = {"KVRECALL_MODEL": str(model)}
         return command(kind, [*arguments, *own], tmp_path / f"{name}.log", settings | environment)
 
     listen = ["--listen", "0.0.0.0:0"]
@@ -28,8 +28,12 @@ def test_a_worker_off_loopback_serves_only_gateways_with_its_token(
     port = worker.address.rpartition(":")[2]
     to_worker = ["--port", "0", "--worker", f"127.0.0.1:{port}"]
     for secret in ({}, {"KVRECALL_WIRE__TOKEN": "another secret, as long"}):
-        with pytest.raises(ServerNotReady, match="KVRECALL_WIRE__TOKEN"):
-            process("refused", "gateway", to_worker, **secret).start()
+        refused = process("refused", "gateway", to_worker, **secret)
+        refused.start()
+        answer = httpx.post(f"{refused.address}/v1/sessions", json={}, timeout=300)
+        assert (answer.status_code, answer.json()["code"]) == (503, "worker_lost")
+        refused.end(signal.SIGTERM)
+        assert "KVRECALL_WIRE__TOKEN" in refused.log.read_text(encoding="utf-8")
     secret = {"KVRECALL_WIRE__TOKEN": TOKEN["KVRECALL_SERVER__TOKEN"]}
     gateway = process("gateway", "gateway", to_worker, **secret)
     gateway.start()

@@ -4,7 +4,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,23 +17,22 @@ from benchmarks.faults.checks import events, leaks
 from benchmarks.faults.rig.processes import processes_under, until
 from benchmarks.faults.rig.setups import Rig, Setup, cluster
 
+# What a gateway shows while a worker is gone, and when it is back.
 GONE = """\
 kvrecall_worker_up{worker="worker-1"} 1.0
 kvrecall_worker_up{worker="worker-2"} 0.0
-kvrecall_tier_bytes{tier="nvme",worker="worker-1"} 0.0
 """
-BACK = """\
-kvrecall_worker_up{worker="worker-1"} 1.0
-kvrecall_worker_up{worker="worker-2"} 1.0
-kvrecall_tier_bytes{tier="nvme",worker="worker-1"} 0.0
+BACK = GONE.replace("0.0", "1.0")
+# What the worker itself shows.
+HOLDS = """\
 kvrecall_tier_bytes{tier="nvme",worker="worker-2"} 4096.0
 """
-RELEASED = BACK.replace("4096.0", "0.0")
+RELEASED = HOLDS.replace("4096.0", "0.0")
 
 
 @dataclass
 class MetricsPages:
-    """Pages that a gateway serves at /metrics, one a request; the last one again and again."""
+    """Pages that a process serves at /metrics, one a request; the last one again and again."""
 
     pages: list[str]
     url: str = ""
@@ -43,10 +43,10 @@ class MetricsPages:
         return self.pages[min(self.requests, len(self.pages)) - 1]
 
 
-@pytest.fixture
-def gateway() -> Iterator[MetricsPages]:
-    """A gateway to which a worker comes back, with pages that it then releases."""
-    served = MetricsPages([GONE, BACK, RELEASED])
+@contextmanager
+def serve(pages: Sequence[str]) -> Iterator[MetricsPages]:
+    """Serve these pages."""
+    served = MetricsPages(list(pages))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -74,12 +74,20 @@ def setup(tmp_path: Path) -> Iterator[Setup]:
     made.close()
 
 
-def test_zeros_without_the_counts_of_all_workers_prove_nothing(
-    setup: Setup, gateway: MetricsPages
+def test_zeros_without_the_counts_of_all_workers_prove_nothing(setup: Setup) -> None:
+    with serve([GONE, BACK]) as gateway, serve([RELEASED, HOLDS, RELEASED]) as worker:
+        setup.urls, setup.operations = [gateway.url], [worker.url]
+        assert leaks.find_leaks_in_service(setup) == []
+    assert gateway.requests == worker.requests == 3
+
+
+def test_a_worker_that_shows_no_metrics_proves_nothing(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup.urls = [gateway.url]
-    assert leaks.find_leaks_in_service(setup) == []
-    assert gateway.requests == len(gateway.pages)
+    monkeypatch.setattr(leaks, "LEAK_SECONDS", 0.0)
+    with serve([BACK]) as gateway, serve([""]) as worker:
+        setup.urls, setup.operations = [gateway.url], [worker.url]
+        assert leaks.find_leaks_in_service(setup) == [f"{worker.url} gives no metrics"]
 
 
 def test_a_rebuild_has_a_cause_where_a_worker_was_cut_off_or_did_not_open_a_fork(

@@ -17,10 +17,15 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 from limits.aio.storage import MemoryStorage
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.telemetry.otel import OtelTracer
+from kvrecall.telemetry.spans import Tracer
 from kvrecall.testing import StubWorker
 from services.access.authenticator import AccessPolicy
 from services.access.control import AccessControl
@@ -90,12 +95,35 @@ def access_settings() -> AccessSettings | None:
 
 
 @pytest.fixture
+def exported() -> InMemorySpanExporter:
+    """The spans that ended in a test that asks for them."""
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def traces() -> bool:
+    """Whether the application records spans; it does not."""
+    return False
+
+
+@pytest.fixture
+def tracer(traces: bool, exported: InMemorySpanExporter) -> Tracer | None:
+    """The application's tracer."""
+    if not traces:
+        return None
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    return OtelTracer(provider)
+
+
+@pytest.fixture
 async def assembled(
     tmp_path: Path,
     service_settings: ServiceLimits,
     gateway_settings: GatewaySettings,
     access_policy: AccessPolicy,
     access_settings: AccessSettings | None,
+    tracer: Tracer | None,
 ) -> AsyncIterator[Api]:
     """Application that is not started or served yet."""
     worker = StubWorker()
@@ -103,7 +131,7 @@ async def assembled(
     rates = None if access_settings is None else Rates(MemoryStorage(), access_settings)
     access = AccessControl(catalog.api_keys, access_policy, rates)
     service = SessionService(worker, catalog, service_settings, access)
-    app = create_app(service, gateway_settings)
+    app = create_app(service, gateway_settings, tracer=tracer)
     yield Api(app, service, worker, catalog, httpx.AsyncClient())
     for gate in worker.gates.values():
         gate.set()

@@ -1,5 +1,6 @@
 """Every route x every kind of wrong key, and what a tenant may learn of another's sessions."""
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -92,7 +93,12 @@ async def make_one_of_each(api: Any, headers: dict[str, str]) -> dict[str, str]:
 async def send(api: Any, call: Call, headers: dict[str, str]) -> Any:
     method, route, path = call
     body = BODIES.get(route, {}) if method in ("POST", "PUT", "PATCH") else None
-    return await api.http.request(method, path, json=body, headers=headers)
+    request = asyncio.ensure_future(api.http.request(method, path, json=body, headers=headers))
+    while route.endswith("/stream") and not request.done():
+        for subscription in tuple(api.service.feed.subscriptions):
+            subscription.end()  # it would go on for as long as the client reads
+        await asyncio.sleep(0)
+    return await request
 
 
 def check_form(answer: Any) -> None:
@@ -220,9 +226,10 @@ async def test_another_tenants_session_and_a_missing_one_take_the_same_catalog_c
     session, missing = created.json()["id"], f"s_{'0' * 24}"
     await api.http.get("/v1/models", headers=foreign)  # the key is read, and its use is written
     calls: list[Any] = []
+    catalog = api.service._catalog  # as the service calls it
     for name in ("sessions", "leases", "turns", "tool_calls", "repairs", "episodes", "idempotency"):
-        part = Recorder(getattr(api.catalog, name), name, calls)
-        monkeypatch.setattr(api.catalog, name, part)
+        part = Recorder(getattr(catalog, name), name, calls)
+        monkeypatch.setattr(catalog, name, part)
     for call in list_calls(api.app, {"session": session}):
         if "{session}" not in call[1]:
             continue

@@ -3,10 +3,15 @@
 import asyncio
 from typing import Any
 
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.metrics.recorder import get_fault
 from kvrecall.domain.codes import ErrorCode
-from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.domain.errors import CatalogError, WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
@@ -37,10 +42,82 @@ async def test_turns_phases_and_rows_are_counted(api: Any) -> None:
     assert samples["kvrecall_tokens_total", "output"] == 32
     assert samples["kvrecall_turn_phase_seconds_sum", "decode"] == 2.25
     assert samples["kvrecall_turn_phase_seconds_count", "prefill"] == 3
-    assert samples["kvrecall_active_rows",] == 6 + 16
-    assert samples["kvrecall_active_bytes",] == 22 * 64
-    assert samples["kvrecall_evicted_rows",] == 16
-    assert samples["kvrecall_http_requests_total", "POST", "200"] == 3
+    assert samples["kvrecall_turn_phase_seconds_count", "commit"] == 3
+    assert samples["kvrecall_turn_seconds_count", "stop"] == 2
+    assert samples["kvrecall_time_to_first_token_seconds_count", "turn"] == 2
+    assert samples["kvrecall_time_per_output_token_seconds_count",] == 2
+    assert samples["kvrecall_turn_tokens_sum", "output"] == 32
+    assert samples["kvrecall_remembered_tokens_total",] == 2 + 2
+    assert samples["kvrecall_turns_not_durable_total",] == 0
+    route = "/v1/sessions/{session}/turns"
+    assert samples["kvrecall_http_requests_total", "POST", route, "200"] == 3
+    assert samples["kvrecall_http_request_seconds_count", "POST", route] == 3
+
+
+async def test_a_turn_whose_rows_are_in_memory_only_is_counted(api: Any) -> None:
+    api.worker.durable = False
+    await api.turn(await api.session())
+    assert (await scrape(api))["kvrecall_turns_not_durable_total",] == 1
+
+
+async def test_the_gauges_are_those_of_the_moment(api: Any) -> None:
+    waiting = await api.session()
+    api.worker.script = [[pb.ToolCall(id="c1", name="f", arguments="{}")]]
+    await api.turn(waiting)
+    await api.session()
+    samples = await scrape(api)
+    assert samples["kvrecall_sessions", "paused"] == 1
+    assert samples["kvrecall_sessions", "idle"] == 1
+    assert samples["kvrecall_turns_running",] == 0
+    limits = api.service.limits
+    assert samples["kvrecall_turns_limit", "running"] == limits.max_running_turns
+    assert samples["kvrecall_http_in_flight",] == 1, "the scrape itself"
+
+
+async def test_paths_that_match_no_route_share_a_label(api: Any) -> None:
+    for path in ("/secret-key", "/v1/no/such/route"):
+        assert (await api.http.get(path)).status_code == 404
+    samples = await scrape(api)
+    assert samples["kvrecall_http_requests_total", "GET", "unmatched", "404"] == 2
+    assert not any("secret-key" in part for key in samples for part in key)
+
+
+async def test_openmetrics_is_sent_to_those_who_ask_for_it(api: Any) -> None:
+    accept = "application/openmetrics-text; version=1.0.0"
+    page = await api.http.get("/metrics", headers={"accept": accept})
+    assert page.headers["content-type"].startswith("application/openmetrics-text")
+    families = {family.name for family in openmetrics_families(page.text)}
+    assert {"kvrecall_turns", "kvrecall_build_info", "process_cpu_seconds"} <= families
+    assert not any(name.endswith("_created") for name in families)
+
+
+async def test_a_turns_trace_is_the_exemplar_of_its_times(api: Any) -> None:
+    session = await api.session()
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    turn = await api.http.post(f"/v1/sessions/{session}/turns", json=body, headers=headers)
+    assert turn.status_code == 200
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    page = (await api.http.get("/metrics", headers=accept)).text
+    traced = {
+        sample.name
+        for family in openmetrics_families(page)
+        for sample in family.samples
+        if sample.exemplar is not None and sample.exemplar.labels == {"trace_id": trace}
+    }
+    assert traced == {
+        "kvrecall_turn_seconds_bucket",
+        "kvrecall_time_to_first_token_seconds_bucket",
+    }
+
+
+async def test_known_series_are_there_before_their_first_event(api: Any) -> None:
+    samples = await scrape(api)
+    for reason in ("stop", "length", "tool_calls", "appended"):
+        assert samples["kvrecall_turns_total", reason] == 0
+    assert samples["kvrecall_repairs_between_turns_total", "end"] == 0
+    assert samples["kvrecall_takeovers_total", "move"] == 0
 
 
 async def test_repairs_and_promotions_are_counted(api: Any) -> None:
@@ -54,15 +131,15 @@ async def test_repairs_and_promotions_are_counted(api: Any) -> None:
     assert samples["kvrecall_repair_seconds_sum", "tool_call"] == 0.5
     assert samples["kvrecall_repair_seconds_count", "tool_result"] == 1
     for name, value in (
-        ("repair_candidates", 8),
-        ("repair_scored_rows", 8),
-        ("promoted_rows", 2),
-        ("demoted_rows", 1),
+        ("repair_candidate_tokens", 8),
+        ("repair_scored_tokens", 8),
+        ("repair_promoted_tokens", 2),
+        ("repair_demoted_rows", 1),
     ):
         assert samples[f"kvrecall_{name}_total", "tool_result"] == value
     assert samples["kvrecall_repair_read_bytes_total", "tool_call"] == 640
     assert samples["kvrecall_repairs_cut_total", "tool_call"] == 0
-    assert samples["kvrecall_repair_share_scanned_count",] == 2
+    assert samples["kvrecall_repair_scanned_ratio_count",] == 2
 
 
 async def test_repairs_ended_in_their_pause_or_by_a_turn_are_counted_separately(
@@ -86,7 +163,7 @@ async def test_repairs_ended_in_their_pause_or_by_a_turn_are_counted_separately(
     assert samples["kvrecall_repairs_between_turns_total", "turn"] == 1
     assert samples["kvrecall_repairs_left_out_total",] == 1
     assert samples["kvrecall_repairs_cut_total", "tool_delta"] == 1
-    assert samples["kvrecall_repair_share_scanned_sum",] == 1.5
+    assert samples["kvrecall_repair_scanned_ratio_sum",] == 1.5
 
 
 async def test_pauses_that_time_out_are_counted(api: Any) -> None:
@@ -142,54 +219,61 @@ async def test_failures_are_counted_by_their_code(api: Any) -> None:
         or [asyncio.create_task(asyncio.sleep(0))]
     )
     samples = await scrape(api)
-    assert samples["kvrecall_turn_failures_total", "worker_lost"] == 1
+    assert samples["kvrecall_turn_failures_total", "worker_lost", "service"] == 1
     assert samples["kvrecall_repair_failures_total", "worker_lost"] == 1
 
 
-async def test_a_deleted_session_is_no_longer_counted(api: Any) -> None:
+async def test_errors_are_counted_by_who_has_to_act(api: Any) -> None:
     session = await api.session()
+    api.worker.script = [[pb.ToolCall(id="c1", name="f", arguments="{}")]]
     await api.turn(session)
-    await api.http.delete(f"/v1/sessions/{session}")
-    assert (await scrape(api))["kvrecall_active_rows",] == 0
-
-
-async def test_each_worker_reports_its_slots_and_tiers(api: Any) -> None:
-    api.worker.names = ["one", "two"]
-    await api.session()
+    await api.turn(session)  # without the result that the session waits for
     samples = await scrape(api)
-    for worker in ("one", "two"):
-        assert samples["kvrecall_worker_up", worker] == 1
-        assert samples["kvrecall_slots_in_use", worker] == 1
-        assert samples["kvrecall_lost_pages_total", worker] == 3
-        assert samples["kvrecall_rebuilt_pages_total", worker] == 2
-        assert samples["kvrecall_prefilled_tokens_total", worker] == 11
-        for name, value in (
-            ("bytes", 640),
-            ("limit_bytes", 1000),
-            ("hits_total", 3),
-            ("misses_total", 1),
-        ):
-            assert samples[f"kvrecall_tier_{name}", "ram", worker] == value
-        for name, value in (
-            ("errors", 2),
-            ("refused_pages", 5),
-            ("writes", 7),
-            ("written_bytes", 512),
-        ):
-            assert samples[f"kvrecall_tier_{name}_total", "nvme", worker] == value
-        assert samples["kvrecall_tier_write_seconds_total", "nvme", worker] == 0.5
+    assert samples["kvrecall_turn_failures_total", "calls_outstanding", "client"] == 1
+    assert get_fault("overloaded") == get_fault("quota_exceeded") == "capacity"
+    assert get_fault("cancelled") == "client"
+    assert get_fault("catalog_error") == "service"
 
 
-async def test_an_unreachable_worker_is_reported_as_down_only(api: Any) -> None:
+async def test_a_lost_worker_is_shown_as_down_until_it_leaves_on_purpose(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer_nothing() -> None:
+        raise WorkerLost("gone")
+
     api.worker.names = ["one", "two"]
     await scrape(api)
     api.worker.names = ["one"]
     samples = await scrape(api)
     assert (samples["kvrecall_worker_up", "one"], samples["kvrecall_worker_up", "two"]) == (1, 0)
-    assert ("kvrecall_slots_in_use", "two") not in samples
-    api.worker.faults["stats"] = WorkerLost("gone")
-    samples = await scrape(api)
+    with monkeypatch.context() as patch:
+        patch.setattr(api.worker, "workers", answer_nothing)
+        samples = await scrape(api)
     assert (samples["kvrecall_worker_up", "one"], samples["kvrecall_worker_up", "two"]) == (0, 0)
+    api.worker.names = ["one", "two"]
+    api.worker.draining = {"two"}
+    await scrape(api)
+    api.worker.names = ["one"]
+    samples = await scrape(api)
+    assert samples["kvrecall_worker_up", "one"] == 1
+    assert ("kvrecall_worker_up", "two") not in samples
+
+
+async def test_calls_of_the_catalog_are_timed_and_its_failures_counted(api: Any) -> None:
+    session = await api.session()
+    await api.turn(session)
+    before = await scrape(api)
+    for op in ("read", "claim", "commit"):
+        assert before["kvrecall_catalog_seconds_count", op] > 0
+        assert before["kvrecall_catalog_errors_total", op] == 0
+
+    async def fail(*_: Any) -> None:
+        raise CatalogError("the disk is full")
+
+    api.catalog.turns.commit = fail
+    await api.turn(session)
+    after = await scrape(api)
+    assert after["kvrecall_catalog_errors_total", "commit"] == 1
 
 
 async def test_retries_moves_and_rebuilds_are_counted(api: Any) -> None:
@@ -205,4 +289,8 @@ async def test_retries_moves_and_rebuilds_are_counted(api: Any) -> None:
     samples = await scrape(api)
     assert samples["kvrecall_turn_retries_total", "worker_lost"] == 1
     assert samples["kvrecall_move_seconds_count",] == 1
+    assert samples["kvrecall_takeovers_total", "first_use"] == 0, "its creation is no takeover"
+    assert samples["kvrecall_takeovers_total", "worker_lost"] == 1
+    assert samples["kvrecall_takeovers_total", "move"] == 1
+    assert samples["kvrecall_takeovers_total", "rollback"] == 1
     assert samples["kvrecall_rebuild_seconds_sum",] == 0.5

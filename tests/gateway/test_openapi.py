@@ -14,6 +14,7 @@ OPERATIONS = [
     ("GET", "/healthz"),
     ("GET", "/metrics"),
     ("GET", "/readyz"),
+    ("GET", "/version"),
     ("DELETE", "/v1/conversations/{conversation}"),
     ("DELETE", "/v1/conversations/{conversation}/items/{item}"),
     ("DELETE", "/v1/responses/{response}"),
@@ -27,9 +28,16 @@ OPERATIONS = [
     ("GET", "/v1/responses/{response}/input_items"),
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/{session}"),
+    ("GET", "/v1/overview"),
     ("GET", "/v1/sessions/{session}/episodes"),
+    ("GET", "/v1/sessions/{session}/family"),
     ("GET", "/v1/sessions/{session}/memory"),
+    ("GET", "/v1/sessions/{session}/memory/map"),
+    ("GET", "/v1/sessions/{session}/memory/tokens"),
+    ("GET", "/v1/sessions/{session}/pauses"),
     ("GET", "/v1/sessions/{session}/repairs"),
+    ("GET", "/v1/sessions/{session}/stream"),
+    ("GET", "/v1/sessions/{session}/turns"),
     ("GET", "/v1/worker"),
     ("GET", "/v1/workers"),
     ("POST", "/v1/chat/completions"),
@@ -48,10 +56,15 @@ OPERATIONS = [
     ("POST", "/v1/sessions/{session}/turns"),
     ("DELETE", "/v1/sessions/{session}"),
 ]
+# It ends when the client goes: tests/gateway/rest/test_watching.py reads it.
+ENDLESS = ("GET", "/v1/stream")
+QUERIED = ("repairs", "turns", "memory/map", "memory/tokens", "pauses")
 WITH_INPUT = [
     (method, path)
     for method, path in OPERATIONS
-    if method != "GET" or path in ("/v1/sessions", "/v1/sessions/{session}/repairs")
+    if method != "GET"
+    or path == "/v1/sessions"
+    or path in [f"/v1/sessions/{{session}}/{name}" for name in QUERIED]
 ]
 # Valid budgets, methods, models and cursors depend on the worker and the session.
 UNDESCRIBED = [positive_data_acceptance]
@@ -90,7 +103,7 @@ def create_paused_session(live_url: str) -> str:
 def test_the_description_lists_all_operations(description: Any) -> None:
     described = [result.ok() for result in description.get_all_operations()]
     assert sorted((operation.method.upper(), operation.path) for operation in described) == sorted(
-        OPERATIONS
+        [*OPERATIONS, ENDLESS]
     )
 
 

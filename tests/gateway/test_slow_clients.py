@@ -111,7 +111,8 @@ async def test_a_client_that_breaks_off_its_body_is_logged_as_gone(port: int) ->
         await asyncio.sleep(0.1)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            gone = 'kvrecall_http_requests_total{method="POST",status="499"} 1.0'
+            labels = 'method="POST",route="/v1/sessions",status="499"'
+            gone = f"kvrecall_http_requests_total{{{labels}}} 1.0"
             while gone not in (await http.get("/metrics")).text:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 

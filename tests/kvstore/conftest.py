@@ -112,6 +112,9 @@ class BlockedTier:
         self._require_working()
         self._inner.put(pages, backed=backed)
 
+    def get_device(self) -> None:
+        self._require_working()
+
     def touch(self, session: str) -> None:
         self._require_working()
 

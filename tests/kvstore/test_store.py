@@ -91,9 +91,9 @@ def test_a_selection_reads_every_page_once(open_store: OpenStore, make_rows: Mak
     store = open_store(ram_pages=100)
     store.append("a", make_rows(80))
     store.flush("a")
-    before = store.counters()["ram"].hits
+    before = store.tiers()["ram"].counters.hits
     store.gather_selection("a", [torch.arange(80).repeat(2, 1)] * 3)
-    assert store.counters()["ram"].hits - before == 10
+    assert store.tiers()["ram"].counters.hits - before == 10
 
 
 def test_a_scan_yields_keys_page_by_page(open_store: OpenStore, make_rows: MakeRows) -> None:
@@ -128,18 +128,18 @@ def test_pages_beyond_the_ram_limit_are_read_from_below_and_promoted(
     assert store.usage() == {"ram": 3 * layout.page_bytes, "nvme": 10 * layout.page_bytes}
     first = torch.arange(8)
     assert torch.equal(store.gather("a", first), rows[:, :, :, :8])
-    before = store.counters()["nvme"].hits
+    before = store.tiers()["nvme"].counters.hits
     assert torch.equal(store.gather("a", first), rows[:, :, :, :8])
-    assert store.counters()["nvme"].hits == before > 0
+    assert store.tiers()["nvme"].counters.hits == before > 0
 
 
 def test_a_scan_promotes_nothing(open_store: OpenStore, make_rows: MakeRows) -> None:
     store = open_store(ram_pages=3)
     store.append("a", make_rows(80))
     store.flush("a")
-    written = store.counters()["ram"].written_bytes
+    written = store.tiers()["ram"].counters.written_bytes
     assert sum(keys.shape[2] for _, keys in store.scan_keys("a")) == 80
-    assert store.counters()["ram"].written_bytes == written
+    assert store.tiers()["ram"].counters.written_bytes == written
 
 
 def test_threads_read_flush_and_delete_while_rows_are_appended(

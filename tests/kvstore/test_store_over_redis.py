@@ -107,9 +107,9 @@ def test_another_worker_reads_flushed_rows(open_store: OpenStore, make_rows: Mak
     other = open_store("other")
     other.open("a", epoch=1, length=29)
     assert torch.equal(read_all(other, "a"), rows)
-    assert other.counters()["redis"].hits == 4
+    assert other.tiers()["redis"].counters.hits == 4
     assert torch.equal(read_all(other, "a"), rows)
-    assert other.counters()["redis"].hits == 4
+    assert other.tiers()["redis"].counters.hits == 4
 
 
 def test_int8_pages_are_the_same_in_another_worker(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvrecall.domain.events import CatalogCalled, ServiceEvent
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
@@ -101,6 +102,17 @@ class Harness:
         ended = [progress async for progress in stream][-1]
         assert isinstance(ended, TurnEnded)
         return ended.outcome
+
+    def hear(self) -> list[ServiceEvent]:
+        """A list that gets every event from now on, but for calls of the catalog."""
+        heard: list[ServiceEvent] = []
+
+        def add(event: ServiceEvent) -> None:
+            if not isinstance(event, CatalogCalled):
+                heard.append(event)
+
+        self.service.observe(add)
+        return heard
 
     async def selection(self, session: str) -> bytes:
         """The committed selection."""

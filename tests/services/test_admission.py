@@ -31,7 +31,7 @@ class TestCrowded:
         first = await harness.hold_turn(sessions[0])
         waiting = harness.begin(sessions[1])
         await asyncio.sleep(0.05)
-        assert harness.service.admission.waiting == 1
+        assert harness.service.status.admission.waiting == 1
         with pytest.raises(Overloaded) as caught:
             await anext(harness.begin(sessions[2]))
         assert caught.value.retry_after_seconds == 1.0

@@ -144,12 +144,12 @@ async def test_a_session_without_episodes_embeds_nothing(harness) -> None:
 async def test_a_turn_that_cannot_be_matched_stays_where_it_is(
     harness, session: str, error: WorkerLost | WorkerRefused
 ) -> None:
-    told: list = []
-    harness.service.observe(told.append)
+    told = harness.hear()
     harness.worker.faults["embed"] = error
     outcome = await harness.say(session, Message("user", TRAINS))
     assert (outcome.finish_reason, outcome.episode) == ("stop", None)
-    assert told[0] == EpisodesFailed(session, "match", error.code, "gone")
+    (failed,) = [event for event in told if isinstance(event, EpisodesFailed)]
+    assert failed == EpisodesFailed(session, "match", error.code, "gone")
     assert harness.worker.switches == []
 
 
@@ -167,14 +167,14 @@ class TestSlowEncoder:
 
 
 async def test_an_episode_that_the_worker_cannot_use_is_left_out(harness, session: str) -> None:
-    told: list = []
-    harness.service.observe(told.append)
+    told = harness.hear()
     harness.worker.faults["switch"] = WorkerRefused(
         ErrorCode.BAD_EPISODE, "rows of another session"
     )
     found = await about(harness, session, TRAINS)
     assert (found.episode, found.switched) == ("1-2", False)
-    assert told[0] == EpisodesFailed(session, "switch", "bad_episode", "rows of another session")
+    (failed,) = [event for event in told if isinstance(event, EpisodesFailed)]
+    assert failed == EpisodesFailed(session, "switch", "bad_episode", "rows of another session")
     assert (await harness.catalog.episodes.get(session)).active == ""
 
 

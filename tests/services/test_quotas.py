@@ -7,6 +7,7 @@ from kvrecall.domain.events import QuotaReached, TurnFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from services.forks import ForkRequest
+from services.reading.search import SessionQuery
 
 HELLO = Message("user", "hello there")
 
@@ -15,12 +16,11 @@ async def test_a_tenants_list_has_its_own_sessions_only(harness) -> None:
     ours = [await harness.session(tenant="ann") for _ in range(3)]
     await harness.session(tenant="ben")
     nobodys = await harness.session()
-    page, _ = await harness.service.page(2, None, "ann")
-    rest, _ = await harness.service.page(2, page.next_cursor, "ann")
-    assert [session.id for session in (*page.sessions, *rest.sessions)] == ours[::-1]
-    assert [session.id for session in (await harness.service.page(9, None))[0].sessions] == [
-        nobodys
-    ]
+    page = await harness.service.reading.search(SessionQuery(2), "ann")
+    rest = await harness.service.reading.search(SessionQuery(2, page.next_cursor), "ann")
+    assert [session.id for session, _ in (*page.sessions, *rest.sessions)] == ours[::-1]
+    others = await harness.service.reading.search(SessionQuery(9), "")
+    assert [session.id for session, _ in others.sessions] == [nobodys]
 
 
 async def test_another_tenants_session_is_unknown(harness) -> None:
@@ -89,8 +89,7 @@ class TestQuota:
 
     async def test_a_tenant_that_holds_all_it_may_says_no_more(self, harness) -> None:
         session = await harness.session(tenant="ann")
-        told: list[object] = []
-        harness.service.observe(told.append)
+        told = harness.hear()
         await harness.say(session, Message("user", "1 2 3 4 5 6 7 8"))
         with pytest.raises(QuotaExceeded) as caught:
             await harness.say(session, HELLO)

@@ -1,12 +1,14 @@
 """Connects model, cache, store and tokenizer for one session at a time; no algorithm of its own."""
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
@@ -20,6 +22,7 @@ from workers.engine.session_state import build_state, restore_state, selection_f
 from workers.engine.settings import WorkerSettings
 from workers.engine.store_io import StoreIO, commit_history, map_store_errors, shared_pages
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
+from workers.metrics.catalogue import create_metrics
 from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
@@ -40,6 +43,7 @@ class Parts:
     settings: WorkerSettings
     layer_sensitivity: tuple[float, ...] | None = None
     measure_sensitivity: "Callable[[], Generator[None, int, tuple[float, ...]]] | None" = None
+    metrics: Metrics = field(default_factory=create_metrics)
 
 
 class Engine:
@@ -54,6 +58,7 @@ class Engine:
         self.grammars = Grammars(parts.tokenizer)
         self.store = parts.store
         self.settings = parts.settings
+        self.metrics = parts.metrics
         self.layer_sensitivity = parts.layer_sensitivity
         self.measure_sensitivity = parts.measure_sensitivity
         shape = self.model.shape
@@ -234,12 +239,15 @@ class Engine:
         selection = session.selection
         session.prefetched = None
         rows = list[tuple[Tensor, Tensor]]() if read is None else read.result()
+        started = time.perf_counter()
         slot = self.cache.claim(self.bound(session))
         session.slot = slot
         session.selection = None
         for layer, (keys, values) in enumerate(rows):
             assert selection is not None, "rows were read for a selection"
             self.cache.fill(slot, layer, selection.with_rows(layer, keys, values))
+        self.metrics.inc("worker_swaps_total", direction="in")
+        self.metrics.observe("worker_swap_seconds", time.perf_counter() - started)
         return ResidentSession(session, slot)
 
     def swap_out(self, session: WorkerSession) -> None:
@@ -250,6 +258,7 @@ class Engine:
         session.selection = session.active_selection(self.cache)
         self.cache.release(session.slot)
         session.slot = None
+        self.metrics.inc("worker_swaps_total", direction="out")
 
     # Forward passes
 
@@ -317,7 +326,8 @@ class Engine:
             session = resident.session
             observed = self.observe_patched(resident, session.episode.patched_prompt)
             observed = observed or session.queries.observed()
-            evict(self.cache, resident, self.settings, observed, turn_over=turn_over)
+            rows = evict(self.cache, resident, self.settings, observed, turn_over=turn_over)
+            self.metrics.inc("eviction_rows_total", rows, method=session.config.method.name)
             session.block.clear()
 
     # State

@@ -44,8 +44,10 @@ def evict(
     observed: Observed,
     *,
     turn_over: bool = False,
-) -> None:
+) -> int:
     """Reduce the session's slot to its target rows in every layer that exceeds it.
+
+    Returns the rows per head that left the largest layer.
 
     Sinks, the recent window, promoted rows and, up to their share, the current turn's rows stay.
     The method ranks the others by the observed queries. Layers that share a selection keep the
@@ -54,6 +56,7 @@ def evict(
     """
     session = resident.session
     n_layers = cache.shape.n_layers
+    before = max(cache.rows_per_head(resident.slot))
     group_size = resident.config.method.shares_layers
     leaders = range(0, n_layers, group_size)
     full = _full_leaders(cache, resident, leaders)
@@ -73,6 +76,7 @@ def evict(
                 "a method keeps within its budget"
             )
     _record_evicted(session, evicted)
+    return before - max(cache.rows_per_head(resident.slot))
 
 
 def active_rows(

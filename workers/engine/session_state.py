@@ -21,7 +21,7 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     """Give a session without a slot the committed `state`. Raises IncompatibleState."""
     session.selection = selection_from_state(state)
     session.length = state.length
-    session.eviction_scores = _read_scores(state, session.config.budget)
+    session.eviction_scores = read_scores(state, session.config.budget)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
     session.deferred_signal = list(state.deferred_signal)
@@ -63,10 +63,11 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
     )
 
 
-def _read_scores(state: pb.SessionState, budget: int) -> EvictionScores:
+def read_scores(state: pb.SessionState, limit: int) -> EvictionScores:
+    """Read the eviction scores, of a state of version 1 the `limit` highest."""
     if state.state_version >= _SPARSE_SCORES:
         return EvictionScores.from_bytes(state.eviction_scores)
     if not state.eviction_scores:
         return EvictionScores()
     scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
-    return EvictionScores.from_dense(scores, budget)
+    return EvictionScores.from_dense(scores, limit)

@@ -1,5 +1,6 @@
 """Block prefill: appends new tokens in blocks, each followed by eviction (EpiCache section 2.2)."""
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ def prefill(
     *,
     keep_distribution: bool,
     on_prompt_end: Callable[[], None],
+    on_block: Callable[[int], None] = lambda _: None,
 ) -> Generator["Future[Any] | None", None, PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
@@ -39,6 +41,7 @@ def prefill(
     rows than the budget and a block. With `keep_distribution`, the result has the next-token
     distribution at every recorded token. `on_prompt_end` is called once the tokens before the first
     recorded one are appended: at the first token's logits, if there were no recorded text.
+    `on_block` is called with the tokens of each block that is appended.
     """
     session = resident.session
     pending = session.pending
@@ -58,8 +61,12 @@ def prefill(
             if keep_distribution and any(recorded[start + i + 1 : start + i + 2])
         ]
         logits_to_keep = len(block) if wanted else 1
+        began = time.perf_counter()
         block_logits = engine.forward([resident], torch.tensor([block]), logits_to_keep)[0]
+        seconds = time.perf_counter() - began
+        engine.metrics.observe("worker_step_seconds", seconds, kind="prefill")
         engine.prefilled_tokens += len(block)
+        on_block(len(block))
         if start < prompt <= start + size:
             on_prompt_end()
         if wanted:

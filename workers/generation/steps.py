@@ -1,6 +1,5 @@
-"""The yield protocol of turns, repairs and builds, with their timing and their wait for writes."""
+"""The yield protocol of turns, repairs and builds, and their wait for writes."""
 
-import time
 from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,20 +26,6 @@ next batch. The scheduler answers a `Decode` with the token sampled after it.
 """
 Steps = Generator[Yielded, int, _T]
 """A job's work: a generator that the scheduler drives."""
-
-
-class Stopwatch:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        """Add the time since the last lap to `phase`."""
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
 
 
 def wait_for_writes(engine: Engine, session: WorkerSession) -> Steps[None]:

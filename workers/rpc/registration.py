@@ -16,17 +16,23 @@ _RENEWALS_PER_RECORD = 3
 class Registration:
     """Renews a worker's record until it stops. `record` builds it; its argument: the worker drains.
 
-    An unreachable registry is tried again; the worker runs on meanwhile.
+    An unreachable registry is tried again, after a call of `on_failure`; the worker runs on.
     """
 
     def __init__(
-        self, client: Any, namespace: str, name: str, record: Callable[[bool], pb.WorkerRecord]
+        self,
+        client: Any,
+        namespace: str,
+        name: str,
+        record: Callable[[bool], pb.WorkerRecord],
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._name = name
         self._names_key = workers_key(namespace)
         self._key = worker_key(namespace, name)
         self._record = record
+        self._on_failure = on_failure
         self._draining = False
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
@@ -74,4 +80,5 @@ class Registration:
         try:
             await call
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+            self._on_failure()
             structlog.get_logger(__name__).warning("registry unreachable", reason=str(error))

@@ -1,8 +1,9 @@
 """A worker on the network: gRPC servicer with drain, server with health and reflection."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -13,12 +14,15 @@ from grpc_reflection.v1alpha import reflection
 from kvrecall.protocol.calls import CALLS, SERVICE, Call
 from kvrecall.protocol.certificates import CannotBind, bind
 from kvrecall.protocol.v1 import REFUSAL_CODE
+from kvrecall.telemetry.spans import Tracer
+from kvrecall.telemetry.wire import PassingTracer
 from workers.errors import Cancelled, CannotListen, WorkerError
 from workers.rpc.authentication import (
     TokenInterceptor,
     listens_on_loopback,
     require_authentication,
 )
+from workers.rpc.observation import ObservedCall, observe_call
 from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
@@ -33,8 +37,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerServicer:
     """Answers the table's calls over gRPC. A call is cancelled if its client goes away."""
 
-    def __init__(self, service: WorkerService) -> None:
+    def __init__(self, service: WorkerService, tracer: Tracer) -> None:
         self._service = service
+        self._metrics = service.metrics
+        self._tracer = tracer
         self._running: set[asyncio.Task[Any]] = set()
         self._draining = False
         self._cancelling = False
@@ -44,9 +50,15 @@ class WorkerServicer:
         handlers = {call.name: self._build_method_handler(call) for call in CALLS}
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
+    @property
+    def draining(self) -> bool:
+        """True from the beginning of a drain on."""
+        return self._draining
+
     async def drain(self, seconds: float) -> None:
         """Refuse new work and wait for running calls; cancel those that run after `seconds`."""
         self._draining = True
+        self._metrics.set("worker_draining", 1.0)
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=seconds)
@@ -59,15 +71,16 @@ class WorkerServicer:
 
     def _build_method_handler(self, call: Call[Any, Any]) -> "grpc.RpcMethodHandler[Any, Any]":
         async def answer(request: Any, context: Context) -> Any:
-            async with self._guard(call, context):
+            async with self._guard(call, request, context):
                 return await self._service.handler(call)(request)
 
         async def stream(request: Any, context: Context) -> None:
             async with (
-                self._guard(call, context),
+                self._guard(call, request, context) as observed,
                 aclosing(self._service.stream_handler(call)(request)) as events,
             ):
                 async for event in events:
+                    observed.add_event(event)
                     await context.write(event)
 
         build = (
@@ -82,13 +95,40 @@ class WorkerServicer:
         )
 
     @asynccontextmanager
-    async def _guard(self, call: Call[Any, Any], context: Context) -> AsyncIterator[None]:
-        """Map errors to the call's status, and track a drained call."""
+    async def _guard(
+        self, call: Call[Any, Any], request: Any, context: Context
+    ) -> AsyncIterator[ObservedCall]:
+        """Count, log and trace the call, map errors to its status, and track a drained one."""
+        metadata = {name: str(value) for name, value in context.invocation_metadata() or ()}
+        observed = ObservedCall()
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._count(call, context, observed))
             await stack.enter_async_context(_map_errors(context))
+            stack.enter_context(observe_call(self._tracer, call, request, metadata, observed))
             if call.drained:
                 await stack.enter_async_context(self._track_running())
+            yield observed
+
+    @contextmanager
+    def _count(
+        self, call: Call[Any, Any], context: Context, observed: ObservedCall
+    ) -> Iterator[None]:
+        """Count the call by its status; one whose client went away before its answer is CANCELLED."""
+        began = time.perf_counter()
+        code = "CANCELLED"
+        try:
             yield
+            code = "OK"
+        except grpc.aio.AbortError:
+            code = grpc.StatusCode(context.code()).name
+            raise
+        except asyncio.CancelledError:
+            code = "OK" if observed.answered else code
+            raise
+        finally:
+            self._metrics.inc("worker_calls_total", method=call.name, code=code)
+            seconds = time.perf_counter() - began
+            self._metrics.observe("worker_call_seconds", seconds, method=call.name)
 
     @asynccontextmanager
     async def _track_running(self) -> AsyncIterator[None]:
@@ -135,9 +175,10 @@ class WorkerServer:
     could call it without a token or certificate. Create it in a running event loop.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, tracer: Tracer | None = None) -> None:
         require_authentication(settings)
         self._settings = settings
+        self._tracer = tracer or PassingTracer()
         self._server = grpc.aio.server(
             interceptors=_build_interceptors(settings), options=_options(settings)
         )
@@ -147,7 +188,7 @@ class WorkerServer:
 
     async def start(self, service: WorkerService) -> None:
         """Serve the calls of `service`, and report SERVING in grpc.health.v1."""
-        self._servicer = WorkerServicer(service)
+        self._servicer = WorkerServicer(service, self._tracer)
         self._server.add_generic_rpc_handlers((self._servicer.build_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._reflects:
@@ -155,6 +196,11 @@ class WorkerServer:
             reflection.enable_server_reflection(names, self._server)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
+
+    @property
+    def ready(self) -> bool:
+        """True while the worker takes new work."""
+        return self._servicer is not None and not self._servicer.draining
 
     @property
     def _reflects(self) -> bool:

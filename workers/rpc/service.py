@@ -16,9 +16,11 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError
 from kvstore.store import RowStore
 from workers import methods
+from workers.engine.row_map import map_rows
 from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
 from workers.rpc.catalog_binding import CatalogBinding
+from workers.rpc.metrics import ScrapedMetrics
 from workers.scheduler.scheduler import Scheduler
 
 _T = TypeVar("_T")
@@ -29,7 +31,7 @@ class WorkerService:
     """Answers every call of `kvrecall.protocol.calls` with its scheduler and its encoder.
 
     A refused request raises an error of `workers.errors`. Cancelling the task that waits for a call
-    cancels the call. `close` ends scheduler, encoder and store.
+    cancels the call. `close` ends scheduler, encoder and store. `metrics` are the worker's.
     """
 
     def __init__(
@@ -39,6 +41,8 @@ class WorkerService:
         self._catalog = catalog
         self._embedder = embedder
         self._model = model
+        self.metrics = scheduler.engine.metrics
+        self.metrics.refresh_with(ScrapedMetrics(scheduler, model).refresh)
 
     def handler(
         self, call: Call[RequestT, ResponseT]
@@ -158,6 +162,12 @@ class WorkerService:
         )
         return pb.CountTokensResult(tokens=sum(len(segment.token_ids) for segment in segments))
 
+    async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
+        """The active rows of a committed state, off the event loop and the scheduler."""
+        engine = self._scheduler.engine
+        shape, settings = engine.model.shape, engine.settings
+        return await asyncio.to_thread(map_rows, request, shape, settings)
+
     async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResult:
         """A unit vector per text."""
         vectors = await _wait(self._embedder.embed(request.texts))
@@ -177,7 +187,7 @@ class WorkerService:
         return Empty()
 
     async def stats(self, request: Empty) -> pb.WorkerStats:
-        """Counters for the metrics page."""
+        """Load and counters, for the list of workers."""
         engine = self._scheduler.engine
         return pb.WorkerStats(
             slots_in_use=self._scheduler.slots_in_use(),
@@ -244,26 +254,23 @@ class WorkerService:
 
 
 def _tier_stats(store: RowStore) -> dict[str, pb.TierStats]:
-    used = store.usage()
-    limits = store.limits()
-    failures = store.failures()
     return {
         name: pb.TierStats(
-            bytes=used[name],
-            limit_bytes=limits[name] or 0,
-            hits=counters.hits,
-            misses=counters.misses,
-            errors=counters.errors,
-            refused_pages=counters.refused_pages,
-            read_bytes=counters.read_bytes,
-            written_bytes=counters.written_bytes,
-            reads=counters.reads,
-            writes=counters.writes,
-            read_seconds=counters.read_seconds,
-            write_seconds=counters.write_seconds,
-            failure=failures.get(name, ""),
+            bytes=tier.used_bytes,
+            limit_bytes=tier.limit_bytes or 0,
+            hits=tier.counters.hits,
+            misses=tier.counters.misses,
+            errors=tier.counters.errors,
+            refused_pages=tier.counters.refused_pages,
+            read_bytes=tier.counters.read_bytes,
+            written_bytes=tier.counters.written_bytes,
+            reads=tier.counters.reads,
+            writes=tier.counters.writes,
+            read_seconds=tier.counters.read_seconds,
+            write_seconds=tier.counters.write_seconds,
+            failure=tier.failure or "",
         )
-        for name, counters in store.counters().items()
+        for name, tier in store.tiers().items()
     }
 
 

@@ -24,7 +24,9 @@ class ServerSettings(BaseModel):
     )
     advertise: str | None = Field(
         default=None,
-        description="HOST:PORT at which gateways reach the worker. Default: its listen address.",
+        description="HOST:PORT at which gateways reach the worker, or `auto`: the address of the "
+        "interface that reaches the catalog's Redis, with the port of `listen`. Default: its listen "
+        "address.",
     )
     max_message_bytes: int = Field(
         default=256 << 20,
@@ -43,6 +45,11 @@ class ServerSettings(BaseModel):
         default=30.0,
         gt=0,
         description="Time that a stop waits for running calls before it cancels them.",
+    )
+    ops_listen: str | None = Field(
+        default=None,
+        description="HOST:PORT of an HTTP port for operators: /metrics, /healthz and /readyz, without "
+        "authentication. Unset: none.",
     )
     token: SecretStr | None = Field(
         default=None,

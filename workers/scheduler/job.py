@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.generation.steps import Decode, Steps
@@ -31,18 +32,25 @@ class ModelWork:
     steps: Callable[[], Steps[Any]]
 
 
+JobKind = Literal["turn", "repair", "build", "open", "measure"]
+JobState = Literal["running", "queued"]
+
+
 @dataclass(eq=False)
 class Job:
     """One turn, repair, build, open, fork, rebuild or measurement of the model.
 
+    - `kind`: for the metrics; a fork and a rebuild open a session.
     - `read_only`: after its end the session is as before, also if its result was cancelled.
     - `opens`: it restores an empty session, which is open only after its end.
     - `parent`: the session that a fork reads, which stays open meanwhile.
     - `stop_requested`: a repair stops early, with the best rows found so far.
     - `decoding`: the token to append for it in the next batch, and its sampler.
     - `waiting`: the future that it waits for.
+    - `context`: that of its caller, by which its log lines and spans belong to the caller's request.
     """
 
+    kind: JobKind
     session: str
     epoch: int
     work: SlotWork | StoreWork | ModelWork
@@ -56,6 +64,7 @@ class Job:
     waiting: "Future[Any] | None" = None
     submitted: float = field(default_factory=time.perf_counter)
     queued_seconds: float = 0.0
+    context: Context = field(default_factory=copy_context)
 
 
 def resolve(result: "Future[Any]", outcome: Any) -> bool:

@@ -3,8 +3,10 @@
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -12,13 +14,23 @@ import torch
 from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.spans import span
+from kvrecall.telemetry.stopwatch import record_phase
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.errors import Cancelled, Overloaded, WorkerError
 from workers.generation.sampling import Sampler, sample
 from workers.generation.steps import Decode, Steps
 from workers.scheduler.idle import IdleSessions
-from workers.scheduler.job import Job, ModelWork, SlotWork, StoreWork, resolve
+from workers.scheduler.job import (
+    Job,
+    JobKind,
+    JobState,
+    ModelWork,
+    SlotWork,
+    StoreWork,
+    resolve,
+)
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -35,6 +47,8 @@ class JobLoop:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._metrics = engine.metrics
+        self._count_seconds = partial(self._metrics.add_seconds, "worker_busy_seconds_total")
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._queued: list[Job] = []
         self._active: list[Job] = []
@@ -106,6 +120,12 @@ class JobLoop:
         """Count the jobs that wait for a slot or for their session."""
         return len(self._queued)
 
+    def count_jobs(self) -> Counter[tuple[JobKind, JobState]]:
+        """Count the jobs by kind and state."""
+        counts = Counter[tuple[JobKind, JobState]]((job.kind, "queued") for job in self._queued)
+        counts.update((job.kind, "running") for job in self._active)
+        return counts
+
     def close(self) -> None:
         """Cancel all jobs and stop the thread. Idempotent."""
         self._post(self._stop)
@@ -163,8 +183,9 @@ class JobLoop:
             if job.session in busy:
                 continue
             busy.add(job.session)
+            began = time.perf_counter()
             try:
-                job.running = self._start(job)
+                job.running = job.context.run(self._start, job)
             except Exception as error:  # an error here ends this job alone
                 self._fail(job, error)
                 continue
@@ -172,6 +193,7 @@ class JobLoop:
                 continue
             self._queued.remove(job)
             job.queued_seconds = time.perf_counter() - job.submitted
+            job.context.run(record_phase, "queued", job.submitted, began)
             self._active.append(job)
 
     def _start(self, job: Job) -> Steps[Any] | None:
@@ -209,7 +231,10 @@ class JobLoop:
             longest = min(idle, key=lambda each: self._idle.last_use(each.name))
             self._engine.swap_out(longest)
             self._idle.measure(longest.name, longest.nbytes)
-        return self._engine.swap_in(session)
+        if session.slot is not None:
+            return self._engine.swap_in(session)
+        with span("swap in"), self._count_seconds(kind="swap"):
+            return self._engine.swap_in(session)
 
     def _decode_step(self) -> None:
         """Append one token to every session that decodes, and sample the next, in one batch.
@@ -218,7 +243,12 @@ class JobLoop:
         pass raises it.
         """
         jobs = [(job, job.decoding) for job in self._active if job.decoding is not None]
-        if not jobs or (error := self._decode(jobs)) is None:
+        if jobs:
+            with self._count_seconds(kind="decode"):
+                self._decode_together(jobs)
+
+    def _decode_together(self, jobs: list[tuple[Job, Decode]]) -> None:
+        if (error := self._decode(jobs)) is None:
             return
         if len(jobs) == 1:
             self._fail(jobs[0][0], error)
@@ -236,9 +266,13 @@ class JobLoop:
             # Neighbouring slots in ascending order are read without a copy.
             batch.sort(key=lambda entry: entry[0].slot)
             tokens = torch.tensor([[decoding.token] for _, _, decoding in batch])
+            began = time.perf_counter()
             logits = self._engine.forward([resident for resident, _, _ in batch], tokens)[:, -1]
+            seconds = time.perf_counter() - began
         except Exception as error:  # a failed forward pass must end its turns, not the worker
             return error
+        self._metrics.observe("worker_step_seconds", seconds, kind="decode")
+        self._metrics.observe("worker_batch_sessions", len(batch))
         self._sample(logits, [(job, decoding.sampler) for _, job, decoding in batch])
         return None
 
@@ -269,7 +303,8 @@ class JobLoop:
             if job.decoding is None and job.waiting is None:
                 self._active.remove(job)
                 self._active.append(job)
-                self._advance(job, None)
+                with self._count_seconds(kind=job.kind):
+                    self._advance(job, None)
                 return
 
     def _advance(self, job: Job, sampled: int | None) -> None:
@@ -277,7 +312,7 @@ class JobLoop:
         job.decoding = None
         try:
             # A generator that has not started, or waits for nothing, is sent None.
-            wanted = job.running.send(sampled)  # type: ignore[arg-type]
+            wanted = job.context.run(job.running.send, sampled)  # type: ignore[arg-type]
         except StopIteration as finished:
             self._finish(job, finished.value)
         except Exception as error:  # any error ends this job alone
@@ -303,7 +338,7 @@ class JobLoop:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         if not isinstance(error, WorkerError):
-            _log.error("job failed", session=job.session, exc_info=error)
+            job.context.run(_log.error, "job failed", session=job.session, exc_info=error)
         if job.running is not None:
             job.running.close()
         began = job in self._active

@@ -2,6 +2,7 @@
 
 import heapq
 import time
+from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,7 +14,7 @@ from workers.episodes.build import run_build
 from workers.errors import UnknownSession
 from workers.generation.steps import Steps
 from workers.repair.repair import run_pause_repair
-from workers.scheduler.job import Job, ModelWork, SlotWork, StoreWork
+from workers.scheduler.job import Job, JobKind, JobState, ModelWork, SlotWork, StoreWork
 from workers.scheduler.job_loop import JobLoop
 from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open, run_rebuild
 from workers.tasks.sensitivity import awaits_sensitivity, run_measurement
@@ -40,7 +41,7 @@ class Scheduler:
         def turn(resident: ResidentSession) -> Steps[pb.TurnDone]:
             return run_turn(self.engine, resident, request, emit)
 
-        return self._loop.submit(Job(request.session, request.epoch, SlotWork(turn)))
+        return self._loop.submit(Job("turn", request.session, request.epoch, SlotWork(turn)))
 
     def repair(self, request: pb.RepairRequest) -> "Future[pb.RepairResult]":
         """Queue a repair between turns."""
@@ -48,7 +49,7 @@ class Scheduler:
         def repair(resident: ResidentSession) -> Steps[pb.RepairResult]:
             return run_pause_repair(self.engine, resident, request, lambda: job.stop_requested)
 
-        job = Job(request.session, request.epoch, SlotWork(repair))
+        job = Job("repair", request.session, request.epoch, SlotWork(repair))
         return self._loop.submit(job)
 
     def stop_early(self, name: str) -> "Future[None]":
@@ -62,7 +63,7 @@ class Scheduler:
             return run_build(self.engine, resident, request)
 
         return self._loop.submit(
-            Job(request.session, request.epoch, SlotWork(build), read_only=True)
+            Job("build", request.session, request.epoch, SlotWork(build), read_only=True)
         )
 
     def prepare(self, spec: pb.SessionSpec, state: pb.SessionState) -> "Future[None] | None":
@@ -77,7 +78,7 @@ class Scheduler:
         def measure() -> "Future[None]":
             if self._measurement is None or self._measurement.done():
                 work = ModelWork(lambda: run_measurement(self.engine))
-                job = Job("", 0, work, read_only=True)
+                job = Job("measure", "", 0, work, read_only=True)
                 self._measurement = self._loop.submit(job)
             return self._measurement
 
@@ -170,6 +171,10 @@ class Scheduler:
         """Count the jobs that wait for a slot or for their session."""
         return self._loop.queued()
 
+    def count_jobs(self) -> Counter[tuple[JobKind, JobState]]:
+        """Count the jobs by kind and state."""
+        return self._loop.count_jobs()
+
     def close(self) -> None:
         """Cancel all jobs, stop the thread, finish the writes. Idempotent."""
         self._loop.close()
@@ -205,5 +210,5 @@ class Scheduler:
             self._loop.cancel_jobs(spec.session)
             self.engine.create_empty(spec, state)
 
-        job = Job(spec.session, spec.epoch, work, opens=True, parent=parent)
+        job = Job("open", spec.session, spec.epoch, work, opens=True, parent=parent)
         return self._loop.submit(job, create_empty)

@@ -7,6 +7,7 @@ from kvrecall.domain.constraints import ToolChoice
 from kvrecall.domain.messages import Sampling
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.stopwatch import Stopwatch
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, WorkerSession
 from workers.engine.truncation import truncate
@@ -19,7 +20,7 @@ from workers.generation.logprobs import report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.rendering import build_grammars, render_prompt
 from workers.generation.sampling import Sampler, require_valid
-from workers.generation.steps import Steps, Stopwatch, wait_for_writes
+from workers.generation.steps import Steps, wait_for_writes
 from workers.generation.utterances import utterance_tokens
 from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
@@ -211,15 +212,17 @@ def _prefill(
         taken = yield from take_prefix(engine, resident, request.prefix, plan.prompt)
         run.done.shared_pages = taken // engine.store.layout.page_tokens
         watch.lap("share")
+    recorded = any(segment.recorded for segment in plan.segments)
     prefilled = yield from prefill(
         engine,
         resident,
         skip_tokens(plan.segments, taken),
         keep_distribution=request.keep_distribution or compares,
-        on_prompt_end=lambda: watch.lap("prefill"),
+        on_prompt_end=lambda: watch.lap("prefill") if recorded else None,
+        on_block=lambda tokens: watch.mark("block", tokens=tokens),
     )
     run.done.prefilled_tokens = prefilled.tokens
-    watch.lap("append" if any(segment.recorded for segment in plan.segments) else "prefill")
+    watch.lap("append" if recorded else "prefill")
     return prefilled
 
 
@@ -234,7 +237,7 @@ def _generate(
 
     def emit(emitted: Emitted) -> None:
         if "first_token" not in run.watch.seconds:
-            run.watch.lap("first_token")
+            run.watch.split("first_token")
         chunk = pb.TokenChunk(
             ids=[emitted.token],
             text=emitted.piece.text,

@@ -14,13 +14,13 @@ REBUILT = "pages rebuilt"
 NOT_OPENED = "fork not opened"
 # After a partition, a worker has written the pages that are only in its own files within this.
 BACKLOG_SECONDS = 20.0
-# Events that are logged for every request.
-NOISE = ("request",)
+# Events that are logged for every request and start; turns and calls with the code "ok" are like them.
+NOISE = ("request", "listening")
 
 
 def events(setup: Setup) -> Counter[str]:
     """Number of log entries by level, event name and error code."""
-    return Counter(_name(line) for line in _lines(setup) if line["event"] not in NOISE)
+    return Counter(_name(line) for line in _lines(setup) if not _is_noise(line))
 
 
 def rebuilt(setup: Setup) -> Counter[str]:
@@ -54,6 +54,10 @@ def _count_pages(lines: Iterator[Json]) -> Counter[str]:
     for line in lines:
         pages[line["session"]] += len(line["pages"])
     return pages
+
+
+def _is_noise(line: Json) -> bool:
+    return line["event"] in NOISE or line.get("code") == "ok"
 
 
 def _name(line: Json) -> str:

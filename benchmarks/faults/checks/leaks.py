@@ -20,13 +20,13 @@ SWEEP_SECONDS = 20.0
 LEAK_SECONDS = CREATION_SECONDS + 3 * SWEEP_SECONDS
 # Metrics that are 0 in a service without sessions.
 EMPTY_METRICS = (
-    "kvrecall_slots_in_use",
+    "kvrecall_worker_slots_in_use",
     "kvrecall_worker_sessions",
-    "kvrecall_worker_queued",
+    "kvrecall_worker_jobs",
     "kvrecall_turns_running",
     "kvrecall_turns_waiting",
     "kvrecall_tier_bytes nvme",
-    "kvrecall_tier_bytes redis",
+    "kvrecall_shared_tier_bytes redis",
     "kvrecall_tier_bytes ram",
 )
 WORKERS_METRIC = "kvrecall_worker_up"
@@ -48,7 +48,9 @@ def find_leaks_in_service(setup: Setup) -> list[str]:
     """
     last = time.monotonic() + LEAK_SECONDS
     while (
-        found := [leak for url in setup.urls for leak in _leaks_at(setup, url)]
+        found := [
+            leak for url in (*setup.urls, *setup.operations) for leak in _leaks_at(setup, url)
+        ]
         + find_leaks_in_catalog(setup)
     ) and time.monotonic() < last:
         time.sleep(_POLL_SECONDS)
@@ -59,9 +61,8 @@ def _leaks_at(setup: Setup, url: str) -> list[str]:
     metrics = setup.metrics(url)
     if not metrics:
         return [f"{url} gives no metrics"]
-    # The counts of a worker that does not answer are absent: zeros of the others would prove
-    # nothing.
-    if (answering := metrics.get(WORKERS_METRIC, 0.0)) != len(setup.workers):
+    # A gateway that does not reach a worker cannot have deleted what is in it.
+    if url in setup.urls and (answering := metrics.get(WORKERS_METRIC, 0.0)) != len(setup.workers):
         return [f"{url}: {answering:.0f} of {len(setup.workers)} workers answer"]
     return [f"{name}: {metrics[name]:.0f}" for name in EMPTY_METRICS if metrics.get(name)]
 

@@ -64,6 +64,7 @@ class Setup:
     workers: list[ServerProcess]
     gateways: list[ServerProcess]
     urls: list[str]
+    operations: list[str]
     catalog: Settings
     redis: RedisProcess | None = None
     to_workers: list[Proxy] = field(default_factory=list)
@@ -137,7 +138,7 @@ class Setup:
         self.disk.close()
 
     def metrics(self, url: str) -> dict[str, float]:
-        """Metrics of a gateway by name, summed over labels; those of a tier as `name tier`.
+        """Metrics of a process by name, summed over labels; those of a tier as `name tier`.
 
         Empty if it does not answer.
         """
@@ -203,13 +204,13 @@ def _embedded(folder: Path, data: Path, disk: Disk, rig: Rig) -> Setup:
     )
     url = f"http://127.0.0.1:{port}"
     catalog = Settings(data=data / "serve")
-    return Setup("embedded", folder, data, rig, disk, [serve], [serve], [url], catalog)
+    return Setup("embedded", folder, data, rig, disk, [serve], [serve], [url], [], catalog)
 
 
 def files_only(folder: Path, rig: Rig) -> Setup:
     """Two workers with files only, listed by address, and a gateway with a SQLite catalog."""
     disk = new_disk(folder / "disk", DISK_BYTES)
-    setup = Setup("files only", folder, folder / "disk", rig, disk, [], [], [], Settings())
+    setup = Setup("files only", folder, folder / "disk", rig, disk, [], [], [], [], Settings())
     for number in (1, 2):
         _add_worker(setup, f"worker-{number}", {})
     workers = ",".join(f"127.0.0.1:{proxy.port}" for proxy in setup.to_workers)
@@ -237,7 +238,7 @@ def cluster(
     if url is None:
         drive = rig.drive(folder, "redis", [folder / "redis"], append_only=True)
         redis = RedisProcess(folder / "redis", redis_settings, drive)
-    setup = Setup("cluster", folder, folder / "disk", rig, disk, [], [], [], Settings(), redis)
+    setup = Setup("cluster", folder, folder / "disk", rig, disk, [], [], [], [], Settings(), redis)
     for number in (1, 2):
         link = url or _redis_url(setup)
         environment = {
@@ -258,7 +259,10 @@ def _add_worker(setup: Setup, name: str, environment: Mapping[str, str]) -> None
     """A worker that gateways reach through a proxy."""
     port = free_port()
     setup.to_workers.append(Proxy(port))
-    arguments = ["--listen", f"127.0.0.1:{port}", "--data", str(setup.data / name), *LIMITS]
+    operations = f"127.0.0.1:{free_port()}"
+    setup.operations.append(f"http://{operations}")
+    arguments = ["--listen", f"127.0.0.1:{port}", "--ops", operations]
+    arguments += ["--data", str(setup.data / name), *LIMITS]
     common = {
         "KVRECALL_MODEL": str(setup.rig.model),
         "KVRECALL_RAM_BYTES": str(RAM_BYTES),

@@ -21,6 +21,9 @@ KEPT = "transformers, cache kept"
 FULL = "kvrecall, full cache"
 _PROGRAMS = ROOT / "benchmarks" / "peers" / "programs"
 _SHARES = (4, 8)
+# When sessions are repaired: by default, and by the question itself as well.
+_IN_PAUSES: SessionOptions = {}
+_BEFORE_ANSWERS: SessionOptions = {"repair_on": ["tool_call", "tool_delta", "tool_result", "turn"]}
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,15 @@ def list_peers(plan: Plan, setting: Setting) -> Mapping[str, Build]:
     for share in _SHARES:
         rows = plan.budget(share)
         peers[f"kvrecall, 1/{share}, repair in pauses"] = _kvrecall_in(plan, rows)
+        peers[f"kvrecall, 1/{share}, repair in pauses and before answers"] = _kvrecall_in(
+            plan, rows, _BEFORE_ANSWERS
+        )
         peers[f"kvpress snapkv, 1/{share}"] = _kvpress_in(plan, setting, rows)
     return peers
 
 
-def _kvrecall_in(plan: Plan, rows: int) -> Build:
-    return lambda folder: _kvrecall(plan, folder, rows, {"budget": rows}, plan.pause)
+def _kvrecall_in(plan: Plan, rows: int, options: SessionOptions = _IN_PAUSES) -> Build:
+    return lambda folder: _kvrecall(plan, folder, rows, {"budget": rows, **options}, plan.pause)
 
 
 def _kvpress_in(plan: Plan, setting: Setting, rows: int) -> Build:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.errors import problem_responses
 from gateway.idempotency import Key, get_idempotency_key
+from gateway.rest.conditional import NOT_MODIFIED, respond_if_changed
 from gateway.rest.rendered import RenderedSessions
 from gateway.rest.schemas.episodes import EpisodesView
 from gateway.rest.schemas.memory import MemoryView
@@ -20,6 +21,7 @@ from gateway.rest.schemas.sessions import (
 )
 from gateway.tenants import Tenant
 from services.catalog.records import REPAIRS_RETAINED
+from services.reading.search import Order, SessionQuery, State
 from services.service import SessionService
 
 
@@ -37,30 +39,51 @@ def add_session_reads(router: APIRouter, service: SessionService) -> None:
     @router.get(
         "/sessions/{session}",
         response_model=SessionView,
-        responses=problem_responses(404),
+        responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
-    async def get_session(session: str, tenant: Tenant = "") -> Response:
+    async def get_session(request: Request, session: str, tenant: Tenant = "") -> Response:
         """Get a session: its settings, its state, the number of turns and tokens."""
         committed, state = await service.get(session, tenant)
         body = rendered.render(committed, state, service.info.model)
-        return Response(body, media_type="application/json")
+        return respond_if_changed(request, body)
 
-    @router.get("/sessions", tags=["sessions"])
+    @router.get(
+        "/sessions", response_model=SessionPageView, responses={**NOT_MODIFIED}, tags=["sessions"]
+    )
     async def list_sessions(
+        request: Request,
         limit: Annotated[int, Query(ge=1, le=200, description="Sessions in one page.")] = 50,
         cursor: Annotated[
             str | None, Query(max_length=512, description="`next_cursor` of the previous page.")
         ] = None,
+        state: Annotated[
+            State | None, Query(description="State of the sessions, as far as this gateway knows.")
+        ] = None,
+        method: Annotated[str, Query(max_length=256, description="Eviction method.")] = "",
+        worker: Annotated[
+            str, Query(max_length=256, description="Worker that has the session's rows.")
+        ] = "",
+        q: Annotated[
+            str,
+            Query(
+                max_length=200,
+                description="Text in the id or in the metadata, in any case of letters.",
+            ),
+        ] = "",
+        order: Annotated[
+            Order, Query(description="Newest first, last turn first, or longest first.")
+        ] = "created",
         tenant: Tenant = "",
-    ) -> SessionPageView:
-        """List sessions, newest first."""
-        page, states = await service.page(limit, cursor, tenant)
-        views = [
-            SessionView.from_domain(session, state, service.info.model)
-            for session, state in zip(page.sessions, states, strict=True)
-        ]
-        return SessionPageView(sessions=views, next_cursor=page.next_cursor)
+    ) -> Response:
+        """List sessions, newest first unless another order is asked for.
+
+        Filters, and orders other than by creation, are applied to 2,000 sessions at most.
+        """
+        query = SessionQuery(limit, cursor, state or "", method, worker, q, order)
+        found = await service.reading.search(query, tenant)
+        view = SessionPageView.from_domain(found, service.info.model)
+        return respond_if_changed(request, view)
 
 
 def _add_writes(router: APIRouter, service: SessionService) -> None:
@@ -126,23 +149,42 @@ def _add_fork_and_move(router: APIRouter, service: SessionService) -> None:
 
 
 def _add_reports(router: APIRouter, service: SessionService) -> None:
-    @router.get("/sessions/{session}/memory", responses=problem_responses(404), tags=["sessions"])
-    async def session_memory(session: str, tenant: Tenant = "") -> MemoryView:
+    @router.get(
+        "/sessions/{session}/memory",
+        response_model=MemoryView,
+        responses={**problem_responses(404), **NOT_MODIFIED},
+        tags=["sessions"],
+    )
+    async def session_memory(request: Request, session: str, tenant: Tenant = "") -> Response:
         """Get the memory of a session: rows per layer, bytes per tier."""
-        return MemoryView.from_domain(session, await service.memory(session, tenant))
+        memory = await service.memory(session, tenant)
+        return respond_if_changed(request, MemoryView.from_domain(session, memory))
 
-    @router.get("/sessions/{session}/repairs", responses=problem_responses(404), tags=["sessions"])
+    @router.get(
+        "/sessions/{session}/repairs",
+        response_model=RepairsView,
+        responses={**problem_responses(404), **NOT_MODIFIED},
+        tags=["sessions"],
+    )
     async def session_repairs(
+        request: Request,
         session: str,
         limit: Annotated[
             int, Query(ge=1, le=REPAIRS_RETAINED, description="Repairs to return.")
         ] = 10,
         tenant: Tenant = "",
-    ) -> RepairsView:
+    ) -> Response:
         """List the last repairs of a session, newest first: signals and promoted passages."""
-        return RepairsView.from_domain(session, await service.repairs(session, limit, tenant))
+        repairs = await service.repairs(session, limit, tenant)
+        return respond_if_changed(request, RepairsView.from_domain(session, repairs))
 
-    @router.get("/sessions/{session}/episodes", responses=problem_responses(404), tags=["sessions"])
-    async def session_episodes(session: str, tenant: Tenant = "") -> EpisodesView:
+    @router.get(
+        "/sessions/{session}/episodes",
+        response_model=EpisodesView,
+        responses={**problem_responses(404), **NOT_MODIFIED},
+        tags=["sessions"],
+    )
+    async def session_episodes(request: Request, session: str, tenant: Tenant = "") -> Response:
         """List the episodes of a session: size, medoid, number of matched turns."""
-        return EpisodesView.from_domain(*await service.episodes(session, tenant))
+        episodes = EpisodesView.from_domain(*await service.episodes(session, tenant))
+        return respond_if_changed(request, episodes)

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from gateway.rest.schemas.workers import MethodsView, WorkerLoadView, WorkersView, WorkerView
+from gateway.rest.schemas.workers import MethodsView, WorkersView, WorkerView
 from services.service import SessionService
 
 
@@ -16,9 +16,8 @@ def add_worker_routes(router: APIRouter, service: SessionService) -> None:
 
     @router.get("/workers", tags=["worker"])
     async def list_workers() -> WorkersView:
-        """List the reachable workers and their load."""
-        records = sorted(await service.workers(), key=lambda record: record.name)
-        return WorkersView(workers=[WorkerLoadView.model_validate(record) for record in records])
+        """List the reachable workers with their load, their tiers and their counters."""
+        return WorkersView.from_domain(*await service.describe_workers())
 
     @router.get("/worker", tags=["worker"])
     async def get_worker() -> WorkerView:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from gateway.rest.schemas.base import View
 from kvrecall.domain.reports import RepairReport
+from services.catalog.records import RepairRecord
 from services.repair_history import RepairHistoryEntry
 
 
@@ -74,27 +76,36 @@ class PassageView(View):
     after: str
 
 
-class PastRepairView(RepairView):
-    """Repair of the history: the turn it was run for, its time, its signal, the promoted text."""
+class RepairRecordView(RepairView):
+    """Repair of the history: the turn it was run for, its times, its signal.
+
+    It was committed `at`, and `started_at` before. `call_id`: the tool call that it is conditioned
+    on. Both are null where that is not known, `call_id` also for other signals.
+    """
 
     number: int
     turn: int
     at: datetime
+    started_at: datetime | None
+    call_id: str | None
     signal: str
+
+    @classmethod
+    def from_record(cls, record: RepairRecord) -> "RepairRecordView":
+        """Convert from a repair as it is stored."""
+        return cls(**_read_record(record))
+
+
+class PastRepairView(RepairRecordView):
+    """Repair of the history with the text that it promoted."""
+
     passages: list[PassageView]
 
     @classmethod
     def from_domain(cls, entry: RepairHistoryEntry) -> "PastRepairView":
         """Convert from an entry of the repair history."""
-        record = entry.record
-        return cls(
-            **RepairView.model_validate(record.report).model_dump(),
-            number=record.number,
-            turn=record.turn,
-            at=datetime.fromtimestamp(record.at, UTC),
-            signal=record.details.signal,
-            passages=[PassageView.model_validate(passage) for passage in entry.passages],
-        )
+        passages = [PassageView.model_validate(passage) for passage in entry.passages]
+        return cls(**_read_record(entry.record), passages=passages)
 
 
 class RepairsView(View):
@@ -109,3 +120,17 @@ class RepairsView(View):
         return cls(
             session=session, repairs=[PastRepairView.from_domain(entry) for entry in entries]
         )
+
+
+def _read_record(record: RepairRecord) -> dict[str, Any]:
+    report = record.report
+    started = report.started_at
+    return {
+        **RepairView.model_validate(report).model_dump(),
+        "number": record.number,
+        "turn": record.turn,
+        "at": datetime.fromtimestamp(record.at, UTC),
+        "started_at": None if started is None else datetime.fromtimestamp(started, UTC),
+        "call_id": report.call_id or None,
+        "signal": record.details.signal,
+    }

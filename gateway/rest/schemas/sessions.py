@@ -21,6 +21,7 @@ from kvrecall.domain.session_settings import (
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.forks import ForkRequest
+from services.reading.search import FoundSessions
 
 
 class CreateSessionBody(Body):
@@ -185,8 +186,25 @@ class ForkOriginView(View):
         return None if origin is None else cls.model_validate(origin)
 
 
+class SessionMemoryView(View):
+    """Memory of a session as committed. Active, peak and bound rows are the largest layer's."""
+
+    length: int
+    budget: int
+    active_rows: int
+    peak_rows: int
+    bound_rows: int
+    active_bytes: int
+    evicted_rows: int
+    promoted_rows: int
+
+
 class SessionView(View):
-    """Session: its settings, its state, the number of turns and tokens."""
+    """Session: its settings, its state, the number of turns and tokens.
+
+    `durable`: as of the last turn, its rows survive the loss of their worker; null where that is not
+    known, as before the first turn.
+    """
 
     id: str
     state: str
@@ -212,6 +230,8 @@ class SessionView(View):
     pending_calls: list[PendingCallView]
     created_at: datetime
     updated_at: datetime
+    memory: SessionMemoryView
+    durable: bool | None
 
     @classmethod
     def from_domain(cls, session: Session, state: SessionState, model: str) -> "SessionView":
@@ -242,11 +262,32 @@ class SessionView(View):
             pending_calls=[PendingCallView.from_domain(call) for call in session.calls],
             created_at=datetime.fromtimestamp(session.created_at, UTC),
             updated_at=datetime.fromtimestamp(session.updated_at, UTC),
+            memory=SessionMemoryView.model_validate(session.memory),
+            durable=session.memory.durable,
         )
 
 
 class SessionPageView(View):
-    """Page of sessions, newest first. Pass `next_cursor` as `cursor` to get the next page."""
+    """Page of sessions. Pass `next_cursor` as `cursor` to get the next page.
+
+    `scanned` sessions were looked at for it: with a filter a page may have fewer than its limit, even
+    none, and another may follow. `truncated`: there are more than those, which an order other than by
+    creation leaves out.
+    """
 
     sessions: list[SessionView]
     next_cursor: str | None
+    scanned: int
+    truncated: bool
+
+    @classmethod
+    def from_domain(cls, found: FoundSessions, model: str) -> "SessionPageView":
+        """Convert from a page of sessions and the served model."""
+        return cls(
+            sessions=[
+                SessionView.from_domain(session, state, model) for session, state in found.sessions
+            ],
+            next_cursor=found.next_cursor,
+            scanned=found.scanned,
+            truncated=found.truncated,
+        )

@@ -145,7 +145,9 @@ def to_records(dump: SessionDump) -> Iterator[Record]:
         yield Record(RecordKind.TURN, value, encode_tokens(turn.token_ids))
     for call in dump.calls:
         pieces = dump.pieces.get((call.turn, call.position), {})
-        value = CALL.dump_python(replace(call, output=ToolOutput()), mode="json")
+        value = CALL.dump_python(
+            replace(call, output=ToolOutput(first_event_at=call.output.first_event_at)), mode="json"
+        )
         yield Record(
             RecordKind.CALL, value | {"pieces": PIECES.dump_python(dict(pieces), mode="json")}
         )
@@ -222,7 +224,9 @@ def _build_call(record: Record) -> tuple[PendingCall, Mapping[int, str]]:
     """Return a call, and the pieces of its output."""
     call = CALL.validate_python(record.value)
     pieces = PIECES.validate_python(record.value.get("pieces", {}))
-    return replace(call, output=summarize_pieces(pieces, call.delta_due)), pieces
+    output = summarize_pieces(pieces, call.delta_due)
+    output = replace(output, first_event_at=call.output.first_event_at)
+    return replace(call, output=output), pieces
 
 
 def _build_turn(record: Record, session_id: str) -> Turn:

@@ -82,6 +82,13 @@ class EventType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_TYPE_COMPLETED: _ClassVar[EventType]
     EVENT_TYPE_FAILED: _ClassVar[EventType]
 
+class SessionOrder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SESSION_ORDER_UNSPECIFIED: _ClassVar[SessionOrder]
+    SESSION_ORDER_CREATED: _ClassVar[SessionOrder]
+    SESSION_ORDER_UPDATED: _ClassVar[SessionOrder]
+    SESSION_ORDER_LENGTH: _ClassVar[SessionOrder]
+
 class ToolMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOOL_MODE_UNSPECIFIED: _ClassVar[ToolMode]
@@ -131,6 +138,10 @@ EVENT_TYPE_STARTED: EventType
 EVENT_TYPE_DELTA: EventType
 EVENT_TYPE_COMPLETED: EventType
 EVENT_TYPE_FAILED: EventType
+SESSION_ORDER_UNSPECIFIED: SessionOrder
+SESSION_ORDER_CREATED: SessionOrder
+SESSION_ORDER_UPDATED: SessionOrder
+SESSION_ORDER_LENGTH: SessionOrder
 TOOL_MODE_UNSPECIFIED: ToolMode
 TOOL_MODE_AUTO: ToolMode
 TOOL_MODE_NONE: ToolMode
@@ -261,20 +272,34 @@ class GetSessionRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
 class ListSessionsRequest(_message.Message):
-    __slots__ = ("limit", "cursor")
+    __slots__ = ("limit", "cursor", "state", "method", "worker", "q", "order")
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     limit: int
     cursor: str
-    def __init__(self, limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+    state: SessionState
+    method: str
+    worker: str
+    q: str
+    order: SessionOrder
+    def __init__(self, limit: _Optional[int] = ..., cursor: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., method: _Optional[str] = ..., worker: _Optional[str] = ..., q: _Optional[str] = ..., order: _Optional[_Union[SessionOrder, str]] = ...) -> None: ...
 
 class ListSessionsResponse(_message.Message):
-    __slots__ = ("sessions", "next_cursor")
+    __slots__ = ("sessions", "next_cursor", "scanned", "truncated")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NEXT_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    SCANNED_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedCompositeFieldContainer[Session]
     next_cursor: str
-    def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., next_cursor: _Optional[str] = ...) -> None: ...
+    scanned: int
+    truncated: bool
+    def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., next_cursor: _Optional[str] = ..., scanned: _Optional[int] = ..., truncated: bool = ...) -> None: ...
 
 class DeleteSessionRequest(_message.Message):
     __slots__ = ("session", "idempotency_key")
@@ -331,7 +356,7 @@ class ForkOrigin(_message.Message):
     def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after")
+    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +388,8 @@ class Session(_message.Message):
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: SessionState
     model: str
@@ -387,7 +414,29 @@ class Session(_message.Message):
     created_at: _timestamp_pb2.Timestamp
     updated_at: _timestamp_pb2.Timestamp
     expires_after: _duration_pb2.Duration
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    memory: SessionMemory
+    durable: bool
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ...) -> None: ...
+
+class SessionMemory(_message.Message):
+    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BOUND_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    budget: int
+    active_rows: int
+    peak_rows: int
+    bound_rows: int
+    active_bytes: int
+    evicted_rows: int
+    promoted_rows: int
+    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[int] = ..., peak_rows: _Optional[int] = ..., bound_rows: _Optional[int] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("save", "compare_with", "top")
@@ -796,20 +845,24 @@ class Passage(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., before: _Optional[str] = ..., promoted: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
 
 class PastRepair(_message.Message):
-    __slots__ = ("repair", "number", "turn", "at", "signal", "passages")
+    __slots__ = ("repair", "number", "turn", "at", "signal", "passages", "started_at", "call_id")
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
     PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
     repair: Repair
     number: int
     turn: int
     at: _timestamp_pb2.Timestamp
     signal: str
     passages: _containers.RepeatedCompositeFieldContainer[Passage]
-    def __init__(self, repair: _Optional[_Union[Repair, _Mapping]] = ..., number: _Optional[int] = ..., turn: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., signal: _Optional[str] = ..., passages: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ...) -> None: ...
+    started_at: _timestamp_pb2.Timestamp
+    call_id: str
+    def __init__(self, repair: _Optional[_Union[Repair, _Mapping]] = ..., number: _Optional[int] = ..., turn: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., signal: _Optional[str] = ..., passages: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., call_id: _Optional[str] = ...) -> None: ...
 
 class ListEpisodesRequest(_message.Message):
     __slots__ = ("session",)
@@ -910,7 +963,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("name", "address", "slots", "free_slots", "queued", "sessions", "draining")
+    __slots__ = ("name", "address", "slots", "free_slots", "queued", "sessions", "draining", "stats")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -918,6 +971,7 @@ class Worker(_message.Message):
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     slots: int
@@ -925,4 +979,55 @@ class Worker(_message.Message):
     queued: int
     sessions: int
     draining: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., queued: _Optional[int] = ..., sessions: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    stats: WorkerStats
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., queued: _Optional[int] = ..., sessions: _Optional[int] = ..., draining: bool = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ...) -> None: ...
+
+class WorkerStats(_message.Message):
+    __slots__ = ("slots_in_use", "sessions", "queued", "lost_pages", "rebuilt_pages", "prefilled_tokens", "tiers")
+    SLOTS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    LOST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    REBUILT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    slots_in_use: int
+    sessions: int
+    queued: int
+    lost_pages: int
+    rebuilt_pages: int
+    prefilled_tokens: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
+    def __init__(self, slots_in_use: _Optional[int] = ..., sessions: _Optional[int] = ..., queued: _Optional[int] = ..., lost_pages: _Optional[int] = ..., rebuilt_pages: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ...) -> None: ...
+
+class TierStats(_message.Message):
+    __slots__ = ("name", "bytes", "limit_bytes", "hits", "misses", "errors", "refused_pages", "read_bytes", "written_bytes", "reads", "writes", "read_duration", "write_duration", "failure")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    READ_DURATION_FIELD_NUMBER: _ClassVar[int]
+    WRITE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+    errors: int
+    refused_pages: int
+    read_bytes: int
+    written_bytes: int
+    reads: int
+    writes: int
+    read_duration: _duration_pb2.Duration
+    write_duration: _duration_pb2.Duration
+    failure: str
+    def __init__(self, name: _Optional[str] = ..., bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., errors: _Optional[int] = ..., refused_pages: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ..., read_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., write_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...

@@ -611,6 +611,44 @@ class CountTokensResult(_message.Message):
     tokens: int
     def __init__(self, tokens: _Optional[int] = ...) -> None: ...
 
+class MapRowsRequest(_message.Message):
+    __slots__ = ("state", "start", "stop", "columns", "head", "tokens")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    state: SessionState
+    start: int
+    stop: int
+    columns: int
+    head: int
+    tokens: bool
+    def __init__(self, state: _Optional[_Union[SessionState, _Mapping]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., columns: _Optional[int] = ..., head: _Optional[int] = ..., tokens: bool = ...) -> None: ...
+
+class LayerCells(_message.Message):
+    __slots__ = ("active", "promoted")
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    active: bytes
+    promoted: bytes
+    def __init__(self, active: _Optional[bytes] = ..., promoted: _Optional[bytes] = ...) -> None: ...
+
+class MapRowsResult(_message.Message):
+    __slots__ = ("layers", "rows", "scores", "sinks", "recent")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    SINKS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedCompositeFieldContainer[LayerCells]
+    rows: bytes
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    sinks: int
+    recent: int
+    def __init__(self, layers: _Optional[_Iterable[_Union[LayerCells, _Mapping]]] = ..., rows: _Optional[bytes] = ..., scores: _Optional[_Iterable[float]] = ..., sinks: _Optional[int] = ..., recent: _Optional[int] = ...) -> None: ...
+
 class RepairResult(_message.Message):
     __slots__ = ("report", "memory", "state")
     REPORT_FIELD_NUMBER: _ClassVar[int]

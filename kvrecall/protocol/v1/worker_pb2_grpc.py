@@ -98,6 +98,11 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.FromString,
                 _registered_method=True)
+        self.MapRows = channel.unary_unary(
+                '/kvrecall.v1.Worker/MapRows',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MapRowsRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MapRowsResult.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/kvrecall.v1.Worker/Embed',
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.EmbedRequest.SerializeToString,
@@ -204,6 +209,12 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MapRows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Embed(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -296,6 +307,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.CountTokens,
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.SerializeToString,
+            ),
+            'MapRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.MapRows,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MapRowsRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MapRowsResult.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -650,6 +666,33 @@ class Worker(object):
             '/kvrecall.v1.Worker/CountTokens',
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.SerializeToString,
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MapRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/MapRows',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MapRowsRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MapRowsResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,7 @@ from threading import Event, Lock, Thread
 from kvstore.errors import StoreClosedError, TierError, TierFullError
 from kvstore.format.page import Blob, PageHeader, PageKey, RecordCheck
 from kvstore.tiers.arena import BufferPool
+from kvstore.tiers.base import DeviceStatus
 from kvstore.tiers.nvme.segment import map_os_errors
 from kvstore.tiers.nvme.segment_log import Located, SegmentLog
 
@@ -76,6 +77,7 @@ class NvmeTier:
         self._writing = Lock()
         self._changed = Event()
         self._closing = Event()
+        self._compactions = 0
         self._compaction: Thread | None = None
         if compact_in_background:
             self._changed.set()
@@ -142,10 +144,17 @@ class NvmeTier:
         self._log.flush()
         self._changed.set()
 
+    def get_device(self) -> DeviceStatus | None:
+        """Return the state of the file system. Raises TierFailedError."""
+        free, _ = self._get_free_and_reserve()
+        dead = self.file_bytes - self.used_bytes
+        return DeviceStatus(free, max(0, dead), self._compactions)
+
     def compact(self, dead_share: float = DEAD_SHARE) -> Iterator[int]:
         """Compact segments with at least that dead share; yields the bytes of each moved record."""
         while (number := self._find_compactable(dead_share)) is not None:
             yield from self._log.move_records(number)
+            self._compactions += 1
 
     def check(self) -> None:
         """Raise InvariantError when the index disagrees with the files."""
@@ -214,6 +223,7 @@ class NvmeTier:
         if number is not None:
             for _ in self._log.move_records(number):
                 pass
+            self._compactions += 1
         return self.file_bytes < before
 
     def _compact(self) -> None:

@@ -134,6 +134,9 @@ class RedisTier:
         """Maximum bytes of pages; None when neither the settings nor Redis limit them."""
         return self._usage.limit_bytes
 
+    def get_device(self) -> None:
+        """Return None: the server's disk is not this process's to look at."""
+
     def count_used_bytes(self) -> int:
         """Count the bytes of all workers' pages now, one session after the other."""
         self._require_open()

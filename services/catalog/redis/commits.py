@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 from kvrecall.domain.reports import MemoryReport, RepairReport
@@ -147,7 +147,7 @@ def build_call_report(
 ) -> RedisCommit:
     """Build the commit, at time `at`, of a client's report on a call."""
     commit = RedisCommit(at)
-    commit.put(CALLS, mapping.to_reported_fields(replace(call, last_event_at=at)))
+    commit.put(CALLS, mapping.to_reported_fields(call.stamped(at)))
     if piece is not None:
         commit.put(CALLS, mapping.to_piece_fields((call.turn, call.position), dict([piece])))
     return commit

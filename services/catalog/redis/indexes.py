@@ -12,6 +12,7 @@ from typing import Any
 
 from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.session import Session
+from kvrecall.domain.state_machine import SessionState
 from services.catalog.records import SessionPage
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
@@ -91,6 +92,15 @@ class RedisIndexes:
         """Return the number of the tenant's sessions, with those whose creation has begun."""
         name = self._keys.get_sessions(tenant)
         return int(await self._redis.read(name, "ZCARD", name))
+
+    async def count_by_state(self) -> dict[SessionState, int]:
+        """Count the sessions that are listed, and those of them that are listed as paused."""
+        waiting = self._keys.waiting
+        names = [self._keys.get_sessions(tenant) for tenant, _ in await self.get_tenants()]
+        counts = await self._redis.read_each([(name, ("ZCARD", name)) for name in names])
+        paused = int(await self._redis.read(waiting, "ZCARD", waiting))
+        total = sum(int(count) for count in counts)
+        return {SessionState.PAUSED: paused, SessionState.IDLE: max(0, total - paused)}
 
     async def add_pause(self, session_id: str, turn: int, at: float) -> None:
         """List the pause after `turn`, without an event before `at`, ahead of the turn's commit."""

@@ -5,6 +5,7 @@ from contextlib import suppress
 from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import Session
+from kvrecall.domain.state_machine import SessionState
 from services.cancellation import run_to_completion
 from services.catalog.records import (
     ForkCommit,
@@ -86,6 +87,10 @@ class RedisSessions:
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's sessions."""
         return await self._indexes.count(tenant)
+
+    async def count_by_state(self) -> dict[SessionState, int]:
+        """Count the idle and the paused sessions of all tenants, roughly."""
+        return await self._indexes.count_by_state()
 
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""

@@ -5,12 +5,13 @@ import sqlite3
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.records import SessionPage
 from services.catalog.serialization import COMMIT_POINTS, REPAIR, decode_cursor, encode_cursor
 from services.catalog.sqlite import mapping
 from services.catalog.sqlite.page_refs import RESERVED
-from services.catalog.sqlite.queries import Row
+from services.catalog.sqlite.queries import Row, fetch_value
 from services.catalog.sqlite.tool_calls import IS_OPEN
 
 
@@ -50,6 +51,17 @@ def count_sessions(db: sqlite3.Connection, tenant: str) -> int:
     """Count the tenant's sessions."""
     row = db.execute("SELECT sessions FROM tenants WHERE tenant = ?", (tenant,)).fetchone()
     return 0 if row is None else int(row["sessions"])
+
+
+def count_by_state(db: sqlite3.Connection) -> dict[SessionState, int]:
+    """Count the idle and the paused sessions of all tenants."""
+    total = fetch_value(db, "SELECT coalesce(sum(sessions), 0) FROM tenants")
+    paused = fetch_value(
+        db,
+        "SELECT count(DISTINCT session) FROM tool_calls"
+        " WHERE status = 'pending' AND consumed_in_turn IS NULL",
+    )
+    return {SessionState.PAUSED: paused, SessionState.IDLE: max(0, total - paused)}
 
 
 def _read_whole_session(db: sqlite3.Connection, row: sqlite3.Row) -> Session:

@@ -6,6 +6,7 @@ from functools import partial
 from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session
+from kvrecall.domain.state_machine import SessionState
 from services.catalog.claims import Claims
 from services.catalog.records import (
     ForkCommit,
@@ -20,7 +21,12 @@ from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import Row, fetch_all, fetch_one, require_session
 from services.catalog.sqlite.reader import SnapshotReader
-from services.catalog.sqlite.session_reads import count_sessions, read_page, read_session
+from services.catalog.sqlite.session_reads import (
+    count_by_state,
+    count_sessions,
+    read_page,
+    read_session,
+)
 from services.catalog.sqlite.session_rows import add_session
 
 # The number of ids of one query: others wait for the connection meanwhile.
@@ -112,6 +118,10 @@ class SqliteSessions:
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's sessions."""
         return await self._reader.read(lambda db: count_sessions(db, tenant))
+
+    async def count_by_state(self) -> dict[SessionState, int]:
+        """Count the idle and the paused sessions of all tenants."""
+        return await self._reader.read(count_by_state)
 
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""

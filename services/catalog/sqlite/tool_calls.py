@@ -141,6 +141,7 @@ def copy_pause(db: sqlite3.Connection, parent: str, child: str, turn: int, now: 
 
 
 def _write_report(db: sqlite3.Connection, session_id: str, call: PendingCall, now: float) -> None:
+    call = call.stamped(now)
     db.execute(
         "UPDATE tool_calls SET started = :started, running = :running, output = :output,"
         " delta_due = :delta_due, status = :status, result = :result, batch = :batch,"
@@ -154,7 +155,7 @@ def _write_report(db: sqlite3.Connection, session_id: str, call: PendingCall, no
             "status": call.status.value,
             "result": call.result,
             "batch": call.batch,
-            "now": now,
+            "now": call.last_event_at,
             "session": session_id,
             "turn": call.turn,
             "position": call.position,

@@ -34,9 +34,9 @@ FUNCTION: Json = {
 TOOLS = [{"type": "function", "function": FUNCTION}]
 FLAT_TOOLS = [{"type": "function", **FUNCTION}]
 # Members of a repair that differ between runs.
-MEASURED = ("at", "seconds", "in_pause", "bytes_read")
+MEASURED = ("at", "seconds", "in_pause", "bytes_read", "started_at", "call_id")
 # The worker's own count of tokens.
-COMPUTED = "kvrecall_prefilled_tokens_total"
+COMPUTED = "kvrecall_worker_prefilled_tokens_total"
 
 
 @dataclass(frozen=True)

@@ -60,12 +60,12 @@ def test_any_choice_can_be_gone_on_with_and_none_computes_again_what_was_said(
         assert answer.usage.prompt_tokens_details.cached_tokens == held
         messages += [answer.choices[turn + 1].message, say.user(say.chatter(202 + turn, 3))]
         held = answer.usage.prompt_tokens + TOKENS - 1
-    before = server.metric("kvrecall_prefilled_tokens_total")
+    before = server.metric("kvrecall_worker_prefilled_tokens_total")
     last = ask(openai, messages, temperature=0)
     assert last.headers["kvrecall-match"] == "continued"
     usage = last.parse().usage
     assert usage.prompt_tokens_details.cached_tokens == held
-    computed = server.metric("kvrecall_prefilled_tokens_total") - before
+    computed = server.metric("kvrecall_worker_prefilled_tokens_total") - before
     assert computed == usage.prompt_tokens - held
 
 

@@ -170,6 +170,10 @@ async def test_the_model_the_methods_and_the_workers_are_described(client: Clien
     assert [method["name"] for method in methods["methods"]] == ["snapkv", "full", "epicache"]
     assert methods["repair"]["summary"] == "bursts around anchors"
     load = {"slots": 4, "free_slots": 3, "queued": 0, "sessions": 1, "draining": False}
-    assert (await client.describe("workers"))["workers"] == [
-        {"name": "one", "address": "one:1", **load}
-    ]
+    (worker,) = (await client.describe("workers"))["workers"]
+    stats = worker.pop("stats")
+    assert worker == {"name": "one", "address": "one:1", **load}
+    assert (stats["lost_pages"], stats["rebuilt_pages"], stats["prefilled_tokens"]) == (3, 2, 11)
+    nvme, ram = stats["tiers"]
+    assert (nvme["name"], nvme["refused_pages"], nvme["written_bytes"]) == ("nvme", 5, 512)
+    assert (ram["name"], ram["bytes"], ram["limit_bytes"], ram["hits"]) == ("ram", 640, 1000, 3)

@@ -17,6 +17,7 @@ from gateway.grpc.settings import GrpcSettings
 from gateway.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.sessions_v1.sessions_pb2_grpc import SessionsStub
+from kvrecall.telemetry.spans import Tracer
 from kvrecall.testing import StubWorker
 from services.access.authenticator import AccessPolicy
 from services.access.control import AccessControl
@@ -44,7 +45,10 @@ NewRpc = Callable[..., Any]
 
 @pytest.fixture
 async def new_rpc(
-    tmp_path: Path, access_policy: AccessPolicy, access_settings: AccessSettings | None
+    tmp_path: Path,
+    access_policy: AccessPolicy,
+    access_settings: AccessSettings | None,
+    tracer: Tracer | None,
 ) -> AsyncIterator[NewRpc]:
     """new_rpc(settings, limits, credentials): starts a server, which ends with the test."""
     numbers = count()
@@ -60,7 +64,7 @@ async def new_rpc(
             access = AccessControl(catalog.api_keys, access_policy, rates)
             own = settings or GrpcSettings()
             return await stack.enter_async_context(
-                run(catalog, access, own, limits or GatewaySettings(), credentials)
+                run(catalog, access, own, limits or GatewaySettings(), credentials, tracer)
             )
 
         yield start
@@ -80,13 +84,14 @@ async def run(
     settings: GrpcSettings,
     limits: GatewaySettings,
     credentials: grpc.ChannelCredentials | None,
+    tracer: Tracer | None,
 ) -> AsyncIterator[Rpc]:
     """Run a server on a free port."""
     worker = StubWorker()
     limited = ServiceLimits(drain_seconds=5, queue_seconds=5)
     service = SessionService(worker, catalog, limited, access)
     server = GrpcServer("127.0.0.1:0", settings, limits)
-    app = create_app(service, limits, server)
+    app = create_app(service, limits, server, tracer)
     # Read at once what was sent, so that a client that does not read is seen as one.
     options = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
     channel = (

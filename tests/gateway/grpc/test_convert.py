@@ -33,6 +33,7 @@ PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
     (ListRepairsBody, pb.ListRepairsRequest, set(), OUTSIDE),
     (sessions.SessionView, pb.Session, set(), set()),
     (sessions.SessionPageView, pb.ListSessionsResponse, set(), set()),
+    (sessions.SessionMemoryView, pb.SessionMemory, set(), set()),
     (sessions.PendingCallView, pb.PendingCall, set(), set()),
     (sessions.ForkOriginView, pb.ForkOrigin, set(), set()),
     (episodes.EpisodeSettingsView, pb.EpisodeSettings, set(), {"auto_count"}),
@@ -54,6 +55,8 @@ PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
     (worker_schemas.WorkerView, pb.Model, set(), set()),
     (worker_schemas.WorkersView, pb.ListWorkersResponse, set(), set()),
     (worker_schemas.WorkerLoadView, pb.Worker, set(), set()),
+    (worker_schemas.WorkerStatsView, pb.WorkerStats, set(), set()),
+    (worker_schemas.TierStatsView, pb.TierStats, set(), set()),
     (worker_schemas.MethodsView, pb.ListMethodsResponse, set(), set()),
     (worker_schemas.MethodView, pb.Method, set(), set()),
 ]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from kvrecall.protocol.v1 import worker_pb2
+from services.reading.search import SessionQuery
 from tests.gateway.contract.grpc_client import read_status
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Sessions"]
@@ -83,9 +84,9 @@ def single(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
 
 async def find_session(rpc: Any) -> str:
     """Return the session that requests may name; one that waits for the result of `c1`."""
-    found, _ = await rpc.service.page(1, None)
+    found = await rpc.service.reading.search(SessionQuery(1), "")
     if found.sessions:
-        return str(found.sessions[0].id)
+        return str(found.sessions[0][0].id)
     session = (await rpc.stub.CreateSession(pb.CreateSessionRequest(budget=64, repair_rows=0))).id
     rpc.worker.script = [[worker_pb2.ToolCall(id="c1", name="f", arguments="{}")]]
     user = [pb.Message(role=pb.ROLE_USER, content="hello")]
@@ -95,8 +96,8 @@ async def find_session(rpc: Any) -> str:
 
 async def describe_state(rpc: Any) -> list[Any]:
     """Everything that requests may change: settings, turns and calls of all sessions."""
-    page, _ = await rpc.service.page(200, None)
-    return [(each.id, each.settings, each.turns, each.calls) for each in page.sessions]
+    page = await rpc.service.reading.search(SessionQuery(200), "")
+    return [(each.id, each.settings, each.turns, each.calls) for each, _ in page.sessions]
 
 
 async def find_refusal(

@@ -12,6 +12,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic import ValidationError
+from starlette.requests import Request
 from structlog.testing import capture_logs
 
 from gateway.grpc.server import CannotListen, GrpcServer
@@ -123,7 +124,8 @@ async def test_a_deadline_cancels_the_turn(rpc: Any) -> None:
 
 async def read_metrics(rpc: Any) -> str:
     (page,) = [route for route in rpc.app.routes if route.path == "/metrics"]
-    return str((await page.endpoint()).body.decode())
+    request = Request({"type": "http", "headers": []})
+    return str((await page.endpoint(request)).body.decode())
 
 
 async def test_a_client_that_reads_nothing_loses_its_call(new_rpc: Any) -> None:

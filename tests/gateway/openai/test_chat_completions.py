@@ -297,10 +297,10 @@ async def test_a_client_that_leaves_cancels_its_turn(served) -> None:
     with pytest.raises(asyncio.CancelledError):
         await request
     for _ in range(6000):
-        if not served.service.admission.running:
+        if not served.service.status.admission.running:
             break
         await asyncio.sleep(0.01)
-    assert not served.service.admission.running
+    assert not served.service.status.admission.running
     (session,) = await served.catalog.sessions.get_ids()
     assert (await served.service.get(session))[0].turns == 0
 

@@ -37,6 +37,8 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
     assert (await api.http.get("/v1/sessions")).json() == {
         "sessions": [view],
         "next_cursor": None,
+        "scanned": 1,
+        "truncated": False,
     }
     deleted = await api.http.delete(f"/v1/sessions/{view['id']}")
     assert (deleted.status_code, deleted.content) == (204, b"")

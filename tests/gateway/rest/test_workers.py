@@ -11,11 +11,24 @@ async def test_workers_are_listed_with_their_load(api: Any) -> None:
     api.worker.names = ["two", "one"]
     api.worker.draining = {"two"}
     shown = (await api.http.get("/v1/workers")).json()["workers"]
+    counted = [each.pop("stats") for each in shown]
     load = {"slots": 4, "free_slots": 3, "queued": 0, "sessions": 1}
     assert shown == [
         {"name": "one", "address": "one:1", "draining": False, **load},
         {"name": "two", "address": "two:1", "draining": True, **load},
     ]
+    for stats in counted:
+        assert (stats["lost_pages"], stats["rebuilt_pages"], stats["sessions"]) == (3, 2, 0)
+        assert [(tier["name"], tier["bytes"]) for tier in stats["tiers"]] == [
+            ("nvme", 1280),
+            ("ram", 640),
+        ]
+
+
+async def test_a_worker_that_does_not_answer_has_no_counters(api: Any) -> None:
+    api.worker.faults["stats"] = WorkerLost("it is gone")
+    (shown,) = (await api.http.get("/v1/workers")).json()["workers"]
+    assert (shown["name"], shown["stats"]) == ("one", None)
 
 
 async def test_a_session_reports_its_worker_and_moves(api: Any) -> None:
@@ -55,10 +68,11 @@ async def test_an_unknown_session_cannot_be_moved(api: Any) -> None:
     assert (await api.http.post("/v1/sessions/s_none/move", json={})).status_code == 404
 
 
-async def test_without_a_worker_the_service_is_not_ready(api: Any) -> None:
+async def test_a_gateway_without_workers_is_ready_but_not_for_turns(api: Any) -> None:
     api.worker.faults["stats"] = WorkerLost("no worker answers now")
-    assert (await api.http.get("/readyz")).status_code == 503
     assert (await api.http.get("/readyz")).status_code == 200
+    assert (await api.http.get("/readyz", params={"workers": True})).status_code == 503
+    assert (await api.http.get("/readyz", params={"workers": True})).status_code == 200
 
 
 async def test_a_turn_reports_its_durability(api: Any) -> None:

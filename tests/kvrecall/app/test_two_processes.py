@@ -38,16 +38,6 @@ def test_half_of_a_certificate_and_key_is_refused(
     assert refused(command(name, "--tls-cert", tmp_path / "cert.pem"), "belong together")
 
 
-def test_a_gateway_reports_that_no_worker_answers(
-    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("KVRECALL_WIRE__CONNECT_SECONDS", "0.2")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        found = command("gateway", "--worker", address, "--port", "0", "--data", tmp_path)
-    assert refused(found, f"no worker was reached within 0.2 seconds ({address})")
-
-
 def test_a_gateway_refuses_a_missing_certificate(
     command: Callable[..., Any], tmp_path: Path
 ) -> None:

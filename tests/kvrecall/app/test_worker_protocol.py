@@ -99,6 +99,31 @@ async def test_tokens_become_the_text_of_their_turn(worker_at: WorkerAt, tmp_pat
         assert (bool(start), nothing) == (True, "")
 
 
+async def test_rows_of_a_committed_state_are_mapped_by_a_worker_that_has_no_session(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
+    async with worker_at(tmp_path / "one") as worker:
+        await worker.open(
+            pb.OpenRequest(spec=pb.SessionSpec(session="s", epoch=1, method="snapkv", budget=64))
+        )
+        said = [pb.Message(role="user", content="My sister paints boats. " * 30)]
+        request = pb.TurnRequest(session="s", epoch=1, messages=said)
+        *_, last = [event async for event in worker.turn(request)]
+        memory = await worker.memory("s")
+    state = last.done.state
+    async with worker_at(tmp_path / "two") as other:
+        info = await other.describe()
+        mapped = await other.map_rows(
+            pb.MapRowsRequest(state=state, stop=state.length, columns=7, tokens=True)
+        )
+        assert [len(layer.active) for layer in mapped.layers] == [7] * info.layers
+        active = sum(mark > 0 for mark in mapped.rows)
+        assert len(mapped.rows) == state.length * info.layers * info.kv_heads
+        assert active == info.kv_heads * sum(memory.active_rows)
+        with pytest.raises(WorkerRefused, match="no KV head 9"):
+            await other.map_rows(pb.MapRowsRequest(state=state, stop=5, columns=1, head=9))
+
+
 async def test_a_prompt_has_as_many_tokens_as_are_computed_for_it(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_server_exits_cleanly(tmp_path: Path, ending: str) -> None:
         lines = [line.decode().strip() for line in iter_until(LISTENING, process.stdout)]
         url = lines[-1].removeprefix(LISTENING)
         assert f"OpenAI's clients: base_url={url}/v1 model=reference" in lines
+        assert f"Console: {url}/console/" in lines
         assert f"Anthropic's clients: base_url={url} model=reference" in lines
         if ending == "signal":
             process.send_signal(signal.SIGTERM)

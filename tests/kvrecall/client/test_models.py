@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kvrecall import client as client_package
-from kvrecall.client import models, options, sessions
+from kvrecall.client import inspection, models, options, sessions, workers
 from kvrecall.client._parsing import parse
 
 # Model: the schema of the response that it parses.
@@ -24,8 +24,8 @@ RESPONSES = {
     sessions.ForkOrigin: "ForkOriginView",
     models.Function: "FunctionView",
     models.Memory: "MemoryView",
-    models.Method: "MethodView",
-    models.Methods: "MethodsView",
+    workers.Method: "MethodView",
+    workers.Methods: "MethodsView",
     models.Passage: "PassageView",
     models.PastRepair: "PastRepairView",
     sessions.PendingCall: "PendingCallView",
@@ -40,8 +40,28 @@ RESPONSES = {
     models.TurnEpisode: "TurnEpisodeView",
     models.TurnMemory: "TurnMemoryView",
     models.Usage: "UsageView",
-    models.Worker: "WorkerView",
-    models.WorkerLoad: "WorkerLoadView",
+    workers.Worker: "WorkerView",
+    workers.WorkerLoad: "WorkerLoadView",
+    inspection.Activity: "ActivityView",
+    inspection.ActivityStep: "ActivityStepView",
+    inspection.Family: "FamilyView",
+    inspection.FamilyMember: "FamilyMemberView",
+    inspection.LayerCells: "LayerCellsView",
+    inspection.LoggedTurn: "LoggedTurnView",
+    inspection.MemoryMap: "MemoryMapView",
+    inspection.MemoryToken: "TokenView",
+    inspection.MemoryTokens: "TokensView",
+    inspection.Overview: "OverviewView",
+    inspection.Pause: "PauseView",
+    inspection.PauseCall: "PauseCallView",
+    inspection.PauseRepair: "RepairRecordView",
+    inspection.SharedTokens: "SharedTokensView",
+    inspection.TurnLog: "TurnLogView",
+    inspection.TurnSpan: "TurnSpanView",
+    inspection.Version: "VersionView",
+    sessions.SessionMemory: "SessionMemoryView",
+    workers.TierStats: "TierStatsView",
+    workers.WorkerStats: "WorkerStatsView",
 }
 # Message is sent and received: it has the fields of the request.
 REQUESTS = {models.Message: "MessageBody"}
@@ -110,6 +130,7 @@ def check_fields(
 
 NAMES = {schema: model.__name__ for model, schema in RESPONSES.items()} | {
     "AssistantMessageView": "Message",
+    "LoggedMessageView": "Message",
     "MessageBody": "Message",
     "ToolCallBody": "ToolCall",
     "EpisodesBody": "EpisodeOptions",
@@ -143,7 +164,7 @@ def test_options_are_the_fields_of_their_request(option: type, schemas: dict[str
 def test_every_model_is_checked_and_exported() -> None:
     defined = {
         kind
-        for module in (models, sessions)
+        for module in (inspection, models, sessions, workers)
         for kind in vars(module).values()
         if is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == module.__name__
     }

@@ -208,9 +208,9 @@ def test_only_pages_from_tiers_count_as_read(
     assert store.read_keys("a", [0, 1, 2, 3]).bytes_read == 0, "all of it is still in memory"
     blocked_tier.release.set()
     store.flush("a")
-    before = store.counters()["blocked"].read_bytes
+    before = store.tiers()["blocked"].counters.read_bytes
     unfinished = HEADER_BYTES + 5 * layout.token_bytes
     expected = 2 * layout.page_bytes + unfinished
     assert store.read_keys("a", [0, 2, 3]).bytes_read == expected
-    assert store.counters()["blocked"].read_bytes - before == expected
+    assert store.tiers()["blocked"].counters.read_bytes - before == expected
     store.close()

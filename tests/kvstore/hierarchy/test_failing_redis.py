@@ -74,7 +74,7 @@ def test_files_are_durable_while_redis_is_down_and_redis_gets_the_pages_later(
     one.append("a", rows[:, :, :, 29:])
     assert one.flush("a")
     assert torch.equal(read_all(one, "a"), rows)
-    assert one.counters()["redis"].errors > 0
+    assert one.tiers()["redis"].counters.errors > 0
     server.start()
     until(lambda: is_flushed(one))
     one.check()
@@ -111,10 +111,10 @@ def test_a_frozen_redis_delays_one_write_and_no_read(
     one.append("a", rows)
     assert torch.equal(read_all(one, "a"), rows), "the read does not wait for the write"
     assert one.flush("a")
-    writes = one.counters()["redis"].writes
+    writes = one.tiers()["redis"].counters.writes
     one.append("a", rows)
     assert one.flush("a")
-    assert one.counters()["redis"].writes == writes, (
+    assert one.tiers()["redis"].counters.writes == writes, (
         "no write waits for it again before a probe succeeds"
     )
     server.signal(signal.SIGCONT)

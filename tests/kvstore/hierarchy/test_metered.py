@@ -24,8 +24,8 @@ def test_tier_calls_are_counted_and_timed_with_their_errors(
     blocked_tier.failing = False
     assert store.flush("a")
     store.gather("a", torch.arange(8))
-    ram = store.counters()["ram"]
-    blocked = store.counters()["blocked"]
+    ram = store.tiers()["ram"].counters
+    blocked = store.tiers()["blocked"].counters
     assert blocked.errors > 0
     assert blocked.writes > blocked.errors
     assert blocked.write_seconds > 0

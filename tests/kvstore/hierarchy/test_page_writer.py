@@ -96,7 +96,7 @@ def test_a_retried_deletion_never_deletes_a_later_page(
     store.delete("a")
     blocked_tier.failing = False
     store.append("a", rows[:, :, :, :8])
-    while store.counters()["blocked"].written_bytes < 3 * layout.page_bytes:
+    while store.tiers()["blocked"].counters.written_bytes < 3 * layout.page_bytes:
         sleep(0.001)
     store.flush("a")
     assert torch.equal(read_all(store, "a"), rows[:, :, :, :8])

@@ -30,6 +30,6 @@ def test_prefetched_pages_are_read_from_memory(
         lambda: all(store._stack.tiers.all[0].contains(hot)),
         "half of the memory holds the last pages",
     )
-    before = store.counters()["nvme"].hits
+    before = store.tiers()["nvme"].counters.hits
     assert torch.equal(store.gather("a", torch.arange(48, 80)), rows[:, :, :, 48:])
-    assert store.counters()["nvme"].hits == before
+    assert store.tiers()["nvme"].counters.hits == before

@@ -12,7 +12,7 @@ from limits.errors import StorageError
 
 from kvrecall.app.rates import build_redis_storage
 from kvrecall.domain.errors import RateLimited
-from kvrecall.domain.events import TurnFinished
+from kvrecall.domain.events import TurnFinished, TurnStart, TurnTiming
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from services.access import rates as module
 from services.access.principals import Principal, acting_as
@@ -42,9 +42,8 @@ def new_storage(request: pytest.FixtureRequest) -> Callable[[], Storage]:
 
 
 def finished(prompt: int, output: int) -> TurnFinished:
-    return TurnFinished(
-        TurnOutcome("s", 1, None, "stop", prompt, output, MemoryReport(0, 0), (), {})
-    )
+    outcome = TurnOutcome("s", 1, None, "stop", prompt, output, MemoryReport(0, 0), (), {})
+    return TurnFinished(outcome, TurnStart(), TurnTiming(total=1.0, commit=0.1))
 
 
 async def charge(rates: Rates, principal: Principal, tokens: int) -> None:

@@ -61,9 +61,8 @@ async def test_a_repair_and_a_report_of_the_same_call_do_not_overwrite_each_othe
     await catalog.tool_calls.commit("s", reported, 1, None)
     after = await catalog.sessions.get("s")
     signal = reported.call.signal
-    assert after.calls[0] == replace(
-        reported, call_signal=signal, last_event_at=after.calls[0].last_event_at
-    )
+    at = after.calls[0].last_event_at
+    assert after.calls[0] == replace(reported, call_signal=signal).stamped(at)
     assert (after.repairs, await catalog.sessions.get_worker_state("s")) == ((repair,), b"repaired")
     assert [due.position for due in due_repairs(after)] == [1, -1]
 
@@ -113,9 +112,13 @@ async def test_a_call_comes_back_as_it_was_reported(
     reported = replace(made, started=True, arguments='{"n": 3}', output=output, delta_due=1)
     await catalog.tool_calls.commit("s", reported, 1, None)
     found = await catalog.tool_calls.get("s", "b")
-    assert found == replace(reported, last_event_at=found.last_event_at)
+    assert found == reported.stamped(found.last_event_at)
     assert (found.running.arguments, found.call) == ('{"n": 3}', calls[1])
     assert found.last_event_at >= made.last_event_at > 0
+    assert (made.output.first_event_at, found.output.first_event_at) == (0.0, found.last_event_at)
+    await catalog.tool_calls.commit("s", found, 1, None)
+    again = await catalog.tool_calls.get("s", "b")
+    assert again.output.first_event_at == found.last_event_at <= again.last_event_at
 
 
 async def test_pieces_of_output_are_read_up_to_the_first_missing_one(

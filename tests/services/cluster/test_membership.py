@@ -20,9 +20,7 @@ from services.cluster.pool import WorkerPool
 from services.cluster.settings import WireSettings
 
 # A call to a silent worker ends long after the tests.
-WIRE = WireSettings(
-    connect_seconds=30, watch_seconds=0.05, look_seconds=0.5, quick_seconds=600, open_seconds=600
-)
+WIRE = WireSettings(watch_seconds=0.05, look_seconds=0.5, quick_seconds=600, open_seconds=600)
 # The longest wait for what takes about a second: far less than `open_seconds`.
 NOTICED_SECONDS = 60.0
 
@@ -164,9 +162,12 @@ async def test_a_worker_of_another_catalog_is_left_out_and_named(cluster: Cluste
     registry = Records()
     async with serving(Silenceable(catalog="theirs")) as address:
         registry.add("c", address)
-        wire = WIRE.model_copy(update={"connect_seconds": 2.0})
-        with pytest.raises(WorkerLost, match="worker c: another catalog"):
-            await WorkerPool.start(registry, wire, "ours")
+        pool = await WorkerPool.start(registry, WIRE, "ours")
+        try:
+            with pytest.raises(WorkerLost, match="worker c: another catalog"):
+                await pool.describe()
+        finally:
+            await pool.close()
 
 
 async def test_scheduled_releases_are_bounded(

@@ -18,8 +18,9 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.pool import WorkerPool
 from services.cluster.registry import StaticRegistry
 from services.cluster.settings import WireSettings
+from tests.conftest import free_port
 
-WAY = WireSettings(connect_seconds=5, watch_seconds=0.05, look_seconds=1, quick_seconds=2)
+WAY = WireSettings(watch_seconds=0.05, look_seconds=1, quick_seconds=2)
 
 
 class Scripted(worker_pb2_grpc.WorkerServicer):
@@ -378,10 +379,26 @@ async def test_workers_at_static_addresses_are_asked_for_their_load() -> None:
             await pool.close()
 
 
-async def test_without_any_worker_there_is_no_pool() -> None:
-    way = WAY.model_copy(update={"connect_seconds": 0.5, "look_seconds": 0.1})
-    with pytest.raises(WorkerLost, match=r"within 0\.5 seconds"):
-        await WorkerPool.start(StaticRegistry(["127.0.0.1:1"]), way)
+async def test_a_pool_starts_without_workers_and_takes_those_that_come() -> None:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    way = WAY.model_copy(update={"look_seconds": 0.1})
+    pool = await WorkerPool.start(StaticRegistry([address]), way)
+    joined = asyncio.Event()
+
+    async def note(_: str) -> None:
+        joined.set()
+
+    pool.on_join(note)
+    try:
+        with pytest.raises(WorkerLost, match=f"the worker {address}"):
+            await pool.describe()
+        async with serving(Scripted(), port):
+            async with asyncio.timeout(60):
+                await joined.wait()
+            assert (await pool.describe()).model == "one"
+    finally:
+        await pool.close()
 
 
 @pytest.mark.parametrize(
@@ -391,10 +408,13 @@ async def test_without_any_worker_there_is_no_pool() -> None:
         (3, "speaks protocol 3, this gateway 2: upgrade the gateway"),
     ],
 )
-async def test_a_gateway_with_one_incompatible_worker_does_not_start(
+async def test_a_gateway_with_one_incompatible_worker_says_what_to_upgrade(
     version: int, message: str
 ) -> None:
-    way = WAY.model_copy(update={"connect_seconds": 1.0})
     async with serving(Scripted(protocol_version=version)) as address:
-        with pytest.raises(WorkerLost, match=message):
-            await WorkerPool.start(StaticRegistry([address]), way)
+        pool = await WorkerPool.start(StaticRegistry([address]), WAY)
+        try:
+            with pytest.raises(WorkerLost, match=message):
+                await pool.describe()
+        finally:
+            await pool.close()

@@ -99,10 +99,8 @@ async def test_a_later_turn_shares_nothing(harness) -> None:
 async def test_pages_that_were_not_taken_are_given_back(harness) -> None:
     first = await begun(harness, SYSTEM, ANN)
     harness.worker.words.clear()
-    taken = harness.worker._take
-    harness.worker._take = lambda request, token_ids: 0
+    harness.worker.shares = False
     second = await begun(harness, SYSTEM, BEN)
-    harness.worker._take = taken
     assert (await harness.service.get(second))[0].shared == ()
     await harness.service.delete(first)
     assert harness.worker.dropped == [(first, 0)]

@@ -1,5 +1,6 @@
 """Reports of tool calls: idempotent, refused when unknown, kept until their call is committed."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from kvrecall.domain.errors import (
     UnknownCall,
     UnknownSession,
 )
+from kvrecall.domain.events import ServiceEvent, ToolCallEnded
 from kvrecall.domain.messages import Message
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
@@ -80,3 +82,30 @@ async def test_a_result_that_comes_before_the_commit_of_its_call_waits_for_it(
         pass
     receipt = await harness.complete_call(session, "c1", "rain")
     assert receipt.status is CallStatus.COMPLETED
+
+
+async def test_observers_learn_how_long_a_tool_ran(harness, paused: str) -> None:
+    heard: list[ServiceEvent] = []
+    harness.service.observe(heard.append)
+    called = await harness.catalog.tool_calls.get(paused, "c1")
+    before = time.time()
+    await harness.service.event(paused, ToolEvent(ToolEventType.STARTED, "c1"))
+    started = time.time()
+    await harness.service.event(paused, ToolEvent(ToolEventType.STARTED, "c1"))
+    await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", "light"))
+    await harness.service.event(paused, ToolEvent(ToolEventType.FAILED, "c1", "no rain"))
+    await harness.service.event(paused, ToolEvent(ToolEventType.FAILED, "c1", "no rain"))
+    (ended,) = [event for event in heard if isinstance(event, ToolCallEnded)]
+    assert (ended.session, ended.call, ended.name, ended.failed) == (paused, "c1", "weather", True)
+    assert called.last_event_at <= before <= ended.began <= started <= ended.ended
+
+
+async def test_a_tool_whose_start_was_not_reported_ran_since_its_calls_last_event(
+    harness, paused: str
+) -> None:
+    heard: list[ServiceEvent] = []
+    harness.service.observe(heard.append)
+    called = await harness.catalog.tool_calls.get(paused, "c1")
+    await harness.complete_call(paused, "c1", "rain")
+    (ended,) = [event for event in heard if isinstance(event, ToolCallEnded)]
+    assert (ended.began, ended.failed) == (called.last_event_at, False)

@@ -1,0 +1,1 @@
+"""Costs of what operators see: traces and scrapes."""

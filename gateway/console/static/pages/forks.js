@@ -1,0 +1,71 @@
+// @ts-check
+/** The family of a session: who was forked from whom, at which turn, and what pages they share. */
+import { Failure, Loaded, State } from '../components/basics.js';
+import { post, sessionPath } from '../core/api.js';
+import { count, plural } from '../core/format.js';
+import { useResource } from '../core/resource.js';
+import { navigate, sessionAddress } from '../core/router.js';
+import { html, useState } from '../core/ui.js';
+
+const THICKEST = 10;
+
+/** @param {{session: any, version: number, readOnly: boolean}} props */
+export function ForksPage({ session, version, readOnly }) {
+  const family = useResource(sessionPath(session.id, '/family'), { version });
+  return html`
+    ${!readOnly && html`<${ForkForm} session=${session} />`}
+    <h2>Family</h2>
+    <${Loaded} resource=${family}>${(data) => html`
+      <${Tree} data=${data} self=${session.id} />
+      <p class="note">${data.members.length === 1 ? 'No session was forked from this one, and it is no fork itself. ' : 'The thicker an edge, the more tokens have common pages. '}
+        ${data.complete ? `All ${plural(data.scanned, 'session')} were looked at.` : `${count(data.scanned)} sessions were looked at; there are more.`}</p>`}
+    <//>`;
+}
+
+function Tree({ data, self }) {
+  const children = Map.groupBy(data.members, (member) => member.parent ?? '');
+  const known = new Set(data.members.map(({ id }) => id));
+  const roots = data.members.filter(({ parent }) => parent === null || !known.has(parent));
+  const most = Math.max(1, ...data.members.flatMap(({ shared }) => shared.map(({ tokens }) => tokens)));
+  const branch = (member) => {
+    const own = children.get(member.id) ?? [];
+    const tokens = member.shared.reduce((sum, each) => sum + each.tokens, 0);
+    return html`<li key=${member.id} class=${member.id === self ? 'self' : ''} style=${{ '--edge': `${Math.max(1, Math.round((THICKEST * tokens) / most))}px` }}>
+      ${member.exists ? html`<a href=${sessionAddress(member.id, 'forks')} aria-current=${member.id === self ? 'true' : null}>${member.id}</a>` : html`<span>${member.id} (deleted)</span>`}
+      ${' '}${member.exists && html`<${State} state=${member.state} />`}
+      <span class="note"> ${member.exists ? `${plural(member.turns, 'turn')}, ${plural(member.length, 'token')}` : ''}
+        ${member.turn !== null ? `, forked at turn ${member.turn}` : ''}
+        ${member.shared.map((each) => `, ${plural(each.tokens, 'token')} shared with ${each.session}`).join('')}</span>
+      ${own.length > 0 && html`<ul>${own.map(branch)}</ul>`}
+    </li>`;
+  };
+  return html`<ul class="family">${roots.map(branch)}</ul>`;
+}
+
+function ForkForm({ session }) {
+  const [turn, setTurn] = useState('');
+  const [error, setError] = useState(/** @type {unknown} */ (null));
+  const [busy, setBusy] = useState(false);
+  const fork = async (/** @type {Event} */ event) => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    try {
+      const made = await post(sessionPath(session.id, '/fork'), { turn: turn === '' ? null : Number(turn), queue: true });
+      navigate(sessionAddress(made.id));
+    } catch (failure) {
+      setError(failure);
+      setBusy(false);
+    }
+  };
+  return html`<form class="panel" onSubmit=${fork}>
+    <h2>Fork from here</h2>
+    <${Failure} error=${error} />
+    <div class="row">
+      <label class="field">At the end of turn
+        <input type="number" min="0" max=${session.turns} placeholder=${`${session.turns}, the last`} value=${turn} onInput=${(event) => setTurn(event.target.value)} />
+      </label>
+      <button type="submit" class="primary" disabled=${busy}>Fork</button>
+    </div>
+  </form>`;
+}

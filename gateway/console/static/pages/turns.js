@@ -1,0 +1,74 @@
+// @ts-check
+/** The committed log of a session: messages of each turn, and what the turn cost. */
+import { Bar, Empty, Loaded } from '../components/basics.js';
+import { Messages } from '../components/message.js';
+import { sessionPath } from '../core/api.js';
+import { count, moment, plural, seconds, words } from '../core/format.js';
+import { useResource } from '../core/resource.js';
+import { readNumber, sessionAddress, useQuery } from '../core/router.js';
+import { html, useEffect, useRef } from '../core/ui.js';
+
+const SHOWN = 20;
+const PHASE_COLORS = ['--span-user', '--map-active', '--map-promoted', '--span-assistant', '--warn', '--control', '--accent', '--good', '--bad', '--text'];
+
+/** @param {{session: any, version: number}} props */
+export function TurnsPage({ session, version }) {
+  const [query] = useQuery();
+  const chosen = readNumber(query, 'turn');
+  const newest = Math.max(0, session.turns - SHOWN);
+  const after = chosen !== null ? Math.max(0, chosen - 1) : (readNumber(query, 'after') ?? newest);
+  const resource = useResource(sessionPath(session.id, `/turns?after=${after}&limit=${SHOWN}`), { version });
+  const address = (from) => sessionAddress(session.id, 'turns', `?after=${from}`);
+  return html`<${Loaded} resource=${resource}>${({ turns, next_after: next }) => html`
+    ${!turns.length && html`<${Empty}>No turn was committed yet.<//>`}
+    ${turns.map((turn) => html`<${Turn} key=${turn.turn} session=${session.id} turn=${turn} chosen=${turn.turn === chosen} />`)}
+    <nav class="row" aria-label="Pages of turns">
+      ${after > 0 && html`<a class="button" href=${address(Math.max(0, after - SHOWN))}>Earlier turns</a>`}
+      ${next !== null && html`<a class="button" href=${address(next)}>Later turns</a>`}
+    </nav>`}
+  <//>`;
+}
+
+function Turn({ session, turn, chosen }) {
+  const element = useRef(/** @type {HTMLElement | null} */ (null));
+  useEffect(() => {
+    if (chosen) element.current?.scrollIntoView({ block: 'start' });
+  }, [chosen]);
+  const where = turn.start === null ? '' : `tokens ${count(turn.start)} to ${count(turn.stop - 1)}`;
+  return html`<article class="turn" ref=${element} aria-label=${`Turn ${turn.turn}`}>
+    <header>
+      <h2>Turn ${turn.turn}</h2>
+      <span class="note">${words(turn.finish_reason)}</span>
+      ${where && html`<a href=${sessionAddress(session, '', `?start=${turn.start}&stop=${turn.stop}`)}>${where}</a>`}
+      <span class="note">${moment(turn.committed_at)}</span>
+      ${turn.durable === false && html`<strong>not durable</strong>`}
+      ${turn.retries > 0 && html`<strong>${turn.retries === 1 ? 'retried once' : `retried ${turn.retries} times`}</strong>`}
+    </header>
+    <div class="body">
+      <${Messages} messages=${turn.messages} answer=${turn.answer} />
+      <${Costs} turn=${turn} />
+    </div>
+  </article>`;
+}
+
+function Costs({ turn }) {
+  const phases = Object.entries(turn.seconds).filter(([, value]) => value > 0);
+  const total = phases.reduce((sum, [, value]) => sum + value, 0);
+  const color = (index) => `var(${PHASE_COLORS[index % PHASE_COLORS.length]})`;
+  const text = phases.map(([name, value]) => `${words(name)} ${seconds(value)}`).join(', ');
+  const facts = [
+    `${plural(turn.prompt_tokens, 'token')} in`,
+    `${plural(turn.output_tokens, 'token')} out`,
+    turn.prefilled_tokens !== null && `${count(turn.prefilled_tokens)} computed`,
+    `peak ${count(turn.memory.peak_rows)} of ${count(turn.memory.bound_rows)} rows`,
+    turn.worker && `worker ${turn.worker}`,
+    turn.episode && `episode ${turn.episode.episode} (similarity ${turn.episode.similarity.toFixed(2)})`,
+    turn.memory.repair.repairs > 0 && `${plural(turn.memory.repair.repairs, 'repair')} before it, ${plural(turn.memory.repair.promoted, 'token')} brought back`,
+  ].filter(Boolean);
+  return html`
+    ${phases.length > 0 && html`<${Bar} total=${total} text=${`${seconds(total)}: ${text}`}
+      parts=${phases.map(([name, value], index) => ({ name, value, color: color(index) }))} />
+    <ul class="legend">${phases.map(([name, value], index) => html`<li key=${name}>
+      <span class="swatch" style=${{ background: color(index) }}></span>${words(name)} ${seconds(value)}</li>`)}</ul>`}
+    <p class="note">${facts.join(' · ')}</p>`;
+}

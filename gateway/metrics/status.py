@@ -1,0 +1,49 @@
+"""Gauges of the gateway that are read at each scrape."""
+
+import time
+from contextlib import suppress
+
+from kvrecall.domain.errors import ServiceError
+from kvrecall.metrics.page import Metrics
+from services.status.status import ServiceStatus
+
+# Every gateway asks the one catalog: not at every scrape of each.
+_COUNT_SECONDS = 10.0
+
+
+class StatusGauges:
+    """Sets the gauges of a service's state."""
+
+    def __init__(self, metrics: Metrics, status: ServiceStatus) -> None:
+        self._metrics = metrics
+        self._status = status
+        self._counted_at = float("-inf")
+        self._workers: set[str] = set()
+
+    async def refresh(self) -> None:
+        """Read the state. What the catalog does not answer keeps its last value."""
+        metrics, status = self._metrics, self._status
+        admission = status.admission
+        metrics.set("turns_running", admission.running)
+        metrics.set("turns_waiting", admission.waiting)
+        metrics.set("turns_limit", status.limits.max_running_turns, kind="running")
+        metrics.set("turns_limit", status.limits.max_waiting_turns, kind="waiting")
+        metrics.set("repairs_running", status.repairs_running)
+        metrics.set("orphaned_sessions", status.orphaned_sessions)
+        await self._set_workers()
+        if time.monotonic() - self._counted_at >= _COUNT_SECONDS:
+            with suppress(ServiceError):
+                await self._count_sessions()
+
+    async def _set_workers(self) -> None:
+        workers = await self._status.find_workers()
+        for name in self._workers - workers.keys():
+            self._metrics.set("worker_up", None, worker=name)
+        for name, reachable in workers.items():
+            self._metrics.set("worker_up", float(reachable), worker=name)
+        self._workers = set(workers)
+
+    async def _count_sessions(self) -> None:
+        self._counted_at = time.monotonic()
+        for state, count in (await self._status.count_sessions()).items():
+            self._metrics.set("sessions", count, state=state.value)

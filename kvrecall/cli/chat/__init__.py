@@ -1,0 +1,1 @@
+"""The terminal chat: the command, and the lines that it prints about a session."""

@@ -1,0 +1,88 @@
+"""Models of the service's workers: the served model, the methods, load and counters."""
+
+from dataclasses import dataclass
+
+from kvrecall.client.models import JsonObject
+
+
+@dataclass(frozen=True)
+class Method:
+    """Eviction method or repair, with the JSON schema of its settings."""
+
+    name: str
+    summary: str
+    settings_schema: JsonObject
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Eviction methods of the service, and the repair with its `repair_settings`."""
+
+    methods: tuple[Method, ...]
+    repair: Method | None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Served model and its limits. Budgets in rows, `block_tokens`, `max_context` in tokens."""
+
+    model: str
+    fingerprint: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    slots: int
+    min_budget: int
+    max_budget: int
+    block_tokens: int
+    max_context: int
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """Contents of a storage tier, and its counters since the worker started."""
+
+    name: str
+    bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+    errors: int
+    refused_pages: int
+    read_bytes: int
+    written_bytes: int
+    reads: int
+    writes: int
+    read_seconds: float
+    write_seconds: float
+    failure: str
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """Slots and sessions of a worker now, and its counters since it started."""
+
+    slots_in_use: int
+    sessions: int
+    queued: int
+    lost_pages: int
+    rebuilt_pages: int
+    prefilled_tokens: int
+    tiers: tuple[TierStats, ...]
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """Reachable worker and its load; a `draining` worker accepts no new sessions.
+
+    `stats` is None for a worker that does not answer now.
+    """
+
+    name: str
+    address: str
+    slots: int
+    free_slots: int
+    queued: int
+    sessions: int
+    draining: bool
+    stats: WorkerStats | None = None

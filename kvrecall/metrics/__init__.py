@@ -1,0 +1,1 @@
+"""Prometheus metrics of all processes: families as data, and the page that shows them."""

@@ -1,0 +1,1 @@
+"""What operators deploy beside the service: dashboards, alerts and Prometheus' configuration."""

@@ -1,0 +1,105 @@
+"""A catalog whose calls are timed, and whose refusals of former writers are noticed."""
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, cast
+
+from kvrecall.domain.errors import CatalogError, StaleEpoch
+from kvrecall.domain.events import CatalogCalled, ServiceEvent, WriterFenced
+from services.catalog import base
+from services.catalog.api_keys.base import ApiKeys
+from services.catalog.responses.base import Responses, StoredConversations
+
+Kind = Literal["read", "list", "claim", "commit"]
+Publish = Callable[[ServiceEvent], None]
+# Calls that answer with many records, or look for some among all.
+_LISTS = (
+    "get_page",
+    "get_ids",
+    "get_expired",
+    "get_next",
+    "get_idle",
+    "get_orphaned",
+    "get_retained",
+)
+_READS = ("get", "find", "count", "exist")
+
+
+class ObservedCatalog:
+    """`services.catalog.base.Catalog` that publishes an event for each call of another one."""
+
+    def __init__(self, catalog: base.Catalog, publish: Publish) -> None:
+        self._catalog = catalog
+
+        def observed(aggregate: Any, name: str) -> Any:
+            return _Observed(aggregate, name, publish)
+
+        self.sessions = cast("base.Sessions", observed(catalog.sessions, "sessions"))
+        self.leases = cast("base.Leases", observed(catalog.leases, "leases"))
+        self.turns = cast("base.Turns", observed(catalog.turns, "turns"))
+        self.histories = cast("base.Histories", observed(catalog.histories, "histories"))
+        self.responses = cast("Responses", observed(catalog.responses, "responses"))
+        self.conversations = cast(
+            "StoredConversations", observed(catalog.conversations, "conversations")
+        )
+        self.expiry = cast("base.Expiry", observed(catalog.expiry, "expiry"))
+        self.tool_calls = cast("base.ToolCalls", observed(catalog.tool_calls, "tool_calls"))
+        self.repairs = cast("base.Repairs", observed(catalog.repairs, "repairs"))
+        self.episodes = cast("base.Episodes", observed(catalog.episodes, "episodes"))
+        self.page_refs = cast("base.PageRefs", observed(catalog.page_refs, "page_refs"))
+        self.idempotency = cast("base.Idempotency", observed(catalog.idempotency, "idempotency"))
+        self.api_keys = cast("ApiKeys", observed(catalog.api_keys, "api_keys"))
+
+    @property
+    def id(self) -> str:
+        """A random id, made with the catalog."""
+        return self._catalog.id
+
+    async def close(self) -> None:
+        """Finish running writes and close the storage."""
+        await self._catalog.close()
+
+
+def get_kind(aggregate: str, method: str) -> Kind:
+    """The kind of a call, by the names of its aggregate and its method."""
+    if aggregate == "leases" or method in ("claim", "release"):
+        return "claim"
+    if method.startswith(_LISTS):
+        return "list"
+    return "read" if method.startswith(_READS) else "commit"
+
+
+class _Observed:
+    """An aggregate of a catalog: its coroutine methods are timed, all else is passed through."""
+
+    def __init__(self, aggregate: Any, name: str, publish: Publish) -> None:
+        self._aggregate = aggregate
+        self._name = name
+        self._publish = publish
+
+    def __getattr__(self, method: str) -> Any:
+        if not inspect.iscoroutinefunction(call := getattr(self._aggregate, method)):
+            return call
+        observed = self._observe(method, get_kind(self._name, method))
+        setattr(self, method, observed)  # the next look-up finds it
+        return observed
+
+    def _observe(self, method: str, kind: Kind) -> Callable[..., Awaitable[Any]]:
+        publish = self._publish
+
+        async def observed(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            failed = False
+            try:
+                return await getattr(self._aggregate, method)(*arguments, **options)
+            except StaleEpoch:
+                publish(WriterFenced("catalog"))
+                raise
+            except CatalogError:
+                failed = True
+                raise
+            finally:
+                publish(CatalogCalled(kind, time.perf_counter() - began, failed))
+
+        return observed

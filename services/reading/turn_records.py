@@ -1,0 +1,85 @@
+"""The turn log with the tokens' positions in the session."""
+
+from dataclasses import dataclass
+
+from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.utterances import Utterance, utterances
+from services.catalog.base import Catalog
+
+_TURNS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    """A committed turn, whose tokens are `start` .. `stop - 1` of its session."""
+
+    turn: Turn
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The position after the turn's last token."""
+        return self.start + len(self.turn.token_ids)
+
+    @property
+    def spans(self) -> list[Utterance]:
+        """The turn's text by side, with its tokens."""
+        return utterances([self.turn], self.start)
+
+
+async def read_turns(catalog: Catalog, session: str, after: int, limit: int) -> list[TurnRecord]:
+    """Read up to `limit` turns that follow turn `after`, in order."""
+    turns = await catalog.turns.get_after(session, after, limit)
+    start = await _find_start(catalog, turns[0]) if turns else 0
+    records: list[TurnRecord] = []
+    for turn in turns:
+        records.append(TurnRecord(turn, start))
+        start = records[-1].stop
+    return records
+
+
+async def find_turns(catalog: Catalog, session: Session, start: int, stop: int) -> list[TurnRecord]:
+    """Read the turns of the tokens `start` .. `stop - 1`.
+
+    The first is searched for by halves, so that a long log is not read whole. Raises UnknownSession
+    when the session was deleted meanwhile.
+    """
+    low, high = 1, session.turns
+    while low < high:
+        middle = (low + high) // 2
+        if (await _read_turn(catalog, session.id, middle)).stop > start:
+            high = middle
+        else:
+            low = middle + 1
+    found: list[TurnRecord] = []
+    while page := await read_turns(catalog, session.id, low - 1 + len(found), _TURNS_AT_ONCE):
+        found += page
+        if page[-1].stop >= stop:
+            break
+    return [record for record in found if record.start < stop and record.stop > start]
+
+
+async def _read_turn(catalog: Catalog, session: str, number: int) -> TurnRecord:
+    found = await read_turns(catalog, session, number - 1, 1)
+    if not found:
+        raise UnknownSession(session)
+    return found[0]
+
+
+async def _find_start(catalog: Catalog, turn: Turn) -> int:
+    """Return the position of a turn's first token.
+
+    A turn of before 0.3.0 does not have it: the tokens of all turns before are counted.
+    """
+    if turn.outcome.stop is not None:
+        return turn.outcome.stop - len(turn.token_ids)
+    start = after = 0
+    while after < turn.number - 1:
+        limit = min(_TURNS_AT_ONCE, turn.number - 1 - after)
+        earlier = await catalog.turns.get_after(turn.session, after, limit)
+        if not earlier:
+            raise UnknownSession(turn.session)
+        start += sum(len(each.token_ids) for each in earlier)
+        after = earlier[-1].number
+    return start

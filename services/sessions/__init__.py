@@ -1,0 +1,1 @@
+"""Sessions in this process: what it knows of them beyond the catalog."""

@@ -1,0 +1,1 @@
+"""What the service does now, for metrics."""

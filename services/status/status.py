@@ -1,0 +1,93 @@
+"""The state of the service at a moment: its load, its sessions, its workers."""
+
+import asyncio
+from collections.abc import Mapping
+
+from kvrecall.domain.errors import CatalogError, ServiceError
+from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.state_machine import SessionState
+from services.admission import Admission
+from services.context import ServiceContext
+from services.pages.collector import PageCollector
+
+# Lost workers that are remembered: they are shown as unreachable.
+_MAX_LOST = 64
+_CATALOG_SECONDS = 2.0
+
+
+class ServiceStatus:
+    """Reads the state of the service; nothing here changes it."""
+
+    def __init__(self, context: ServiceContext, collector: PageCollector) -> None:
+        self._context = context
+        self._collector = collector
+        self._reachable: dict[str, bool] = {}
+        self._draining: set[str] = set()
+
+    @property
+    def admission(self) -> Admission:
+        """Running and waiting turns."""
+        return self._context.admission
+
+    @property
+    def limits(self) -> ServiceLimits:
+        """Limits that the operator chose."""
+        return self._context.limits
+
+    @property
+    def repairs_running(self) -> int:
+        """Repairs that run for this process."""
+        sessions = self._context.sessions.all()
+        return sum(live.state is SessionState.REPAIRING for live in sessions)
+
+    @property
+    def orphaned_sessions(self) -> int:
+        """Deleted sessions that had pages in some worker when it was last looked."""
+        return self._collector.orphaned
+
+    async def check_catalog(self) -> None:
+        """Read from the catalog. Raises CatalogError if it does not answer in time."""
+        try:
+            async with asyncio.timeout(_CATALOG_SECONDS):
+                await self._context.catalog.sessions.count("")
+        except TimeoutError as error:
+            raise CatalogError(
+                f"the catalog did not answer within {_CATALOG_SECONDS:g} seconds"
+            ) from error
+
+    async def find_failed_tiers(self) -> list[str]:
+        """Return the tiers that fail now, as WORKER/TIER. Raises WorkerLost if no worker answers."""
+        stats = await self._context.worker.stats()
+        return sorted(
+            f"{worker}/{tier}"
+            for worker, found in stats.items()
+            for tier, state in found.tiers.items()
+            if state.failure
+        )
+
+    async def count_sessions(self) -> Mapping[SessionState, int]:
+        """Count the sessions of the catalog by state. Raises CatalogError."""
+        return await self._context.catalog.sessions.count_by_state()
+
+    async def find_workers(self) -> Mapping[str, bool]:
+        """Return the workers seen so far by name, and whether each is reached now.
+
+        A worker that was draining when it was last seen left on purpose, and is forgotten.
+        """
+        try:
+            records = await self._context.worker.workers()
+        except ServiceError:
+            records = []
+        now = {record.name: record.draining for record in records}
+        for name in self._reachable:
+            self._reachable[name] = False
+        for name, draining in now.items():
+            self._reachable[name] = True
+            (self._draining.add if draining else self._draining.discard)(name)
+        for name in self._draining - now.keys():
+            self._draining.discard(name)
+            self._reachable.pop(name, None)
+        lost = [name for name, reachable in self._reachable.items() if not reachable]
+        for name in lost[:-_MAX_LOST]:
+            del self._reachable[name]
+        return dict(self._reachable)

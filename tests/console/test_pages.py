@@ -1,0 +1,209 @@
+"""Every page with real sessions: what it shows is what the API says, live and by address."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from kvrecall.client import KvrecallClient
+from tests.console.served import ON_CALL, SMALL_TALK, Console
+
+Open = Callable[..., Page]
+PAGES = ("", "sessions", "workers", "methods", "playground")
+SESSION_PAGES = ("", "turns", "repairs", "episodes", "forks")
+
+
+@contextmanager
+def busy(url: str) -> Iterator[str]:
+    """A session in which turns and repairs run meanwhile."""
+    ended = threading.Event()
+    with KvrecallClient(url) as client:
+        session = client.create_session(budget=128, repair_rows=32, tools=[ON_CALL], seed=3).id
+        client.turn(session, SMALL_TALK * 5, generate=False)
+
+        def work() -> None:
+            while not ended.is_set():
+                turn = client.turn(session, "Who is on call today, and what is their extension?")
+                for call in turn.tool_calls:
+                    client.event(session, "tool_call.started", call.id)
+                    client.event(
+                        session, "tool_call.completed", call.id, result='{"person": "Ada"}'
+                    )
+                if turn.tool_calls:
+                    client.turn(session, [], max_tokens=8, stop=["<tool_call>"])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield session
+        finally:
+            ended.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("path", [*PAGES, *(f"sessions/SESSION/{name}" for name in SESSION_PAGES)])
+def test_a_page_stands_while_turns_and_repairs_run(
+    served: Console, watched: Open, path: str
+) -> None:
+    with busy(served.url) as session:
+        page = watched(served.page(path.replace("SESSION", session).rstrip("/")))
+        expect(page.locator("h1")).to_have_count(1)
+        if "SESSION" in path:
+            turns = page.locator(".figures div", has_text="Turns").locator("dd").first
+            before = int(turns.inner_text())
+            expect(turns).not_to_have_text(str(before))  # counts without being loaded anew
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.get_by_text("Loading…")).to_have_count(0)
+
+
+def test_the_overview_counts_turns_and_names_what_is_wrong(
+    served: Console, watched: Open, talk: str
+) -> None:
+    page = watched(served.page())
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    totals = served.get("/v1/overview")["totals"]
+    assert totals["repairs"] > 0
+    expect(page.get_by_role("region", name="Anything wrong")).to_contain_text(
+        "✓" if totals["failed_turns"] + totals["not_durable_turns"] == 0 else "turn"
+    )
+    expect(page.locator(".uplot")).to_have_count(2)
+    expect(page.locator("dd", has_text="reference")).to_be_visible()
+
+
+def test_sessions_are_filtered_by_address_and_change_live(
+    served: Console, watched: Open, client: KvrecallClient, talk: str
+) -> None:
+    page = watched(served.page("sessions", q="talk"))
+    table = page.get_by_role("table")
+    expect(table.locator("tbody tr")).to_have_count(1)
+    expect(table.get_by_role("link", name=talk)).to_be_visible()
+    page.get_by_label("Text in id or metadata").fill("made while it is open")
+    expect(page.get_by_text("No session matches these filters.")).to_be_visible()
+    assert "q=made+while+it+is+open" in page.url
+    made = client.create_session(metadata={"note": "made while it is open"}).id
+    expect(table.get_by_role("link", name=made)).to_be_visible()
+    row = table.locator("tbody tr")
+    expect(row).to_contain_text("idle")
+    client.turn(made, "Hello.", max_tokens=4)
+    expect(row.locator("td").nth(6)).to_have_text("1")
+    client.delete_session(made)
+    expect(page.get_by_text("No session matches these filters.")).to_be_visible()
+
+
+def test_the_log_has_all_messages_and_links_to_their_tokens(
+    served: Console, watched: Open, talk: str
+) -> None:
+    page = watched(served.session(talk, "turns"))
+    turns = served.get(f"/v1/sessions/{talk}/turns")["turns"]
+    expect(page.get_by_role("article")).to_have_count(len(turns))
+    last = page.get_by_role("article", name=f"Turn {turns[-1]['turn']}", exact=True)
+    expect(last).to_contain_text(turns[-1]["answer"]["content"])
+    expect(last).to_contain_text("tool on_call")
+    last.get_by_role("link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Memory of {talk}")
+    assert f"start={turns[-1]['start']}&stop={turns[-1]['stop']}" in page.url
+
+
+def test_repairs_have_a_lane_with_their_call_and_link_to_what_they_brought_back(
+    served: Console, watched: Open, talk: str
+) -> None:
+    page = watched(served.session(talk, "repairs"))
+    repairs = served.get(f"/v1/sessions/{talk}/repairs", limit=32)["repairs"]
+    lane = page.locator("figure.lane")
+    expect(lane).to_have_count(1)
+    expect(lane.locator("rect.call")).to_have_count(1)
+    expect(lane.locator("rect.repair")).to_have_count(len(repairs))
+    rows = page.get_by_role("region", name="The last repairs, newest first").locator("tbody tr")
+    expect(rows).to_have_count(len(repairs))
+    for row, repair in zip(rows.all(), repairs, strict=True):
+        expect(row).to_contain_text(repair["trigger"].replace("_", " "))
+        cells = row.locator("td").all_inner_texts()
+        assert str(repair["promoted"]) in cells
+    passage = next(each["passages"][0] for each in repairs if each["passages"])
+    page.get_by_role("link", name=re.compile(f"tokens {passage['start']}–")).first.click()
+    expect(page.get_by_role("complementary", name="Why")).to_contain_text(
+        f"Token {passage['start']}"
+    )
+
+
+def test_episodes_show_their_sizes_and_the_turns_that_went_there(
+    served: Console, watched: Open, client: KvrecallClient
+) -> None:
+    session = client.create_session(method="epicache", budget=128, repair_rows=0, seed=2).id
+    client.turn(session, SMALL_TALK * 12, generate=False)
+    page = watched(served.session(session, "episodes"))
+    table = page.get_by_role("region", name="Episodes, the largest first")
+    expect(table).to_be_visible()  # they are built while the session is idle
+    episodes = served.get(f"/v1/sessions/{session}/episodes")["episodes"]
+    expect(table.locator("tbody tr")).to_have_count(len(episodes))
+    client.turn(session, "What about the match?", max_tokens=4)
+    turns = page.get_by_role("region", name="The last turns and their episodes")
+    expect(turns.locator("tbody tr")).to_have_count(1)
+
+
+def test_a_fork_is_made_and_shown_in_the_family(
+    served: Console, watched: Open, client: KvrecallClient
+) -> None:
+    parent = client.create_session(budget=128, seed=2).id
+    client.turn(parent, SMALL_TALK * 3, generate=False)
+    page = watched(served.session(parent, "forks"))
+    page.get_by_role("button", name="Fork").click()
+    expect(page.get_by_role("heading", level=1)).not_to_contain_text(parent)
+    child = page.url.rsplit("/", 1)[1]
+    page.get_by_role("link", name="Forks").click()
+    tree = page.locator(".family")
+    expect(tree.get_by_role("link", name=parent)).to_be_visible()
+    expect(tree.locator("ul .self")).to_contain_text(child)
+    expect(tree.locator("ul .self")).to_contain_text(f"shared with {parent}")
+
+
+def test_workers_show_their_slots_tiers_and_sessions(
+    served: Console, watched: Open, talk: str
+) -> None:
+    page = watched(served.page("workers"))
+    worker = served.get("/v1/workers")["workers"][0]
+    section = page.get_by_role("region", name=f"Worker {worker['name']}", exact=True)
+    expect(section).to_contain_text(f"of {worker['slots']}")
+    for tier in worker["stats"]["tiers"]:
+        expect(section.get_by_role("rowheader", name=tier["name"], exact=True)).to_be_visible()
+    expect(section.get_by_role("link", name=talk)).to_be_visible()
+    expect(section.get_by_role("button", name=re.compile("Move"))).to_have_count(0)  # to whom?
+
+
+def test_methods_have_the_settings_of_their_schemas(served: Console, watched: Open) -> None:
+    page = watched(served.page("methods"))
+    methods = served.get("/v1/methods")
+    for method in [methods["repair"], *methods["methods"]]:
+        section = page.get_by_role("region", name=method["name"], exact=True)
+        expect(section.locator("p").first).to_have_text(method["summary"])
+        for setting in method["settings_schema"].get("properties", {}):
+            expect(section.get_by_role("rowheader", name=setting, exact=True)).to_be_visible()
+
+
+def test_an_unknown_address_and_an_unknown_session_are_told_apart(
+    served: Console, watched: Open
+) -> None:
+    page = watched(served.page("nothing/here"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
+    page = watched(served.session("s_none"))
+    problem = page.get_by_role("alert")
+    expect(problem).to_contain_text("unknown_session")
+    expect(problem.locator("code").last).to_have_text(re.compile(r"^[0-9a-f]{16}$"))  # request id
+
+
+def test_a_session_of_another_page_is_the_same_page_by_back_and_forth(
+    served: Console, watched: Open, talk: str
+) -> None:
+    page = watched(served.page("sessions"))
+    page.get_by_role("link", name=talk).click()
+    page.get_by_role("link", name="Repairs", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Repairs of {talk}")
+    page.go_back()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Memory of {talk}")
+    page.go_back()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
+    page.go_forward()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Memory of {talk}")

@@ -1,0 +1,66 @@
+"""What the service chooses where a request for a session leaves it open."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrecall.domain.errors import BudgetOutOfRange
+from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.session_request import CreateSession, resolve_settings
+from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
+
+LEAST = 37
+
+
+def chosen(limits: ServiceLimits | None = None, **request: Any) -> int:
+    """Rows that a new session keeps free for repair, in a worker whose least budget is 37."""
+    method = MethodInfo("snapkv")
+    info = WorkerInfo(
+        model="reference",
+        fingerprint="one",
+        layers=5,
+        kv_heads=2,
+        head_dim=48,
+        slots=1,
+        min_budget=LEAST,
+        max_budget=10_000,
+        block_tokens=256,
+        max_context=16_384,
+        page_tokens=64,
+        token_bytes=960,
+        methods=(method,),
+        repair=None,
+    )
+    return resolve_settings(CreateSession(**request), info, limits or ServiceLimits()).repair_rows
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows"), [(None, 64), (256, 64), (512, 64), (937, 117), (1875, 234), (8192, 1024)]
+)
+def test_the_rows_for_repair_grow_with_the_budget(budget: int | None, rows: int) -> None:
+    assert (chosen() if budget is None else chosen(budget=budget)) == rows
+
+
+def test_a_request_that_names_their_number_gets_it() -> None:
+    for rows in (0, 1, 64, 1000):
+        assert chosen(budget=8192, repair_rows=rows) == rows
+    with pytest.raises(BudgetOutOfRange, match="leave less than 37"):
+        chosen(budget=256, repair_rows=220)
+
+
+def test_a_service_without_repair_keeps_none_free() -> None:
+    assert chosen(ServiceLimits(default_repair_rows=0), budget=8192) == 0
+
+
+@given(
+    st.integers(LEAST, 10_000),
+    st.integers(0, 300),
+    st.floats(0, 1),
+)
+def test_what_is_kept_free_leaves_the_least_budget(budget: int, least: int, share: float) -> None:
+    limits = ServiceLimits(default_repair_rows=least, default_repair_share=share)
+    rows = chosen(limits, budget=budget)
+    assert 0 <= rows <= budget - LEAST
+    assert rows >= min(least, budget - LEAST)

@@ -1,0 +1,85 @@
+"""The log with positions: as they were stored, or counted where an older version stored none."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.messages import Message
+from kvrecall.domain.reports import MemoryReport, TurnOutcome
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.testing import InMemoryCatalog
+from services.catalog.records import TurnCommit
+from services.reading.turn_records import find_turns, read_turns
+
+SETTINGS = SessionSettings(budget=64, repair_rows=0, method="snapkv")
+
+
+async def commit_turns(sizes: list[int], stored_from: int) -> tuple[InMemoryCatalog, Session]:
+    """A session with turns of so many tokens; those from number `stored_from` on have positions."""
+    catalog = InMemoryCatalog()
+    session = Session("s", 1, SETTINGS, 1.0, 1.0, 0, MemoryReport())
+    await catalog.sessions.create(session, b"", None)
+    stop = 0
+    for number, size in enumerate(sizes, 1):
+        stop += size
+        outcome = TurnOutcome(
+            "s",
+            number,
+            None,
+            "appended",
+            size,
+            0,
+            MemoryReport(length=stop),
+            (),
+            {},
+            stop=stop if number >= stored_from else None,
+        )
+        ids = tuple(range(stop - size, stop))
+        turn = Turn("s", number, (Message("user", "x"),), ids, outcome, (size,))
+        await catalog.turns.commit(TurnCommit(turn, b""), 1, None)
+    return catalog, await catalog.sessions.get("s")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=150),
+    stored_from=st.integers(1, 151),
+    data=st.data(),
+)
+async def test_any_tokens_are_found_with_their_turns(
+    sizes: list[int], stored_from: int, data: Any
+) -> None:
+    catalog, session = await commit_turns(sizes, stored_from)
+    length = sum(sizes)
+    start = data.draw(st.integers(0, length - 1))
+    stop = data.draw(st.integers(start + 1, length))
+    found = await find_turns(catalog, session, start, stop)
+    ids = [token for record in found for token in record.turn.token_ids]
+    assert ids == list(range(found[0].start, found[-1].stop))
+    assert found[0].start <= start < found[0].stop
+    assert found[-1].start < stop <= found[-1].stop
+    for record in found:
+        assert record.turn.token_ids == tuple(range(record.start, record.stop))
+
+
+@pytest.mark.parametrize("stored_from", [1, 3, 9])
+async def test_pages_of_the_log_have_the_positions_of_their_tokens(stored_from: int) -> None:
+    catalog, _ = await commit_turns([3, 1, 4, 1, 5], stored_from)
+    found = [await read_turns(catalog, "s", after, 2) for after in (0, 2, 4, 5)]
+    assert [[(each.start, each.stop) for each in page] for page in found] == [
+        [(0, 3), (3, 4)],
+        [(4, 8), (8, 9)],
+        [(9, 14)],
+        [],
+    ]
+
+
+async def test_a_session_that_was_deleted_meanwhile_is_unknown() -> None:
+    catalog, session = await commit_turns([3, 1, 4], 1)
+    longer = replace(session, turns=90)
+    with pytest.raises(UnknownSession):
+        await find_turns(catalog, longer, 0, 8)

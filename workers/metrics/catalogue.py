@@ -1,0 +1,96 @@
+"""The worker's metric families, all with the label `worker`. docs/reference/metrics.md is made from them."""
+
+from kvrecall.metrics import buckets
+from kvrecall.metrics.family import Family, counter, gauge, histogram
+from kvrecall.metrics.page import Metrics
+
+# Known values of labels: their series are there before the first event.
+JOBS = ("turn", "repair", "build", "open", "measure")
+WORK = (*JOBS, "decode", "swap")
+CALLS = ("read", "write", "delete")
+
+LOAD = (
+    gauge(
+        "worker_info",
+        "1, with what the worker serves.",
+        model=(),
+        fingerprint=(),
+        device=(),
+    ),
+    gauge("worker_draining", "1 while the worker ends and takes no new work."),
+    gauge("worker_slots", "Sessions whose active rows fit on the device at once."),
+    gauge(
+        "worker_slots_in_use", "Slots with a session, idle ones included: not a measure of load."
+    ),
+    gauge("worker_sessions", "Sessions open in the worker."),
+    gauge(
+        "worker_jobs",
+        "Jobs by kind: the load, and what to scale by.",
+        kind=JOBS,
+        state=("running", "queued"),
+    ),
+    counter(
+        "worker_busy_seconds_total",
+        "Time of the scheduler's thread: in steps of a kind of job (of turns: prefill, eviction and "
+        "their own repair), in decoding for all sessions, in swaps.",
+        kind=WORK,
+    ),
+    histogram(
+        "worker_step_seconds",
+        "Time of a forward pass: a block of one session, or a token of all that decode.",
+        buckets.OUTPUT_TOKEN,
+        kind=("prefill", "decode"),
+    ),
+    histogram("worker_batch_sessions", "Sessions decoded in one pass.", buckets.SESSIONS),
+    counter("worker_prefilled_tokens_total", "Tokens computed in blocks, also after a loss."),
+    counter(
+        "worker_calls_total", "gRPC calls by their status: OK, or the error's.", method=(), code=()
+    ),
+    histogram("worker_call_seconds", "Time of a gRPC call.", buckets.WORK, method=()),
+    counter("worker_registry_failures_total", "Announcements that Redis did not take."),
+)
+MEMORY = (
+    counter("worker_swaps_total", "Sessions moved into and out of slots.", direction=("in", "out")),
+    histogram("worker_swap_seconds", "Time of filling a slot with a session's rows.", buckets.IO),
+    gauge("worker_active_rows", "Active rows of the sessions in slots, each by its largest layer."),
+    gauge("worker_budget_rows", "Budgets of the sessions in slots."),
+    gauge("worker_active_bytes", "Bytes of the active rows of the sessions in slots."),
+    gauge("worker_evicted_tokens", "Tokens of the sessions in slots beyond their active rows."),
+    gauge("worker_promoted_tokens", "Tokens of the sessions in slots that repairs brought back."),
+    counter("eviction_rows_total", "Rows evicted, each by its largest layer.", method=()),
+    gauge(
+        "worker_device_memory_bytes",
+        "Memory of the accelerator: allocated, reserved, total; absent on a CPU.",
+        kind=(),
+    ),
+)
+STORAGE = (
+    counter("worker_lost_pages_total", "Stored pages found missing or damaged."),
+    counter("worker_rebuilt_pages_total", "Missing pages that were computed again."),
+    gauge("worker_pending_pages", "Pages that are not in the lowest tier yet."),
+    gauge("worker_undurable_pages", "Pages in memory only: a crash would lose them."),
+    gauge("tier_bytes", "Bytes of the worker's own tiers.", tier=()),
+    gauge("tier_limit_bytes", "Limit of a tier; absent without one.", tier=()),
+    gauge("tier_free_bytes", "Bytes left on the device of a tier.", tier=()),
+    gauge("shared_tier_bytes", "Bytes of a tier that workers share. Aggregate with max.", tier=()),
+    gauge("shared_tier_limit_bytes", "Limit of a shared tier; absent without one.", tier=()),
+    gauge(
+        "tier_failed", "1 if a tier's last calls failed: a disk error, a silent server.", tier=()
+    ),
+    counter("tier_hits_total", "Pages found in a tier.", tier=()),
+    counter("tier_misses_total", "Pages not found in a tier.", tier=()),
+    counter("tier_errors_total", "Failed calls of a tier.", tier=()),
+    counter("tier_refused_pages_total", "Pages that a full tier did not take.", tier=()),
+    counter("tier_read_bytes_total", "Bytes read from a tier.", tier=()),
+    counter("tier_written_bytes_total", "Bytes written to a tier.", tier=()),
+    histogram("tier_call_seconds", "Time of a tier's calls.", buckets.IO, tier=(), op=CALLS),
+    gauge("tier_dead_bytes", "Bytes of deleted pages that a compaction will free.", tier=()),
+    counter("tier_compactions_total", "Segments that compactions rewrote.", tier=()),
+    counter("prefetched_pages_total", "Pages read into memory before they were asked for."),
+)
+WORKER: tuple[Family, ...] = (*LOAD, *MEMORY, *STORAGE)
+
+
+def create_metrics(worker: str = "local") -> Metrics:
+    """Create the instruments of a worker of this name."""
+    return Metrics(WORKER, worker=worker)
