@@ -11,7 +11,7 @@ from services.catalog.observed import ObservedCatalog
 from services.cluster.worker_client import Worker
 from services.quarantine import Quarantine
 from services.quotas import Quotas
-from services.session_manager import SessionManager
+from services.sessions.manager import SessionManager
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ from services.planning.constraints import check_constraint
 from services.planning.turn_clock import TurnClock
 from services.planning.turn_context import TurnContext
 from services.repair_runner import repair_details, signal_text
-from services.session_manager import may_have_changed
 from services.sessions.active import ActiveSession
+from services.sessions.manager import may_have_changed
 from services.stream_resume import StreamResumer
 from services.turn_stream import Publish, TurnEnded, TurnStarted, replay
 

@@ -18,7 +18,7 @@ from kvrecall.domain.events import (
     TurnRetried,
 )
 from kvrecall.domain.reports import TurnOutcome
-from services.session_manager import SessionManager
+from services.sessions.manager import SessionManager
 
 STEP_SECONDS = 15
 STEPS = 60

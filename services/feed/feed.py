@@ -8,7 +8,7 @@ from kvrecall.domain.events import ServiceEvent
 from kvrecall.domain.limits import ServiceLimits
 from services.feed.notices import DELETED, Notice, to_notices
 from services.feed.relay import Relay
-from services.session_manager import SessionManager
+from services.sessions.manager import SessionManager
 
 _UNREAD = 256
 

@@ -7,7 +7,7 @@ from services.catalog.base import Catalog
 from services.feed.feed import Feed, Subscription
 from services.feed.notices import SNAPSHOT, Notice, Value
 from services.reading.versions import get_version
-from services.session_manager import SessionManager
+from services.sessions.manager import SessionManager
 
 
 class Watching:

@@ -6,7 +6,7 @@ from kvrecall.domain.events import EventBus, OpenReason, StateChanged
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionEvent, SessionState, next_state
 from kvrecall.telemetry.spans import NO_SPAN, Span
-from services.leases import Claim
+from services.sessions.leases import Claim
 
 
 class ActiveSession:

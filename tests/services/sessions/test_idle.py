@@ -13,7 +13,7 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession, resolve_settings
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.testing import InMemoryCatalog, StubWorker
-from services.session_manager import SessionManager
+from services.sessions.manager import SessionManager
 
 HELLO = Message("user", "hello there")
 

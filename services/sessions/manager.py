@@ -37,8 +37,8 @@ from kvrecall.telemetry.spans import span
 from services.catalog.base import Catalog
 from services.catalog.records import REPAIRS_RETAINED
 from services.cluster.worker_client import Worker
-from services.leases import Leases
 from services.sessions.active import ActiveSession
+from services.sessions.leases import Leases
 from services.turn_log import logged_turns
 
 Answer = TypeVar("Answer")

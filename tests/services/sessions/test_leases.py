@@ -18,8 +18,8 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.sqlite.catalog import SqliteCatalog
-from services.leases import Claim, Leases
 from services.service import SessionService
+from services.sessions.leases import Claim, Leases
 from services.turn_stream import TurnEnded, TurnStream
 
 HELLO = Message("user", "hello there")
