@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.console.served import Console
 
@@ -63,6 +63,23 @@ def test_a_page_fits_a_small_screen(served: Console, watched: Open, talk: str, p
     )
     settle(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_page_that_comes_late_leaves_the_focus_where_the_keyboard_put_it(
+    served: Console, watched: Open
+) -> None:
+    page = watched(served.page())
+    held: list[Route] = []
+    page.route("**/settings.json", lambda route: held.append(route))
+    page.reload(wait_until="commit")
+    skip = page.get_by_role("link", name="To the content")
+    expect(skip).to_be_attached()
+    page.keyboard.press("Tab")
+    expect(skip).to_be_focused()
+    for route in held:
+        route.continue_()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    expect(skip).to_be_focused()
 
 
 def test_the_keyboard_alone_goes_from_the_overview_to_the_reason_of_a_token(

@@ -1,16 +1,17 @@
 // @ts-check
 /** Small parts that every page has. */
 import { Problem } from '../core/api.js';
+import { hasMoved } from '../core/router.js';
 import { html, useEffect, useRef } from '../core/ui.js';
 
 /** The heading of a page: its title in the window, and the focus after a change of page. */
-export function PageHead({ title, focus = true, children = null }) {
+export function PageHead({ title, children = null }) {
   const heading = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => {
     document.title = `${title} · kvrecall`;
   }, [title]);
   useEffect(() => {
-    if (focus && document.activeElement !== document.body) heading.current?.focus();
+    if (hasMoved()) heading.current?.focus();
   }, []);
   return html`<div class="page-head"><h1 ref=${heading} tabindex="-1">${title}</h1>${children}</div>`;
 }

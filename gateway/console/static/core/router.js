@@ -4,6 +4,13 @@ import { useCallback, useEffect, useState } from './ui.js';
 
 export const BASE = '/console';
 const changes = new EventTarget();
+let moved = false;
+const noteMove = () => void (moved = true);
+changes.addEventListener('change', noteMove);
+addEventListener('popstate', noteMove);
+
+/** Whether the address has changed since the page was loaded. */
+export const hasMoved = () => moved;
 
 /**
  * Go to an address of the console.
