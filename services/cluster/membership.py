@@ -65,7 +65,6 @@ class Membership:
     _incompatible: dict[str, str] = field(default_factory=dict)
     _releases: dict[str, dict[str, PendingRelease]] = field(default_factory=dict)
     _looks: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
-    _tried: tuple[str, ...] = ()
     _failures: dict[str, str] = field(default_factory=dict)
     _closed: bool = False
     _watching: "asyncio.Task[None] | None" = None
@@ -146,7 +145,6 @@ class Membership:
         except (RegistryError, TimeoutError) as error:
             _log.warning("registry unread", reason=str(error) or "it did not answer in time")
             announced = {node.name: node.record for node in self.by_name.values()}
-        self._tried = tuple(record.address for record in announced.values())
         for noted in (self._failures, self._incompatible):
             for name in noted.keys() - announced.keys():
                 del noted[name]
