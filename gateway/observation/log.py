@@ -1,6 +1,5 @@
 """Events of the service as log lines: one of each turn, and what no response reports."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -19,9 +18,7 @@ from kvrecall.domain.events import (
     TurnFinished,
     TurnRetried,
 )
-from kvrecall.domain.reports import TurnOutcome
 
-_PHASES_AFTER_FIRST_TOKEN = ("decode", "evict", "flush")
 _DIGITS = 6
 
 
@@ -29,9 +26,8 @@ def log_event(event: ServiceEvent) -> None:
     """Log a turn, or an event that no response reports, such as a failed background repair."""
     log = structlog.get_logger("kvrecall.service")
     match event:
-        case TurnFinished(outcome=outcome, run=run):
-            worker = "" if run is None else run.worker
-            log.info("turn", **describe_turn(outcome), worker=worker, code="ok")
+        case TurnFinished():
+            log.info("turn", **describe_turn(event), code="ok")
         case TurnFailed(session, code):
             log.info("turn", session=hide_foreign(session), finish_reason="error", code=str(code))
         case RepairFinished(session, report):
@@ -57,27 +53,21 @@ def log_event(event: ServiceEvent) -> None:
             log.warning("tool calls timed out", **vars(event))
 
 
-def describe_turn(outcome: TurnOutcome) -> dict[str, Any]:
+def describe_turn(event: TurnFinished) -> dict[str, Any]:
     """Describe a committed turn by numbers and ids; nothing of its text."""
+    outcome, first = event.outcome, event.timing.first_token
     seconds = {phase: round(value, _DIGITS) for phase, value in outcome.seconds.items()}
     return {
         "session": outcome.session,
         "turn": outcome.turn,
+        "worker": "" if event.run is None else event.run.worker,
         "finish_reason": outcome.finish_reason,
         "prompt_tokens": outcome.prompt_tokens,
         "output_tokens": outcome.output_tokens,
         "remembered_tokens": count_tokens(outcome, appended=0).cached,
-        "first_token": get_first_token_seconds(outcome.seconds),
+        "first_token": None if first is None else round(first, _DIGITS),
         "seconds": seconds,
         "durable": outcome.durable,
         "repairs": len(outcome.repairs),
         "repairs_skipped": outcome.repairs_skipped,
     }
-
-
-def get_first_token_seconds(seconds: Mapping[str, float]) -> float | None:
-    """Sum the phases from a turn's arrival to its first token; None for a turn without an answer."""
-    if "first_token" not in seconds:
-        return None
-    before = (value for name, value in seconds.items() if name not in _PHASES_AFTER_FIRST_TOKEN)
-    return round(sum(before), _DIGITS)

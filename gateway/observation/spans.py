@@ -12,7 +12,6 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.observation.identity import OWN_ID
-from gateway.observation.log import get_first_token_seconds
 from gateway.openai.usage import count_tokens
 from gateway.scopes import get_path
 from kvrecall.domain.events import (
@@ -132,10 +131,10 @@ def create_span_observer(get_model: Callable[[], str]) -> Callable[[ServiceEvent
         if current is NO_SPAN:
             return
         match event:
-            case TurnFinished(outcome=outcome, run=run):
+            case TurnFinished(outcome=outcome, timing=timing, run=run):
                 current.rename(f"chat {get_model()}")
                 current.set(_describe_chat(get_model(), outcome.session))
-                current.set(_describe_outcome(outcome))
+                current.set(_describe_outcome(outcome, timing.first_token))
                 if run is not None:
                     current.set(_describe_run(run))
             case TurnFailed(session):
@@ -190,10 +189,9 @@ def _describe_sampling(sampling: Sampling) -> dict[str, Value]:
     }
 
 
-def _describe_outcome(outcome: TurnOutcome) -> dict[str, Value]:
+def _describe_outcome(outcome: TurnOutcome, first: float | None) -> dict[str, Value]:
     memory = outcome.memory
     counts = count_tokens(outcome, appended=0)
-    first = get_first_token_seconds(outcome.seconds)
     return {
         "gen_ai.usage.input_tokens": counts.prompt,
         "gen_ai.usage.output_tokens": outcome.output_tokens,

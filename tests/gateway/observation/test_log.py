@@ -8,7 +8,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from gateway.observation.identity import digest_tenant, hide_foreign
-from gateway.observation.log import describe_turn, get_first_token_seconds, log_event
+from gateway.observation.log import describe_turn, log_event
 from kvrecall.domain.events import TurnFailed, TurnFinished, TurnRun, TurnStart, TurnTiming
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
@@ -39,7 +39,8 @@ def log(event: Any) -> Any:
 
 def test_a_committed_turn_is_one_line_of_numbers_and_ids() -> None:
     run = TurnRun(Sampling(), "snapkv", "w-1", 4)
-    assert log(TurnFinished(OUTCOME, TurnStart(), TurnTiming(11.0, 0.1), run)) == {
+    event = TurnFinished(OUTCOME, TurnStart(), TurnTiming(11.0, 0.1, first_token=2.0), run)
+    assert log(event) == {
         "event": "turn",
         "log_level": "info",
         "session": SESSION,
@@ -56,7 +57,7 @@ def test_a_committed_turn_is_one_line_of_numbers_and_ids() -> None:
         "repairs_skipped": 0,
         "code": "ok",
     }
-    assert "quartz" not in str(describe_turn(OUTCOME))
+    assert "quartz" not in str(describe_turn(event))
 
 
 @pytest.mark.parametrize(("session", "shown"), [(SESSION, SESSION), ("quartz", "*")])
@@ -67,7 +68,8 @@ def test_a_failed_turn_has_its_code_and_only_an_id_of_ours(session: str, shown: 
 
 
 def test_a_turn_without_an_answer_has_no_first_token() -> None:
-    assert get_first_token_seconds({"waiting": 1.0, "append": 2.0}) is None
+    event = TurnFinished(OUTCOME, TurnStart(), TurnTiming(3.0, 0.1))
+    assert log(event)["first_token"] is None
 
 
 def test_a_tenants_digest_is_what_a_shell_makes_of_its_name() -> None:
