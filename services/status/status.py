@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Literal
 
 from kvrecall.domain.errors import CatalogError, ServiceError
 from kvrecall.domain.limits import ServiceLimits
@@ -13,16 +14,17 @@ from services.pages.collector import PageCollector
 # Lost workers that are remembered: they are shown as unreachable.
 _MAX_LOST = 64
 _CATALOG_SECONDS = 2.0
+_Seen = Literal["reached", "draining", "lost"]
 
 
 class ServiceStatus:
-    """Reads the state of the service; nothing here changes it."""
+    """Reads the state of the service, and remembers the workers that it was reached by."""
 
     def __init__(self, context: ServiceContext, collector: PageCollector) -> None:
         self._context = context
         self._collector = collector
-        self._reachable: dict[str, bool] = {}
-        self._draining: set[str] = set()
+        # Workers by name as last seen: reached, draining, or lost.
+        self._workers: dict[str, _Seen] = {}
 
     @property
     def admission(self) -> Admission:
@@ -72,22 +74,18 @@ class ServiceStatus:
     async def find_workers(self) -> Mapping[str, bool]:
         """Return the workers seen so far by name, and whether each is reached now.
 
-        A worker that was draining when it was last seen left on purpose, and is forgotten.
+        Lost workers are remembered between calls, the last 64 of them; one that was draining when
+        it was last seen left on purpose, and is forgotten.
         """
         try:
             records = await self._context.worker.workers()
         except ServiceError:
             records = []
-        now = {record.name: record.draining for record in records}
-        for name in self._reachable:
-            self._reachable[name] = False
-        for name, draining in now.items():
-            self._reachable[name] = True
-            (self._draining.add if draining else self._draining.discard)(name)
-        for name in self._draining - now.keys():
-            self._draining.discard(name)
-            self._reachable.pop(name, None)
-        lost = [name for name, reachable in self._reachable.items() if not reachable]
-        for name in lost[:-_MAX_LOST]:
-            del self._reachable[name]
-        return dict(self._reachable)
+        now: dict[str, _Seen] = {
+            record.name: "draining" if record.draining else "reached" for record in records
+        }
+        lost = [
+            name for name, seen in self._workers.items() if name not in now and seen != "draining"
+        ]
+        self._workers = {**dict.fromkeys(lost[-_MAX_LOST:], "lost"), **now}
+        return {name: seen != "lost" for name, seen in self._workers.items()}
