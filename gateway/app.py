@@ -105,6 +105,7 @@ def create_app(
         telemetry=_NO_TELEMETRY,
     )
     service.observe(recorder.observe)
+    service.observe_catalog(recorder.count_catalog_call)
     service.observe(log_event)
     service.observe(create_span_observer(lambda: _get_model(service)))
     _add_operations(app, service, settings)

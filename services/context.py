@@ -18,7 +18,7 @@ from services.sessions.manager import SessionManager
 class ServiceContext:
     """One catalog, one worker (or a pool of them) and what this process shares between requests."""
 
-    catalog: Catalog
+    catalog: ObservedCatalog
     worker: Worker
     events: EventBus
     limits: ServiceLimits
@@ -32,19 +32,19 @@ class ServiceContext:
     def create(cls, catalog: Catalog, worker: Worker, limits: ServiceLimits) -> Self:
         """Build the context of one service."""
         events = EventBus()
-        catalog = ObservedCatalog(catalog, events.publish)
+        observed = ObservedCatalog(catalog, events.publish)
         return cls(
-            catalog=catalog,
+            catalog=observed,
             worker=worker,
             events=events,
             limits=limits,
-            sessions=SessionManager(catalog, worker, events, limits),
+            sessions=SessionManager(observed, worker, events, limits),
             admission=Admission(
                 limits.max_running_turns, limits.max_waiting_turns, "turns", limits
             ),
             creations=Admission(
                 limits.max_running_creations, limits.max_waiting_creations, "creations", limits
             ),
-            quotas=Quotas(catalog, events, limits),
+            quotas=Quotas(observed, events, limits),
             quarantine=Quarantine(limits.quarantine_seconds),
         )

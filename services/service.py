@@ -29,6 +29,7 @@ from services.access.control import AccessControl
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
+from services.catalog.observed import CallObserver
 from services.catalog.records import EpisodeSet, IdempotencyKey
 from services.cluster.worker_client import Worker
 from services.context import ServiceContext
@@ -137,6 +138,10 @@ class SessionService:
     def observe(self, observer: Observer) -> None:
         """Call `observer` with every event from now on."""
         self._events.add(observer)
+
+    def observe_catalog(self, observer: CallObserver) -> None:
+        """Call `observer` with every call of the catalog from now on."""
+        self._context.catalog.observe(observer)
 
     async def start(self) -> None:
         """Learn the workers' limits, start the background work, then accept requests.

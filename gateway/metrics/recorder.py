@@ -7,7 +7,6 @@ from gateway.metrics.catalogue import GATEWAY
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.events import (
     AnswerReplayed,
-    CatalogCalled,
     ClaimLost,
     EpisodesBuilt,
     EpisodesFailed,
@@ -29,6 +28,7 @@ from kvrecall.domain.events import (
 from kvrecall.domain.reports import EpisodeReport, RepairReport, TurnOutcome
 from kvrecall.metrics.page import Metrics
 from kvrecall.telemetry.spans import current_span
+from services.catalog.observed import CatalogCall
 
 HTTP_METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
 # Members of requests that are counted by their names, and the form of such a name: clients choose
@@ -63,13 +63,15 @@ class Recorder:
         """Count a gRPC call with the name of its status."""
         self.metrics.inc("grpc_calls_total", method=method, status=status)
 
+    def count_catalog_call(self, call: CatalogCall) -> None:
+        """Time a call of the catalog; its kind has a count of failures from its first call on."""
+        self.metrics.observe("catalog_seconds", call.seconds, op=call.kind)
+        self.metrics.inc("catalog_errors_total", float(call.failed), op=call.kind)
+
     def observe(self, event: ServiceEvent) -> None:
         """Count an event of the service."""
         metrics = self.metrics
         match event:
-            case CatalogCalled(kind, seconds, failed):
-                metrics.observe("catalog_seconds", seconds, op=kind)
-                metrics.inc("catalog_errors_total", float(failed), op=kind)
             case TurnFinished():
                 self._count_turn(event)
             case TurnFailed(_, code):

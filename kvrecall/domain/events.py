@@ -242,15 +242,6 @@ class WriterFenced:
 
 
 @dataclass(frozen=True)
-class CatalogCalled:
-    """A call of the catalog ended; `failed`: the catalog could not do it."""
-
-    kind: Literal["read", "list", "claim", "commit"]
-    seconds: float
-    failed: bool
-
-
-@dataclass(frozen=True)
 class SessionMoved:
     """A session was moved to another worker on request."""
 
@@ -325,7 +316,6 @@ ServiceEvent = (
     | SessionOpened
     | ClaimLost
     | WriterFenced
-    | CatalogCalled
     | SessionMoved
     | SessionCreated
     | SessionDeleted

@@ -3,18 +3,32 @@
 import inspect
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from kvrecall.domain.errors import CatalogError, StaleEpoch
-from kvrecall.domain.events import CatalogCalled, ServiceEvent, WriterFenced
+from kvrecall.domain.events import ServiceEvent, WriterFenced
 from services.catalog import base
 from services.catalog.api_keys.base import ApiKeys
 from services.catalog.responses.base import Responses, StoredConversations
 
 Kind = Literal["read", "list", "claim", "commit"]
+
+
+@dataclass(frozen=True)
+class CatalogCall:
+    """A call of the catalog that ended; `failed`: the catalog could not do it."""
+
+    kind: Kind
+    seconds: float
+    failed: bool
+
+
 Publish = Callable[[ServiceEvent], None]
+CallObserver = Callable[[CatalogCall], None]
 # Calls that answer with many records, or look for some among all.
 _LISTS = (
+    "get_all",
     "get_page",
     "get_ids",
     "get_expired",
@@ -27,13 +41,17 @@ _READS = ("get", "find", "count", "exist")
 
 
 class ObservedCatalog:
-    """`services.catalog.base.Catalog` that publishes an event for each call of another one."""
+    """`services.catalog.base.Catalog` that reports each call of another one to its observers.
+
+    A former writer's refusal is an event of the service; the calls, some ten a turn, are not.
+    """
 
     def __init__(self, catalog: base.Catalog, publish: Publish) -> None:
         self._catalog = catalog
+        self._observers: list[CallObserver] = []
 
         def observed(aggregate: Any, name: str) -> Any:
-            return _Observed(aggregate, name, publish)
+            return _Observed(aggregate, name, publish, self._observers)
 
         self.sessions = cast("base.Sessions", observed(catalog.sessions, "sessions"))
         self.leases = cast("base.Leases", observed(catalog.leases, "leases"))
@@ -56,6 +74,10 @@ class ObservedCatalog:
         """A random id, made with the catalog."""
         return self._catalog.id
 
+    def observe(self, observer: CallObserver) -> None:
+        """Call `observer` with every call from now on; it must neither block nor raise."""
+        self._observers.append(observer)
+
     async def close(self) -> None:
         """Finish running writes and close the storage."""
         await self._catalog.close()
@@ -73,10 +95,13 @@ def get_kind(aggregate: str, method: str) -> Kind:
 class _Observed:
     """An aggregate of a catalog: its coroutine methods are timed, all else is passed through."""
 
-    def __init__(self, aggregate: Any, name: str, publish: Publish) -> None:
+    def __init__(
+        self, aggregate: Any, name: str, publish: Publish, observers: list[CallObserver]
+    ) -> None:
         self._aggregate = aggregate
         self._name = name
         self._publish = publish
+        self._observers = observers
 
     def __getattr__(self, method: str) -> Any:
         if not inspect.iscoroutinefunction(call := getattr(self._aggregate, method)):
@@ -86,20 +111,20 @@ class _Observed:
         return observed
 
     def _observe(self, method: str, kind: Kind) -> Callable[..., Awaitable[Any]]:
-        publish = self._publish
-
         async def observed(*arguments: Any, **options: Any) -> Any:
             began = time.perf_counter()
             failed = False
             try:
                 return await getattr(self._aggregate, method)(*arguments, **options)
             except StaleEpoch:
-                publish(WriterFenced("catalog"))
+                self._publish(WriterFenced("catalog"))
                 raise
             except CatalogError:
                 failed = True
                 raise
             finally:
-                publish(CatalogCalled(kind, time.perf_counter() - began, failed))
+                call = CatalogCall(kind, time.perf_counter() - began, failed)
+                for observe in self._observers:
+                    observe(call)
 
         return observed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.events import CatalogCalled, ServiceEvent
+from kvrecall.domain.events import ServiceEvent
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
@@ -104,14 +104,9 @@ class Harness:
         return ended.outcome
 
     def hear(self) -> list[ServiceEvent]:
-        """A list that gets every event from now on, but for calls of the catalog."""
+        """A list that gets every event from now on."""
         heard: list[ServiceEvent] = []
-
-        def add(event: ServiceEvent) -> None:
-            if not isinstance(event, CatalogCalled):
-                heard.append(event)
-
-        self.service.observe(add)
+        self.service.observe(heard.append)
         return heard
 
     async def selection(self, session: str) -> bytes:
