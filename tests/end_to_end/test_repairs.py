@@ -222,5 +222,5 @@ async def test_no_task_and_no_thread_is_left(service: SessionService, say, how: 
     await service.delete(session)
     assert asyncio.all_tasks() == tasks
     assert threading.active_count() <= threads
-    (stats,) = (await service.stats()).values()
+    (stats,) = (await service.describe_workers())[1].values()
     assert stats.slots_in_use == stats.sessions == 0
