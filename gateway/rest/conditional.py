@@ -1,6 +1,6 @@
 """Conditional requests: a client that has the current representation gets 304 without a body."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
@@ -16,7 +16,7 @@ NOT_MODIFIED: Mapping[int | str, dict[str, Any]] = {
 }
 
 
-def build_tag(*parts: str | bytes) -> str:
+def _build_tag(*parts: str | bytes) -> str:
     """Build an ETag of what a representation follows from: versions, or the body itself."""
     digest = blake2b(_RELEASE.encode(), digest_size=12)
     for part in parts:
@@ -24,28 +24,34 @@ def build_tag(*parts: str | bytes) -> str:
     return f'"{digest.hexdigest()}"'
 
 
-def is_current(request: Request, tag: str) -> bool:
-    """Return whether the client has the representation of this tag already."""
-    known = request.headers.get("if-none-match", "")
-    return tag in (each.strip().removeprefix("W/") for each in known.split(","))
-
-
-def build_unchanged(tag: str) -> Response:
-    """Build the response to a client that has the current representation."""
-    return Response(status_code=304, headers=_build_headers(tag))
-
-
-def respond(body: BaseModel | bytes, tag: str) -> Response:
-    """Build a response with a tag."""
-    content = body if isinstance(body, bytes) else body.model_dump_json().encode()
-    return Response(content, media_type="application/json", headers=_build_headers(tag))
+async def respond_unless_current(
+    request: Request, version: str, build: Callable[[], Awaitable[BaseModel]]
+) -> Response:
+    """Build a response that is tagged by a version; a client that has it costs no `build`."""
+    tag = _build_tag(version)
+    if _is_current(request, tag):
+        return _build_unchanged(tag)
+    return _respond((await build()).model_dump_json().encode(), tag)
 
 
 def respond_if_changed(request: Request, view: BaseModel | bytes) -> Response:
     """Build a response that is tagged by its body, or one that it has not changed."""
     body = view if isinstance(view, bytes) else view.model_dump_json().encode()
-    tag = build_tag(body)
-    return build_unchanged(tag) if is_current(request, tag) else respond(body, tag)
+    tag = _build_tag(body)
+    return _build_unchanged(tag) if _is_current(request, tag) else _respond(body, tag)
+
+
+def _is_current(request: Request, tag: str) -> bool:
+    known = request.headers.get("if-none-match", "")
+    return tag in (each.strip().removeprefix("W/") for each in known.split(","))
+
+
+def _build_unchanged(tag: str) -> Response:
+    return Response(status_code=304, headers=_build_headers(tag))
+
+
+def _respond(body: bytes, tag: str) -> Response:
+    return Response(body, media_type="application/json", headers=_build_headers(tag))
 
 
 def _build_headers(tag: str) -> dict[str, str]:

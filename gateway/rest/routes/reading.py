@@ -8,13 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.errors import problem_responses
-from gateway.rest.conditional import (
-    NOT_MODIFIED,
-    build_tag,
-    build_unchanged,
-    is_current,
-    respond,
-)
+from gateway.rest.conditional import NOT_MODIFIED, respond_unless_current
 from gateway.rest.schemas.family import FamilyView
 from gateway.rest.schemas.log import TurnLogView
 from gateway.rest.schemas.memory_map import MemoryMapView, TokensView
@@ -58,11 +52,12 @@ def _add_log(router: APIRouter, service: SessionService) -> None:
     ) -> Response:
         """List the committed turns of a session, oldest first: messages, tokens, times, memory."""
         found = await service.reading.get(session, tenant)
-        tag = build_tag(get_version(found))
-        if is_current(request, tag):
-            return build_unchanged(tag)
-        records = await service.reading.turns(found, after, limit)
-        return respond(TurnLogView.from_domain(found, records, limit), tag)
+
+        async def build() -> TurnLogView:
+            records = await service.reading.turns(found, after, limit)
+            return TurnLogView.from_domain(found, records, limit)
+
+        return await respond_unless_current(request, get_version(found), build)
 
 
 def _add_maps(router: APIRouter, service: SessionService) -> None:
@@ -88,11 +83,13 @@ def _add_maps(router: APIRouter, service: SessionService) -> None:
     ) -> Response:
         """Map which tokens are active in each layer, as committed; works while a turn runs."""
         found = await service.reading.get(session, tenant)
-        tag = build_tag(get_version(found))
-        if is_current(request, tag):
-            return build_unchanged(tag)
-        mapped = await service.reading.map(found, start, stop, columns, head)
-        return respond(MemoryMapView.from_domain(mapped), tag)
+
+        async def build() -> MemoryMapView:
+            return MemoryMapView.from_domain(
+                await service.reading.map(found, start, stop, columns, head)
+            )
+
+        return await respond_unless_current(request, get_version(found), build)
 
     @router.get(
         "/sessions/{session}/memory/tokens",
@@ -117,11 +114,11 @@ def _add_maps(router: APIRouter, service: SessionService) -> None:
     ) -> Response:
         """List tokens with the layers and heads that hold them and the reason, as committed."""
         found = await service.reading.get(session, tenant)
-        tag = build_tag(get_version(found))
-        if is_current(request, tag):
-            return build_unchanged(tag)
-        tokens = await service.reading.tokens(found, start, stop)
-        return respond(TokensView.from_domain(tokens), tag)
+
+        async def build() -> TokensView:
+            return TokensView.from_domain(await service.reading.tokens(found, start, stop))
+
+        return await respond_unless_current(request, get_version(found), build)
 
 
 def _add_relations(router: APIRouter, service: SessionService) -> None:
@@ -151,8 +148,8 @@ def _add_relations(router: APIRouter, service: SessionService) -> None:
     ) -> Response:
         """List the last pauses, newest first: tool calls with their times, and repairs."""
         found = await service.reading.get(session, tenant)
-        tag = build_tag(get_version(found))
-        if is_current(request, tag):
-            return build_unchanged(tag)
-        pauses = await service.reading.pauses(found, limit)
-        return respond(PausesView.from_domain(session, pauses), tag)
+
+        async def build() -> PausesView:
+            return PausesView.from_domain(session, await service.reading.pauses(found, limit))
+
+        return await respond_unless_current(request, get_version(found), build)
