@@ -248,7 +248,7 @@ async def fork_in_service(
 
 async def tier_bytes(service: SessionService) -> dict[str, int]:
     """Bytes of rows in each tier."""
-    (stats,) = (await service.stats()).values()
+    (stats,) = (await service.describe_workers())[1].values()
     return {name: tier.bytes for name, tier in stats.tiers.items()}
 
 

@@ -380,13 +380,6 @@ class SessionService:
         """Report what the session holds. Raises UnknownSession."""
         return await self._sessions.memory(await self._catalog.sessions.get(session, tenant))
 
-    async def stats(self) -> dict[str, pb.WorkerStats]:
-        """Return the counters of each worker that can be reached.
-
-        Raises WorkerLost when none can.
-        """
-        return await self._worker.stats()
-
     def _check_accepting(self) -> None:
         if not self._accepting:
             raise ShuttingDown(

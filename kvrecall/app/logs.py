@@ -208,7 +208,7 @@ def _to_json(event: Any, default: Callable[[Any], Any]) -> str:
 
 
 def _catch_tracebacks() -> None:
-    """Log the errors that nobody caught, which the interpreter would print."""
+    """Log uncaught errors, which the interpreter would print."""
     log = structlog.get_logger("kvrecall.process")
 
     def log_error(kind: type[BaseException], error: Any, frames: TracebackType | None) -> None:
