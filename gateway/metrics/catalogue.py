@@ -1,14 +1,19 @@
 """The gateway's metric families. docs/reference/metrics.md is made from them."""
 
+from typing import get_args
+
+from kvrecall.domain.tool_events import ToolEventType
 from kvrecall.metrics import buckets
 from kvrecall.metrics.family import Family, counter, gauge, histogram
+from services.catalog.observed import Kind
 
 # Known values of labels: their series are there before the first event.
 TURN_ENDS = ("stop", "length", "tool_calls", "appended")
 FAULTS = ("client", "capacity", "service")
 TRIGGERS = ("tool_call", "tool_delta", "tool_result", "last_output", "turn")
 STATES = ("idle", "paused")
-CATALOG_CALLS = ("read", "list", "claim", "commit")
+CATALOG_CALLS = get_args(Kind)
+TOOL_EVENTS = tuple(ToolEventType)
 
 HTTP = (
     counter(
@@ -27,6 +32,7 @@ HTTP = (
     ),
     gauge("http_in_flight", "HTTP requests that are being answered."),
     counter("grpc_calls_total", "gRPC calls, by the name of their status.", method=(), status=()),
+    gauge("event_streams", "Streams of events that clients have open."),
     counter(
         "ignored_members_total",
         "Members of requests that no API here knows, by name: the first names that come.",
@@ -142,6 +148,12 @@ REPAIRS = (
         "repair_lead_seconds",
         "Time from the end of the last repair to the arrival of the next turn.",
         buckets.PAUSE,
+    ),
+    counter(
+        "tool_events_total",
+        "Clients' reports on tool calls; late ones came after the result and changed nothing.",
+        type=TOOL_EVENTS,
+        late=("false", "true"),
     ),
     counter("pauses_timed_out_total", "Pauses ended by the time limit of a tool call."),
 )

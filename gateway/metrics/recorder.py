@@ -7,6 +7,7 @@ from gateway.metrics.catalogue import GATEWAY
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.events import (
     AnswerReplayed,
+    CallReported,
     ClaimLost,
     EpisodesBuilt,
     EpisodesFailed,
@@ -64,9 +65,10 @@ class Recorder:
         self.metrics.inc("grpc_calls_total", method=method, status=status)
 
     def count_catalog_call(self, call: CatalogCall) -> None:
-        """Time a call of the catalog; its kind has a count of failures from its first call on."""
+        """Time a call of the catalog, and count it if it failed."""
         self.metrics.observe("catalog_seconds", call.seconds, op=call.kind)
-        self.metrics.inc("catalog_errors_total", float(call.failed), op=call.kind)
+        if call.failed:
+            self.metrics.inc("catalog_errors_total", op=call.kind)
 
     def observe(self, event: ServiceEvent) -> None:
         """Count an event of the service."""
@@ -86,6 +88,8 @@ class Recorder:
                 metrics.inc("repairs_between_turns_total", first=first)
             case RepairFailed(code=code):
                 metrics.inc("repair_failures_total", code=code)
+            case CallReported(type=kind, late=late):
+                metrics.inc("tool_events_total", type=kind, late=str(late).lower())
             case PauseTimedOut():
                 metrics.inc("pauses_timed_out_total")
             case EpisodesBuilt(seconds=seconds):
@@ -128,7 +132,8 @@ class Recorder:
         metrics, outcome, start, timing = self.metrics, event.outcome, event.start, event.timing
         ended = outcome.finish_reason
         metrics.inc("turns_total", finish_reason=ended)
-        metrics.inc("turns_not_durable_total", float(not outcome.durable))
+        if not outcome.durable:
+            metrics.inc("turns_not_durable_total")
         trace = current_span().trace_id
         metrics.observe("turn_seconds", timing.total, trace, finish_reason=ended)
         if timing.first_token is not None:

@@ -29,6 +29,7 @@ class StatusGauges:
         metrics.set("turns_limit", status.limits.max_running_turns, kind="running")
         metrics.set("turns_limit", status.limits.max_waiting_turns, kind="waiting")
         metrics.set("repairs_running", status.repairs_running)
+        metrics.set("event_streams", status.event_streams)
         metrics.set("orphaned_sessions", status.orphaned_sessions)
         await self._set_workers()
         if time.monotonic() - self._counted_at >= _COUNT_SECONDS:

@@ -133,12 +133,16 @@ class RepairFailed:
 
 @dataclass(frozen=True)
 class CallReported:
-    """A client's report on a tool call was committed; `type` is that of the report."""
+    """A client's report on a tool call; `type` is that of the report.
+
+    A `late` one changed nothing: the call had its result already.
+    """
 
     session: str
     call: str
     type: str
     status: CallStatus
+    late: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ NOT_SHOWN = MappingProxyType(
     {
         "episode_failures_total": "turns run without; the codes are in the log as well",
         "episode_moved_rows_total": f"{_BESIDE}: Bytes moved by switches",
+        "event_streams": _OF_CLIENTS,
         "fidelity_top1_ratio": f"{_BESIDE}: Divergence of compared turns",
         "grpc_calls_total": _OF_CLIENTS,
         "http_in_flight": f"{_BESIDE}: Saturation",
@@ -26,6 +27,7 @@ NOT_SHOWN = MappingProxyType(
         "repairs_running": f"{_BESIDE}: Queued jobs, of the workers",
         "replayed_answers_total": _OF_CLIENTS,
         "tier_compactions_total": f"{_BESIDE}: Dead bytes",
+        "tool_events_total": f"{_BESIDE}: Pauses that timed out",
         "worker_calls_total": f"{_BESIDE}: p95 of calls to workers",
         "worker_info": "the values of the variable `worker` come from it",
     }

@@ -95,7 +95,7 @@ def _describe(event: ServiceEvent) -> _Described | None:
             return _describe_turn(event)
         case RepairBegan() | RepairFinished() | RepairFailed():
             return _describe_repair(event)
-        case CallReported(session, call, kind, status):
+        case CallReported(session, call, kind, status, late=False):
             return session, [("call", {"call": call, "status": status.value, "type": str(kind)})]
         case PauseTimedOut(session, calls):
             timed_out = {"status": CallStatus.TIMED_OUT.value, "type": "timed_out"}

@@ -9,6 +9,7 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.state_machine import SessionState
 from services.admission import Admission
 from services.context import ServiceContext
+from services.feed.feed import Feed
 from services.pages.collector import PageCollector
 
 # Lost workers that are remembered: they are shown as unreachable.
@@ -20,9 +21,10 @@ _Seen = Literal["reached", "draining", "lost"]
 class ServiceStatus:
     """Reads the state of the service, and remembers the workers that it was reached by."""
 
-    def __init__(self, context: ServiceContext, collector: PageCollector) -> None:
+    def __init__(self, context: ServiceContext, collector: PageCollector, feed: Feed) -> None:
         self._context = context
         self._collector = collector
+        self._feed = feed
         # Workers by name as last seen: reached, draining, or lost.
         self._workers: dict[str, _Seen] = {}
 
@@ -41,6 +43,11 @@ class ServiceStatus:
         """Repairs that run for this process."""
         sessions = self._context.sessions.all()
         return sum(live.state is SessionState.REPAIRING for live in sessions)
+
+    @property
+    def event_streams(self) -> int:
+        """Streams of events that clients of this process have open."""
+        return len(self._feed.subscriptions)
 
     @property
     def orphaned_sessions(self) -> int:

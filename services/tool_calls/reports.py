@@ -48,7 +48,8 @@ class ToolReports:
         call = await self._catalog.tool_calls.get(live.id, event.call_id)
         stored = await read_stored_pieces(self._catalog, live.id, call, event)
         changed = apply_event(session, call, event, self._limits, stored)
-        acknowledged = receipt(session, changed, event, live.state, late=is_late(call, event))
+        late = is_late(call, event)
+        acknowledged = receipt(session, changed, event, live.state, late=late)
         if changed is not call or key is not None:
             record = None
             if key is not None:
@@ -58,8 +59,10 @@ class ToolReports:
             await self._catalog.tool_calls.commit(
                 live.id, changed, await self._sessions.epoch(live), record, piece
             )
-        if changed is not call:
-            self._events.publish(CallReported(live.id, call.call.id, event.type, changed.status))
+        if changed is not call or late:
+            self._events.publish(
+                CallReported(live.id, call.call.id, event.type, changed.status, late)
+            )
         self._publish_end(live, call, changed, event)
         if due_repairs(await self._catalog.sessions.get(live.id)):
             self._background.start_repairs(live)

@@ -179,6 +179,38 @@ async def test_pauses_that_time_out_are_counted(api: Any) -> None:
     assert [call["status"] for call in shown["pending_calls"]] == ["timed_out"]
 
 
+async def test_reports_on_tool_calls_are_counted_and_late_ones_apart(api: Any) -> None:
+    session = await api.session()
+    api.worker.script = [[pb.ToolCall(id="c1", name="f", arguments="{}")]]
+    await api.turn(session)
+    done = {"type": "tool_call.completed", "call_id": "c1", "result": "rain"}
+    started = {"type": "tool_call.started", "call_id": "c1"}
+    for event in (started, done, done, started):
+        answer = await api.http.post(f"/v1/sessions/{session}/events", json=event)
+        assert answer.status_code == 200
+    samples = await scrape(api)
+    counted = {
+        (kind, late): samples["kvrecall_tool_events_total", late, kind]
+        for kind in ("tool_call.started", "tool_call.delta", "tool_call.completed")
+        for late in ("false", "true")
+    }
+    assert counted == {
+        ("tool_call.started", "false"): 1,
+        ("tool_call.started", "true"): 1,
+        ("tool_call.delta", "false"): 0,
+        ("tool_call.delta", "true"): 0,
+        ("tool_call.completed", "false"): 1,
+        ("tool_call.completed", "true"): 0,
+    }, "the same result again is no news, and not late"
+
+
+async def test_streams_of_events_are_counted_while_they_are_open(api: Any) -> None:
+    subscription = api.service.feed.subscribe("")
+    assert (await scrape(api))["kvrecall_event_streams",] == 1
+    api.service.feed.remove(subscription)
+    assert (await scrape(api))["kvrecall_event_streams",] == 0
+
+
 async def test_episode_switches_and_their_rows_are_counted(api: Any) -> None:
     settings = {"count": 2, "segment_utterances": 2, "medoid_utterances": 2, "rebuild_growth": 9}
     session = await api.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
