@@ -95,11 +95,13 @@ def _stopped_scans(
     """Each operator and scan, stopped at ever later checks of the time limit.
 
     A stop counts only if it has scored more eighths of the candidates than the last one that
-    counts.
+    counts. `of_whole` is the share of the tokens that the whole scan brings back.
     """
     for (name, operator), scan in product(_OPERATORS.items(), SCANS):
+        results = list(_stop_later_and_later(baseline, Operator(operator.settings, scan), k))
+        whole = case.list_added(baseline, results[-1])
         last = -1.0
-        for result in _stop_later_and_later(baseline, Operator(operator.settings, scan), k):
+        for result in results:
             report = result.report
             assert report is not None, "the worker reports its repairs"
             scanned = report.scored_rows / max(1, report.candidates)
@@ -107,6 +109,7 @@ def _stopped_scans(
             if share == last and report.truncated:
                 continue
             last = share
+            added = case.list_added(baseline, result)
             yield {
                 "kind": "stopped",
                 **identity,
@@ -116,6 +119,7 @@ def _stopped_scans(
                 "complete": not report.truncated,
                 "scanned": scanned,
                 "bytes_read": report.bytes_read,
+                "of_whole": len(whole & added) / max(1, len(whole)),
                 **case.measure(baseline, result),
                 "seconds": report.seconds,
             }
@@ -176,6 +180,7 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     for (*key, scan, share), group in by_share.items():
         read = round(mean(each["bytes_read"] for each in group))
         columns = {**_columns(key, group), "scan": scan, "stopped_at": share, "bytes_read": read}
+        columns["of_whole"] = round(mean(each["of_whole"] for each in group), 4)
         condition = f"{key[2]}, {scan}, {share:.0%} scored"
         rows += mean_row(condition, right_values(group), seed, **columns)
     for (*key,), group in group_by(select_kind(records, "timed"), *GROUP_KEYS).items():

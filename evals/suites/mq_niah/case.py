@@ -94,7 +94,7 @@ class Case:
         active beyond the base cache.
         """
         tokens = self.cache.active_context(result.state)
-        added = tokens[~torch.isin(tokens, baseline.base)]
+        added = _list_added(tokens, baseline)
         right = self.share_right(result.state, self.second)
         return {
             "context": self.cache.context,
@@ -105,6 +105,10 @@ class Case:
             "held": self.overlap(tokens, self.second),
             "overlap": self.overlap(added, self.second),
         }
+
+    def list_added(self, baseline: BaselineState, result: ConditionResult) -> set[int]:
+        """Positions of the context that are active beyond the base cache."""
+        return set(_list_added(self.cache.active_context(result.state), baseline).tolist())
 
     def share_right(self, state: pb.SessionState, needles: Sequence[Needle]) -> float:
         """Share of needles with the right answer, each asked from this state."""
@@ -173,3 +177,7 @@ def ask_needles(session: ReplaySession, needles: Sequence[Needle]) -> Observed:
     return Observed.concatenate(
         [session.reply(needle.question, harness.MAX_REPLY_TOKENS).observed for needle in needles]
     )
+
+
+def _list_added(tokens: Tensor, baseline: BaselineState) -> Tensor:
+    return tokens[~torch.isin(tokens, baseline.base)]
