@@ -2,18 +2,37 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvstore.format.page import PageLayout
 from kvstore.format.summaries import PageSummary, get_midpoints, unpack_codes
-from kvstore.store import RowStore
+from kvstore.sessions.gather import ReadKeys
 from workers.cache.transfers import Transfers
 from workers.repair.key_chunks import CHUNK_ROWS
 from workers.repair.scan.softmax import Signal
 
 # Pages whose bounding boxes are compared with the queries at once.
 _BOXES_AT_ONCE = 256
+
+
+class PageSource(Protocol):
+    """A source of a session's pages: `kvstore.store.RowStore`, or one with the same methods."""
+
+    @property
+    def layout(self) -> PageLayout:
+        """Shape of a page."""
+        ...
+
+    def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
+        """Read the keys of pages by index."""
+        ...
+
+    def summaries(self, session: str, pages: Sequence[int]) -> list[PageSummary | None]:
+        """Look up the summaries of pages by index; None for a page without one."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +102,7 @@ class Pages:
     """
 
     def __init__(
-        self, store: RowStore, name: str, length: int, signal: Signal, transfers: Transfers
+        self, store: PageSource, name: str, length: int, signal: Signal, transfers: Transfers
     ) -> None:
         """Address the pages of session `name`, to be scored against `signal`; nothing is read."""
         self._store = store
@@ -108,6 +127,20 @@ class Pages:
         joined = torch.cat(keys, dim=2)
         return ReadChunk(pages, self._positions(pages), *self._transfers.to_device([joined]))
 
+    def read_parts(self, pages: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
+        """Read the keys of consecutive pages: positions, and `[n_layers, n_kv_heads, rows, head_dim]`.
+
+        In one part for a device; page by page on a CPU, where joining them takes longer than the
+        multiplication.
+        """
+        if self._device.type != "cpu":
+            yield self.rows_of(pages), self.read(pages).keys
+            return
+        found = self._store.read_keys(self._name, pages)
+        self.bytes_read += found.bytes_read
+        for page, keys in zip(pages, found.keys, strict=True):
+            yield self.rows_of([page]), keys[:, :, : self._tokens(page)]
+
     def approximate(self, pages: Sequence[int]) -> Iterator[Chunk]:
         """Approximate pages by their summaries; read pages without a summary.
 
@@ -131,6 +164,11 @@ class Pages:
         """Split pages into chunks that fit on the device at once."""
         for first in range(0, len(pages), self.chunk_pages):
             yield pages[first : first + self.chunk_pages]
+
+    def rows_of(self, pages: Sequence[int]) -> slice:
+        """Positions of the rows of consecutive pages."""
+        stop = min(self.length, (pages[-1] + 1) * self.page_tokens)
+        return slice(pages[0] * self.page_tokens, stop)
 
     def best_first(self, stop_requested: Callable[[], bool]) -> Generator[None, None, list[int]]:
         """Order all pages: those without a summary, then by the bound on a key's attention.
