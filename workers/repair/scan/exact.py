@@ -154,12 +154,12 @@ def _weigh_in_one_pass(signal: Signal, pages: Pages, *, causal: bool) -> Iterato
     queries = torch.stack([signal.queries(layer) for layer in range(signal.n_layers)])
     logits = queries.new_empty(*queries.shape[:3], pages.length)
     for indices in pages.in_chunks(range(pages.count)):
-        for rows, keys in pages.read_parts(indices):
-            logits[..., rows] = queries @ keys.float().transpose(2, 3)
+        keys = pages.read(indices).keys.float()
+        logits[..., pages.rows_of(indices)] = queries @ keys.transpose(2, 3)
         yield None
+    if causal:
+        signal.hide_later(logits, 0)
     for layer, of_layer in enumerate(logits):
-        if causal:
-            signal.hide_later(of_layer, 0)
         yield layer, slice(0, pages.length), of_layer.softmax(-1)
 
 

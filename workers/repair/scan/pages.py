@@ -127,20 +127,6 @@ class Pages:
         joined = torch.cat(keys, dim=2)
         return ReadChunk(pages, self._positions(pages), *self._transfers.to_device([joined]))
 
-    def read_parts(self, pages: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
-        """Read the keys of consecutive pages: positions, and `[n_layers, n_kv_heads, rows, head_dim]`.
-
-        In one part for a device; page by page on a CPU, where joining them takes longer than the
-        multiplication.
-        """
-        if self._device.type != "cpu":
-            yield self.rows_of(pages), self.read(pages).keys
-            return
-        found = self._store.read_keys(self._name, pages)
-        self.bytes_read += found.bytes_read
-        for page, keys in zip(pages, found.keys, strict=True):
-            yield self.rows_of([page]), keys[:, :, : self._tokens(page)]
-
     def approximate(self, pages: Sequence[int]) -> Iterator[Chunk]:
         """Approximate pages by their summaries; read pages without a summary.
 

@@ -100,7 +100,7 @@ class Signal:
     def hide_later(self, logits: Tensor, first: int) -> None:
         """Set the logits of rows after their queries to -inf, for queries that are rows.
 
-        logits: `[n_kv_heads, group * t, rows]`, of the rows from position `first` on.
+        logits: `[..., group * t, rows]`, of the rows from position `first` on.
         """
         skipped = max(0, self.first_position - first)
         later = logits[..., skipped:]
