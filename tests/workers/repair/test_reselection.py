@@ -136,20 +136,20 @@ def test_a_budget_that_holds_all_restores_the_full_cache_bit_for_bit(
             assert torch.equal(was, now)
 
 
-@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("tokens", [1, 4, 16])
 @pytest.mark.parametrize("group", ["mean", "max"])
 def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
     tokens: int, group: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """By brute force: the causal softmax over all keys, its mean over the answer's last tokens."""
-    budget, sinks, recent = 40, 2, 6
+    budget, sinks, recent = 40, 2, 16
     worker = make_worker(block_tokens=64, sinks=sinks, recent=recent, turn_share=0.0)
-    settings = f'{{"every": {tokens}, "first": 4, "window": 4, "group": "{group}"}}'
+    settings = f'{{"every": {tokens}, "first": 4, "window": 16, "group": "{group}"}}'
     worker.open(method="loopserve", budget=budget, method_settings=settings)
     worker.turn("s", words(300), generate=False)
-    resident = speak(worker, 8)
+    resident = speak(worker, 20)
     observed = resident.session.queries.observed().last(tokens)
-    run(worker, resident, 8)
+    run(worker, resident, 20)
     keys = stored_keys(worker)
     length = keys.shape[2]
     positions = torch.arange(length).expand(2, -1)
@@ -321,10 +321,12 @@ def test_the_newest_rows_are_awaited_before_the_scan(
     resident = speak(worker, 4)
     assert worker.engine.store.length("s") < resident.session.length
     running = reselect(worker.engine, resident, 4, pb.ReselectionReport())
-    write = next(running)
-    assert isinstance(write, Future)
-    assert not write.done()
-    gate.set()
+    try:
+        write = next(running)
+        assert isinstance(write, Future)
+        assert not write.done()
+    finally:
+        gate.set()
     write.result()
     finish(running)
     assert worker.engine.store.length("s") == resident.session.length
