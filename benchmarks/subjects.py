@@ -156,15 +156,24 @@ class Worker:
             Scheduler(Engine(Parts(model, tokenizer, build_store(model, data, 4 << 30), settings)))
         )
 
-    def open(self, session: str, method: str, budget: int) -> None:
-        """Open a new session."""
-        spec = pb.SessionSpec(session=session, epoch=1, budget=budget, method=method)
-        self.scheduler.open(pb.OpenRequest(spec=spec)).result()
+    def open(
+        self,
+        session: str,
+        method: str,
+        budget: int,
+        settings: str = "{}",
+        state: pb.SessionState | None = None,
+    ) -> None:
+        """Open a new session, or one as it was in `state`."""
+        spec = pb.SessionSpec(
+            session=session, epoch=1, budget=budget, method=method, method_settings=settings
+        )
+        self.scheduler.open(pb.OpenRequest(spec=spec, state=state)).result()
 
-    def append(self, session: str, text: str) -> None:
+    def append(self, session: str, text: str) -> pb.TurnDone:
         """Append a user message without generating."""
         messages = [pb.Message(role="user", content=text)]
-        self.scheduler.turn(
+        return self.scheduler.turn(
             pb.TurnRequest(session=session, epoch=1, messages=messages), _discard_event
         ).result()
 

@@ -1,9 +1,10 @@
 """Prefill and decode speed, seconds to the first token and memory of a long session, compared.
 
 `python benchmarks/throughput.py` measures the packaged model; with `--shape large` a random Llama
-of 1 B parameters, which needs a GPU. Everything is measured in one process, turn by turn in
-rotation, so that disturbances of the machine affect all subjects alike. The result file goes to
-`benchmarks/results/`.
+of 1 B parameters, which needs a GPU. `--of re-selection` measures the decoding of answers that
+select their rows anew every 16 tokens beside the same answers without, after 4,096 tokens.
+Everything is measured in one process, turn by turn in rotation, so that disturbances of the machine
+affect all subjects alike. The result file goes to `benchmarks/results/`.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.subjects import (
+    Clock,
     KvrecallChat,
     Subject,
     Timed,
@@ -41,6 +43,10 @@ from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 RESULTS = Path(__file__).parent / "results"
 BASELINE = "transformers, cache kept"
 REPEATS = 3
+RESELECTION_PAIRS = 12
+RESELECTION_CONTEXT = 4096
+RESELECTION_TOKENS = 130
+RESELECTION_BUDGETS = (256, 1024)
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=("reference", "large"), default="reference")
+    parser.add_argument("--of", choices=("sessions", "re-selection"), default="sessions")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--turns", type=int, default=24)
     parser.add_argument("--turn-tokens", type=int, default=250, help="tokens of a user's message")
@@ -91,8 +98,10 @@ def main() -> None:
         given.batch_context,
     )
     model, tokenizer = load(given.shape, given.seed)
-    rows = measure(model, tokenizer, plan)
-    name = f"throughput-{given.shape}-{model.device.type}.json"
+    measures = {"sessions": measure, "re-selection": measure_reselection}
+    rows = measures[given.of](model, tokenizer, plan)
+    what = "" if given.of == "sessions" else f"{given.of}-"
+    name = f"throughput-{what}{given.shape}-{model.device.type}.json"
     for row in rows:
         print(describe(row), flush=True)
     build_results("throughput", plan.seed, f"{given.shape} ({describe_model(model)})", rows).write(
@@ -250,6 +259,45 @@ def batch_rows(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: 
             "transformers",
         )
     ]
+
+
+def measure_reselection(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
+    """Rows of decoding with and without re-selections, in pairs, the order changing by turns."""
+    text = " ".join(build_texts(replace(plan, turns=40)))
+    context = str(tokenizer.inner.decode(tokenizer.encode(text)[:RESELECTION_CONTEXT]))
+    rows = list[Row]()
+    for budget in RESELECTION_BUDGETS:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            open_worker(model, tokenizer, Path(folder), plan, 2, budget) as worker,
+        ):
+            found = time_reselection(worker, context, budget)
+        condition = f"answer after {RESELECTION_CONTEXT} tokens, budget {budget}"
+        rows += speed_rows(condition, "decode", "tokens per second", found, "never")
+        pairs = [with_it / never for never, with_it in zip(*found.values(), strict=True)]
+        rows.append(speed_row(f"{condition}: of a pair", "share of the speed", "1", pairs))
+    return rows
+
+
+def time_reselection(worker: Worker, context: str, budget: int) -> dict[str, list[float]]:
+    """Tokens per second of the same turn, again and again from one state, with and without."""
+    settings = {"never": f'{{"first": {2**31 - 1}}}', "every 16 tokens": "{}"}
+    states = {}
+    for name, chosen in settings.items():
+        worker.open(name, "loopserve", budget, chosen)
+        states[name] = worker.append(name, context).state
+    found: dict[str, list[float]] = {name: [] for name in settings}
+    for pair in range(RESELECTION_PAIRS + 1):
+        for name in sorted(settings, reverse=bool(pair % 2)):
+            worker.open(name, "loopserve", budget, settings[name], states[name])
+            clock = Clock()
+            done = worker.ask(name, "Go on.", RESELECTION_TOKENS, clock).result()
+            expected = 8 if name != "never" else 0
+            assert done.reselections.count == expected, "the answer re-selects as it should"
+            timed = clock.timed(done.prompt_tokens)
+            if pair:  # the first one warms up
+                found[name].append((timed.output_tokens - 1) / timed.decode)
+    return found
 
 
 def speed_rows(

@@ -70,4 +70,5 @@ def describe_turn(event: TurnFinished) -> dict[str, Any]:
         "durable": outcome.durable,
         "repairs": len(outcome.repairs),
         "repairs_skipped": outcome.repairs_skipped,
+        "reselections": 0 if outcome.reselections is None else outcome.reselections.count,
     }

@@ -32,7 +32,8 @@ def methods_command() -> None:
     console.print(table)
     console.print(
         'A session selects one with "method" and "method_settings"; "layer_budgets" overrides the '
-        "method's split of the budget over the layers.",
+        'method\'s split of the budget over the layers, and "reselect" selects the rows anew while an '
+        "answer is generated, with any method that evicts.",
         highlight=False,
     )
     console.print(repairs)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from kvrecall.client.models import Message, Repair, TurnEpisode, TurnMemory
+from kvrecall.client.models import Message, Repair, Reselections, TurnEpisode, TurnMemory
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class LoggedTurn:
     episode: TurnEpisode | None
     durable: bool
     memory: TurnMemory
+    reselections: Reselections | None = None
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,16 @@ class TurnEpisode:
 
 
 @dataclass(frozen=True)
+class Reselections:
+    """Selections that an answer made while it was generated, over all layers and KV heads."""
+
+    count: int
+    rows_in: int
+    rows_out: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Turn:
     """Committed turn: number `turn` of the session, the reply, usage, memory, seconds by phase."""
 
@@ -265,6 +275,7 @@ class Turn:
     fidelity: Fidelity | None = None
     episode: TurnEpisode | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    reselections: Reselections | None = None
 
     @property
     def text(self) -> str:

@@ -18,6 +18,13 @@ class EpisodeOptions(TypedDict, total=False):
     rebuild_growth: float
 
 
+class ReselectionOptions(TypedDict, total=False):
+    """When an answer selects the active rows anew, in tokens of the answer."""
+
+    every: int
+    first: int
+
+
 class SessionOptions(TypedDict, total=False):
     """Settings of a new session, fixed for its lifetime. Omitted ones get the service's default."""
 
@@ -35,6 +42,7 @@ class SessionOptions(TypedDict, total=False):
     method: str | None
     method_settings: Mapping[str, Any]
     layer_budgets: Literal["uniform", "pyramid", "sensitivity"] | None
+    reselect: ReselectionOptions | None
     episodes: EpisodeOptions | None
     seed: int | None
     expires_after_seconds: float | None
@@ -62,6 +70,14 @@ class ForkOrigin:
 
     session: str
     turn: int
+
+
+@dataclass(frozen=True)
+class Reselection:
+    """When an answer selects the active rows anew: after `first` tokens, then every `every`."""
+
+    every: int
+    first: int
 
 
 @dataclass(frozen=True)
@@ -111,6 +127,7 @@ class Session:
     updated_at: datetime
     memory: SessionMemory | None = None
     durable: bool | None = None
+    reselect: Reselection | None = None
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,20 @@ class EpisodeReport:
 
 
 @dataclass(frozen=True)
+class ReselectionReport:
+    """The selections that an answer made among all stored rows, together.
+
+    `rows_in` became active and `rows_out` left, over all layers and KV heads. `seconds` include what
+    other sessions decoded meanwhile.
+    """
+
+    count: int
+    rows_in: int
+    rows_out: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class TurnOutcome:
     """The result of a committed turn; it is stored with the turn.
 
@@ -136,6 +150,7 @@ class TurnOutcome:
     worker: str = ""
     retries: int = 0
     stop: int | None = None
+    reselections: ReselectionReport | None = None
 
     @property
     def computed_tokens(self) -> int:

@@ -5,7 +5,7 @@ Nothing is left to be chosen later.
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from kvrecall.domain.errors import (
@@ -81,7 +81,7 @@ def resolve_settings(
         layer_budgets=request.layer_budgets,
         repair_scan=request.repair_scan,
         repair_settings=request.repair_settings,
-        **asdict(request.worker_options),
+        **vars(request.worker_options),
         tenant=request.tenant,
         expires_after_seconds=_get_lifetime(request, settings),
         matched=request.matched,

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 
 class RepairTrigger(StrEnum):
@@ -59,14 +61,26 @@ class ForkOrigin:
     turn: int
 
 
+@dataclass(frozen=True)
+class Reselection:
+    """When an answer's own queries select the active rows anew, among all stored rows.
+
+    After `first` tokens of the answer and every `every` tokens after that.
+    """
+
+    every: Annotated[int, Field(ge=1, le=256)] = 16
+    first: Annotated[int, Field(ge=1, lt=2**31)] = 16
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
     """Options that act in the worker alone: gateway and services pass them on unchanged.
 
-    `repair_seconds`: deadline of one repair; None: none.
+    `repair_seconds`: deadline of one repair; None: none. `reselect`: None leaves it to the method.
     """
 
     repair_seconds: float | None = None
+    reselect: Reselection | None = None
 
     @property
     def worker_options(self) -> "WorkerOptions":

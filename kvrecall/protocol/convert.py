@@ -9,7 +9,13 @@ from kvrecall.domain.commit_points import CommitPoint, limit_points
 from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Message, Sampling, TokenLogprob, ToolCall
-from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
+from kvrecall.domain.reports import (
+    EpisodeReport,
+    Fidelity,
+    MemoryReport,
+    RepairReport,
+    ReselectionReport,
+)
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
@@ -243,6 +249,14 @@ def episode_from_wire(episode: str, similarity: float, done: pb.TurnDone) -> Epi
         moved.bytes_moved,
         moved.seconds,
     )
+
+
+def reselections_from_wire(done: pb.TurnDone) -> ReselectionReport | None:
+    """Convert the report of an answer's re-selections; None without one."""
+    if not done.HasField("reselections"):
+        return None
+    report = done.reselections
+    return ReselectionReport(report.count, report.rows_in, report.rows_out, report.seconds)
 
 
 def memory_from_wire(report: pb.MemoryReport) -> MemoryReport:

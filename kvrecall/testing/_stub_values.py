@@ -4,10 +4,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from itertools import groupby, takewhile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 PAGE_TOKENS = 4
@@ -158,19 +160,30 @@ def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.Repai
     )
 
 
-def turn_repair_report(signal_tokens: int) -> pb.RepairReport:
-    """Build the report of the repair that a turn runs itself."""
-    return pb.RepairReport(
-        trigger="turn",
-        signal_tokens=signal_tokens,
-        observed_tokens=signal_tokens,
-        scored_rows=6,
-        candidates=6,
-        promoted=[0, 1, 3],
-        seconds=0.1,
-        hops=1,
-        bytes_read=320,
-    )
+def turn_reports(
+    request: pb.TurnRequest, options: WorkerOptions, signal_tokens: int
+) -> dict[str, Any]:
+    """Build a turn's reports by their fields: its own repair, re-selections, the comparison."""
+    reports: dict[str, Any] = {}
+    if request.repair:
+        reports["repair"] = pb.RepairReport(
+            trigger="turn",
+            signal_tokens=signal_tokens,
+            observed_tokens=signal_tokens,
+            scored_rows=6,
+            candidates=6,
+            promoted=[0, 1, 3],
+            seconds=0.1,
+            hops=1,
+            bytes_read=320,
+        )
+    if request.compare_with:
+        reports["fidelity"] = pb.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8)
+    if options.reselect is not None and request.generate:
+        reports["reselections"] = pb.ReselectionReport(
+            count=2, rows_in=40, rows_out=30, seconds=0.25
+        )
+    return reports
 
 
 def switch_report(episode: pb.Episode) -> pb.SwitchReport:

@@ -25,7 +25,7 @@ from kvrecall.testing._stub_values import (
     shared_pages,
     switch_report,
     token_of_word,
-    turn_repair_report,
+    turn_reports,
     utterance_tokens,
     words_of_message,
     words_of_signal,
@@ -370,6 +370,7 @@ class StubWorker:
         spoken: list[str],
     ) -> pb.TurnDone:
         ids = [token_of_word(word) for word in prompt + spoken]
+        options = worker_options_from_wire(self.specs[request.session])
         taken = 0
         if request.HasField("prefix"):
             self.prefixes.append(request.prefix)
@@ -388,12 +389,10 @@ class StubWorker:
             shared_pages=taken,
             # An answer's last word has a row at once; elsewhere it is the next turn's.
             prefilled_tokens=len(prompt) + (message is not None) - taken * PAGE_TOKENS,
+            **turn_reports(request, options, len(prompt)),
         )
         if request.repair:
-            self.options.append(worker_options_from_wire(self.specs[request.session]))
-            done.repair.CopyFrom(turn_repair_report(len(prompt)))
-        if request.compare_with:
-            done.fidelity.CopyFrom(pb.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))
+            self.options.append(options)
         return done
 
     def _memory(self, session: str) -> pb.MemoryReport:

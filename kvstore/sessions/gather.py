@@ -69,17 +69,23 @@ def gather_selection(
     if not targets.numel():
         return _split(layout, selection, keys, values)
     positions = flat[targets]
-    lanes = _key_lanes(layout, selection, layers)[targets]
     pages, members = _group_by_page(positions, layout.page_tokens)
+    by_page = torch.cat(members)
+    # As numpy arrays in the order of the pages: a page then costs a few slices.
+    lanes = _key_lanes(layout, selection, layers)[targets][by_page].numpy()
+    offsets = (positions % layout.page_tokens)[by_page].numpy()
+    into = targets[by_page].numpy()
     key_rows = _view_as_rows(keys)
     value_rows = _view_as_rows(values)
-    for index, member, page in zip(pages, members, read(pages), strict=True):
+    begin = 0
+    for member, page in zip(members, read(pages), strict=True):
+        of_page = slice(begin, begin + len(member))
         page_rows = _view_as_rows(page)
         stride = page.shape[3]
-        sources = lanes[member] * stride + positions[member] - index * layout.page_tokens
-        into = targets[member].numpy()
-        key_rows[into] = page_rows[sources.numpy()]
-        value_rows[into] = page_rows[sources.numpy() + layout.n_kv_heads * stride]
+        sources = lanes[of_page] * stride + offsets[of_page]
+        key_rows[into[of_page]] = page_rows[sources]
+        value_rows[into[of_page]] = page_rows[sources + layout.n_kv_heads * stride]
+        begin = of_page.stop
     return _split(layout, selection, keys, values)
 
 

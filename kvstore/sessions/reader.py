@@ -82,11 +82,12 @@ class RowReader:
         fetched = self._fetch(state, pages, promote=False)
         for index, (rows, from_tier) in zip(pages, fetched, strict=True):
             bytes_read += HEADER_BYTES + rows.nbytes if from_tier else 0
+            of_page = rows[:, 0]
             if index < full:
-                self._summaries.add(state.table.expected(index), rows[:, 0])
-                keys.append(rows[:, 0])
+                self._summaries.add(state.table.expected(index), of_page)
             else:  # The unfinished page may be written to while the keys are in use.
-                keys.append(rows[:, 0, :, : state.length % self._layout.page_tokens].clone())
+                of_page = of_page[:, :, : state.length % self._layout.page_tokens].clone()
+            keys.append(of_page)
         return ReadKeys(keys, bytes_read)
 
     def summaries(self, state: StoredSession, pages: Sequence[int]) -> list[PageSummary | None]:

@@ -58,6 +58,15 @@ ROWS = (
         Unit.PER_SECOND,
         (Query(rate("eviction_rows_total", WORKER, "method"), "{{method}}"),),
     ),
+    Panel(
+        "Time of re-selections",
+        "Of the rows of answers, while they are generated. Long: a larger every, or more RAM for rows.",
+        Unit.SECONDS,
+        (
+            Query(quantile(0.5, "worker_reselection_seconds", WORKER), "p50"),
+            Query(quantile(0.95, "worker_reselection_seconds", WORKER), "p95"),
+        ),
+    ),
 )
 REPAIRS = (
     Panel(

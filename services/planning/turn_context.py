@@ -17,6 +17,7 @@ from kvrecall.protocol.convert import (
     message_from_wire,
     message_to_wire,
     repair_from_wire,
+    reselections_from_wire,
     sampling_to_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -141,4 +142,5 @@ class TurnContext:
             worker=self.live.claim.worker,
             retries=self.retries,
             stop=done.state.length + len(done.state.pending),
+            reselections=reselections_from_wire(done),
         )

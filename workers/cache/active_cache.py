@@ -126,6 +126,7 @@ class ActiveCache:
         values: Tensor,
         promoted: Tensor,
         accumulated: Tensor | None = None,
+        keep: Tensor | None = None,
     ) -> None:
         """Insert rows at their true positions, among the resident ones.
 
@@ -137,15 +138,21 @@ class ActiveCache:
             values: `[n_kv_heads, m, head_dim]`.
             promoted: bool `[n_kv_heads, m]`, see `KVRows`.
             accumulated: float32 `[n_kv_heads, m]`; 0 if not given.
+            keep: bool `[n_kv_heads, n]`, of the rows that `read` returns: those that are not evicted
+                first; all if not given.
         """
         sums = (
             torch.zeros_like(positions, dtype=torch.float32) if accumulated is None else accumulated
         )
         new = KVRows(keys.to(self.dtype), values.to(self.dtype), positions, promoted, sums)
         added = self.transfers.to_device(new.tensors())
-        pairs = zip(self.read(slot, layer).tensors(), added, strict=True)
+        resident = self.read(slot, layer)
+        if keep is not None:
+            resident = resident.masked(keep)
+        pairs = zip(resident.tensors(), added, strict=True)
         rows = KVRows(*(torch.cat(pair, dim=1) for pair in pairs))
-        order = rows.positions.sort(dim=1, stable=True).indices
+        longest = int((rows.positions != EMPTY).sum(1).max()) if rows.positions.numel() else 0
+        order = rows.positions.sort(dim=1, stable=True).indices[:, :longest]
         self._write(slot, layer, rows.gather(order))
 
     def accumulate(self, slot: int, layer: int, amounts: Tensor) -> None:

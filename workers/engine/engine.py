@@ -325,7 +325,8 @@ class Engine:
         if over_budget(self.cache, resident):
             session = resident.session
             observed = self.observe_patched(resident, session.episode.patched_prompt)
-            observed = observed or session.queries.observed()
+            window = session.config.method.observation.window
+            observed = observed or session.queries.observed().last(window)
             rows = evict(self.cache, resident, self.settings, observed, turn_over=turn_over)
             self.metrics.inc("eviction_rows_total", rows, method=session.config.method.name)
             session.block.clear()

@@ -75,7 +75,7 @@ def evict(
             assert cache.rows_per_head(resident.slot)[layer] <= session.target(layer), (
                 "a method keeps within its budget"
             )
-    _record_evicted(session, evicted)
+    record_evicted(session, evicted)
     return before - max(cache.rows_per_head(resident.slot))
 
 
@@ -146,7 +146,7 @@ def _choose_rows(
 ) -> _LayerChoice:
     session = resident.session
     promoted = cache.read(resident.slot, rows.layer).promoted
-    stays = promoted | _protected(rows.positions, session, settings, rows.layer, turn_over)
+    stays = promoted | protected_rows(rows.positions, session, settings, rows.layer, turn_over)
     indices = resident.config.method.select(
         scores.masked_fill(stays, torch.inf), rows.positions, session.target(rows.layer)
     )
@@ -175,16 +175,17 @@ def _follow(
         return indices
     positions = gather_or_empty(rows.positions, indices)
     promoted = rows.promoted.gather(1, indices.clamp(min=0)) & (indices >= 0)
-    stays = promoted | _protected(positions, session, settings, layer, turn_over)
+    stays = promoted | protected_rows(positions, session, settings, layer, turn_over)
     at = torch.searchsorted(choice.positions, positions).clamp(max=choice.positions.shape[1] - 1)
     scores = choice.scores.gather(1, at).masked_fill(stays, torch.inf)
     selected = resident.config.method.select(scores, positions, target)
     return torch.where(selected < 0, -1, indices.gather(1, selected.clamp(min=0)))
 
 
-def _protected(
+def protected_rows(
     positions: Tensor, session: WorkerSession, settings: WorkerSettings, layer: int, turn_over: bool
 ) -> Tensor:
+    """Mask of the rows of a layer that stay whatever they score: bool `[n_kv_heads, n]`."""
     turn_rows = int(session.config.layer_rows[layer] * settings.turn_share)
     share = turn_rows - settings.sinks - settings.recent
     return protected(
@@ -211,7 +212,8 @@ def _evicted_rows(choice: _LayerChoice, weight: float) -> tuple[Tensor, Tensor]:
     return choice.positions[evicted], choice.scores[evicted].float() * (weight / heads)
 
 
-def _record_evicted(session: WorkerSession, evicted: list[tuple[Tensor, Tensor]]) -> None:
+def record_evicted(session: WorkerSession, evicted: list[tuple[Tensor, Tensor]]) -> None:
+    """Record tokens of evicted rows, int `[k]`, with their shares in the tokens' scores."""
     if not evicted:
         return
     rows = torch.cat([tokens for tokens, _ in evicted]).cpu()

@@ -9,7 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
-from kvrecall.domain.session_settings import LayerBudgets, RepairScan, WorkerOptions
+from kvrecall.domain.session_settings import (
+    LayerBudgets,
+    RepairScan,
+    Reselection,
+    WorkerOptions,
+)
 from workers.cache.active_cache import ActiveCache
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
@@ -47,6 +52,17 @@ class SessionConfig:
     def reserve(self) -> int:
         """Rows per head that are kept free for a repair: none for a repair that swaps rows."""
         return 0 if self.repair.swap else self.repair_rows
+
+    @property
+    def reselection(self) -> Reselection | None:
+        """When answers select the rows anew: as the session says, else as its method does."""
+        return self.options.reselect or self.method.reselection
+
+    @property
+    def kept_queries(self) -> int:
+        """Newest tokens whose queries are kept, for evictions and for re-selections."""
+        every = 0 if self.reselection is None else self.reselection.every
+        return max(self.method.observation.window, every)
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,7 @@ class WorkerSession:
     @classmethod
     def create(cls, config: SessionConfig) -> "WorkerSession":
         """Build a session without a token."""
-        return cls(config, RecentQueries(config.method.observation.window))
+        return cls(config, RecentQueries(config.kept_queries))
 
     @property
     def name(self) -> str:

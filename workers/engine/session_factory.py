@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from kvrecall.domain.session_settings import LayerBudgets
+from kvrecall.domain.session_settings import LayerBudgets, Reselection
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers import methods
@@ -36,6 +36,8 @@ def build_config(
         raise BadSettings(
             f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
         )
+    options = worker_options_from_wire(spec)
+    _require_queries(method, options.reselect or method.reselection)
     return SessionConfig(
         name=spec.session,
         epoch=spec.epoch,
@@ -49,7 +51,7 @@ def build_config(
         tools=_parse_tools(spec),
         repair=repair,
         repair_scan=scan,
-        options=worker_options_from_wire(spec),
+        options=options,
     )
 
 
@@ -111,6 +113,24 @@ def _split_budget(
         base, n_layers, split, floor=floor, weights=layer_sensitivity, alpha=alpha
     )
     return budgets.share_within_groups(rows, method.shares_layers, floor=floor)
+
+
+def _require_queries(method: Method, reselection: Reselection | None) -> None:
+    """Raise BadSettings for a re-selection of a method that keeps all rows, or too few queries."""
+    if reselection is None:
+        return
+    if not method.evicts:
+        raise BadSettings(
+            f"reselect: method {method.name} keeps every row, so there is nothing to select anew; "
+            "leave reselect out, or take a method that evicts"
+        )
+    window = method.observation.window
+    if hasattr(method, "window") and 0 < window < reselection.every:
+        raise BadSettings(
+            f"a re-selection every {reselection.every} tokens looks at as many queries, but the "
+            f"window of {method.name} keeps {window}; set window to {reselection.every} or more, "
+            f"or every to {window} or less"
+        )
 
 
 def _parse_layer_budgets(spec: pb.SessionSpec, method: Method) -> LayerBudgets:

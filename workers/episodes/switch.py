@@ -1,7 +1,6 @@
 """The switch of a session's active rows from one episode to another (EpiCache 3.1, stage 3)."""
 
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
+from workers.engine.activation import become
 from workers.engine.engine import Engine
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession, WorkerSession
@@ -16,7 +16,7 @@ from workers.engine.store_io import map_store_errors
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.selection import LayerSelector, select_with_newer
 from workers.errors import BadEpisode
-from workers.primitives.selection import is_among, mask_to_indices
+from workers.primitives.selection import is_among
 
 
 def read_episode(engine: Engine, session: WorkerSession, episode: pb.Episode) -> EpisodeRows:
@@ -67,8 +67,11 @@ def switch(
     report = pb.SwitchReport(episode=episode.id)
     active = Selection.from_slot(engine.cache, resident.slot)
     if episode.id != session.episode.id:
-        changes = _plan_changes(engine, resident, episode, rows, active)
-        _apply_changes(engine, resident, changes, report)
+        wanted = _select_rows(engine, resident, episode, rows, active)
+        with map_store_errors():
+            moves = become(engine.cache, engine.store, resident, wanted)
+        report.rows_moved = moves.rows_in
+        report.rows_kept = moves.rows_kept
         session.episode = convert.active_episode_from_wire(
             episode.id, episode.patched_prompt, episode.segments
         )
@@ -79,28 +82,17 @@ def switch(
     return report
 
 
-@dataclass(frozen=True)
-class _LayerChange:
-    """One layer's part of a switch, int64 `[n_kv_heads, m]` each, -1 as padding.
-
-    `keep` are slot indices, `load` positions in the store; `kept` counts rows of both selections.
-    """
-
-    keep: Tensor
-    load: Tensor
-    kept: int
-
-
-def _plan_changes(
+def _select_rows(
     engine: Engine,
     resident: ResidentSession,
     episode: pb.Episode,
     rows: EpisodeRows,
     active: Selection,
-) -> list[_LayerChange]:
+) -> list[Tensor]:
+    """Select each layer's rows, int64 positions `[n_kv_heads, m]`, -1 for none at a head's end."""
     config = resident.config
     length = resident.session.length
-    changes = []
+    wanted = []
     # The recent window stays active whatever its topic, as after an eviction.
     start = min(episode.length, length - engine.settings.recent)
     for layer, (positions, promoted) in enumerate(
@@ -110,30 +102,9 @@ def _plan_changes(
         newer = torch.where((positions >= start) & ~promoted, positions, EMPTY).sort(dim=1).values
         older = torch.where(rows.positions[layer] < start, rows.positions[layer], EMPTY)
         selected = select_with_newer(older, rows.scores[layer].float(), newer, selector)
-        wanted = selected.masked_fill(selected < 0, EMPTY)
-        stays = is_among(positions, wanted)
-        keep = mask_to_indices(stays | promoted)
-        absent = mask_to_indices((wanted != EMPTY) & ~is_among(wanted, positions))
-        load = torch.where(absent < 0, -1, wanted.gather(1, absent.clamp(min=0)))
-        changes.append(_LayerChange(keep, load, int(stays.sum())))
-    return changes
-
-
-def _apply_changes(
-    engine: Engine,
-    resident: ResidentSession,
-    changes: list[_LayerChange],
-    report: pb.SwitchReport,
-) -> None:
-    """Read all rows first, so that a failed read leaves the session as it was, then move them."""
-    with map_store_errors():
-        loaded = engine.store.gather_selection(
-            resident.session.name, [change.load for change in changes]
-        )
-    for layer, (change, (keys, values)) in enumerate(zip(changes, loaded, strict=True)):
-        engine.cache.keep(resident.slot, layer, change.keep.to(engine.cache.device))
-        positions = torch.where(change.load < 0, EMPTY, change.load).to(torch.int32)
-        promoted = torch.zeros_like(positions, dtype=torch.bool)
-        engine.cache.insert(resident.slot, layer, positions, keys, values, promoted)
-        report.rows_moved += int((change.load >= 0).sum())
-        report.rows_kept += change.kept
+        selected = selected.masked_fill(selected < 0, EMPTY)
+        in_reserve = promoted & ~is_among(positions, selected)
+        union = torch.cat([selected, positions.long().masked_fill(~in_reserve, EMPTY)], dim=1)
+        union = union.sort(dim=1).values
+        wanted.append(union.masked_fill(union == EMPTY, -1))
+    return wanted

@@ -1,13 +1,13 @@
 """Decoding: stream and append. The scheduler forwards and samples all sessions in one batch."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from workers.engine.session import WorkerSession
 from workers.generation.sampling import Logprobs, Sampler, sample
-from workers.generation.steps import Decode
+from workers.generation.steps import Decode, Steps
 from workers.model.text_stream import ParsedAnswer, Piece, TextStream
 from workers.model.tokenizer import ChatTokenizer
 
@@ -53,10 +53,12 @@ def decode(
     tokenizer: ChatTokenizer,
     start: Start,
     emit: Callable[[Emitted], None],
-) -> Generator[Decode, int, Answer]:
+    between: Callable[[int], Steps[None]] | None = None,
+) -> Steps[Answer]:
     """Generate until an end token, a stop string or the limit.
 
-    Yields each token to append and is sent the next one. `emit` gets every token with the text that
+    Yields each token to append and is sent the next one; `between` runs before each, with the
+    number of the answer's tokens that are appended already. `emit` gets every token with the text that
     it completes. The last token is not appended here: it becomes pending and opens the next turn's
     prefill, together with the end of turn if the model did not generate one.
 
@@ -90,6 +92,8 @@ def decode(
             session.pending = [token, tokenizer.eos_token_ids[0]]
             break
         sampler.accept(token)
+        if between is not None:
+            yield from between(len(token_ids) - 1)
         token = yield Decode(token, sampler)
     if (held := stream.finish()) != Piece():
         emit(Emitted(token, held))

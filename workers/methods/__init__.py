@@ -20,6 +20,7 @@ from workers.methods.infinipot import InfiniPot
 from workers.methods.keydiff import KeyDiff
 from workers.methods.knorm import KNorm
 from workers.methods.kvzip import KVzip
+from workers.methods.loopserve import LoopServe
 from workers.methods.oldest import Oldest
 from workers.methods.pyramidkv import PyramidKV
 from workers.methods.random import Random
@@ -42,6 +43,7 @@ _ALL: tuple[type[Method], ...] = (
     ChunkKV,
     Scissorhands,
     EpiCache,
+    LoopServe,
     TOVA,
     KNorm,
     Random,

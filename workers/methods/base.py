@@ -7,8 +7,9 @@ from typing import ClassVar
 from pydantic import ConfigDict
 from torch import Tensor
 
-from kvrecall.domain.session_settings import LayerBudgets
+from kvrecall.domain.session_settings import LayerBudgets, Reselection
 from workers.primitives.observation import Observation
+from workers.primitives.scoring import AttentionPooling
 from workers.primitives.selection import top_over_heads, top_per_head
 
 
@@ -90,6 +91,16 @@ class Method(ABC):
     def compares_rows(self) -> bool:
         """True if a row's score depends on the other rows by more than the softmax."""
         return False
+
+    @property
+    def reselection(self) -> Reselection | None:
+        """When an answer selects its rows anew, unless the session says otherwise; None: never."""
+        return None
+
+    @property
+    def attention_pooling(self) -> AttentionPooling:
+        """How a re-selection reduces the attention to a row and its neighbours to one score."""
+        return AttentionPooling()
 
     @abstractmethod
     def scores(self, rows: LayerRows) -> Tensor:

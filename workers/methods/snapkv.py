@@ -8,7 +8,12 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import Reduction, attention_scores, smooth_before
+from workers.primitives.scoring import (
+    AttentionPooling,
+    Reduction,
+    attention_scores,
+    smooth_before,
+)
 from workers.primitives.selection import newest_first, top_per_head
 
 
@@ -42,6 +47,11 @@ class SnapKV(Method):
     def observation(self) -> Observation:
         """The turn's last `window` tokens."""
         return Observation(window=self.window)
+
+    @property
+    def attention_pooling(self) -> AttentionPooling:
+        """The pooling of the scores."""
+        return AttentionPooling(self.group, self.pool, self.pooling)
 
     def scores(self, rows: LayerRows) -> Tensor:
         """Pooled attention; without an observed token every row has the same score."""

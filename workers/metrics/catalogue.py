@@ -58,6 +58,15 @@ MEMORY = (
     gauge("worker_evicted_tokens", "Tokens of the sessions in slots beyond their active rows."),
     gauge("worker_promoted_tokens", "Tokens of the sessions in slots that repairs brought back."),
     counter("eviction_rows_total", "Rows evicted, each by its largest layer.", method=()),
+    histogram(
+        "worker_reselection_seconds",
+        "Time of a re-selection of an answer's rows, with what other sessions decoded meanwhile.",
+        buckets.WORK,
+    ),
+    counter(
+        "worker_reselected_rows_total",
+        "Rows that re-selections made active again, over all layers and KV heads.",
+    ),
     gauge(
         "worker_device_memory_bytes",
         "Memory of the accelerator: allocated, reserved, total; absent on a CPU.",

@@ -5,6 +5,7 @@ scores are float32 `[n_kv_heads, n]`.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,6 +15,16 @@ from workers.cache.active_cache import EMPTY
 
 # Reduction of several attention weights to one score.
 Reduction = Literal["max", "mean"]
+
+
+@dataclass(frozen=True)
+class AttentionPooling:
+    """How attention becomes a score: over a KV head's group, then over `width` neighbouring tokens."""
+
+    group: Reduction = "mean"
+    width: int = 1
+    kind: Reduction = "max"
+
 
 # Attention weights in memory at a time: 128 MiB.
 _MAX_WEIGHTS = 1 << 25
@@ -98,7 +109,7 @@ def attention_scores(
         reduced = (
             torch.maximum(reduced, weights.amax(2)) if tokens == "max" else reduced + weights.sum(2)
         )
-    return _reduce(reduced if tokens == "max" else reduced / count, group, 1)
+    return reduce(reduced if tokens == "max" else reduced / count, group, 1)
 
 
 def smooth(scores: Tensor, positions: Tensor, width: int, pooling: Reduction = "max") -> Tensor:
@@ -185,7 +196,8 @@ def row_ranks(scores: Tensor, positions: Tensor) -> Tensor:
     return torch.where(resident, above_absent / highest, 0.0)
 
 
-def _reduce(values: Tensor, how: Reduction, dim: int) -> Tensor:
+def reduce(values: Tensor, how: Reduction, dim: int) -> Tensor:
+    """Reduce one dimension."""
     return values.amax(dim) if how == "max" else values.mean(dim)
 
 

@@ -2,24 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from workers.cache.active_cache import EMPTY, ActiveCache
+from workers.engine.activation import RowSource
 from workers.engine.session import ResidentSession
 from workers.primitives.selection import is_among, mask_to_indices, position_mask
-
-
-class RowSource(Protocol):
-    """A source of a session's rows: `kvstore.store.RowStore`, or one with the same method."""
-
-    def gather_selection(
-        self, session: str, selection: Sequence[Tensor]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Read per layer int64 `[n_kv_heads, m]`: keys and values `[n_kv_heads, m, head_dim]`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Replay: appends a session's logged turns again, token by token, with its own method and budget.
 
 It restores rows that no tier has any more, and the state of a session at the end of an earlier
-turn. Blocks, decoding steps and evictions fall where they fell the first time, and logged repairs
-are applied again. Other movements of rows are not: repairs that are no longer logged, swaps of
-rows, switches of episodes. Rows that were computed after such a movement may differ, because other
-rows were active then.
+turn. Blocks, decoding steps, evictions and re-selections fall where they fell the first time, and
+logged repairs are applied again. Other movements of rows are not: repairs that are no longer
+logged, swaps of rows, switches of episodes, re-selections between the place where an answer ends
+and the stop string that ended it. Rows that were computed after such a movement may differ, because
+other rows were active then.
 """
 
 from collections.abc import Sequence
@@ -15,20 +16,19 @@ from torch import Tensor
 
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.format.page import PageLayout
+from kvstore.format.summaries import PageSummary
+from kvstore.sessions.gather import ReadKeys
 from kvstore.store import RowStore
+from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
 from workers.generation.prefill import prefill
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment, keep_recent
-from workers.repair.promotion import (
-    RowSource,
-    RowSwap,
-    apply_swap,
-    expand_to_heads,
-    missing_rows,
-)
+from workers.repair.promotion import RowSwap, apply_swap, expand_to_heads, missing_rows
+from workers.repair.reselection import StoredRows, reselect
 
 
 def pending_after(turn: pb.LoggedTurn) -> list[int]:
@@ -67,7 +67,7 @@ def replay(
 
 
 def _replay_turn(
-    engine: Engine, resident: ResidentSession, turn: pb.LoggedTurn, rows: RowSource
+    engine: Engine, resident: ResidentSession, turn: pb.LoggedTurn, rows: StoredRows
 ) -> Steps[None]:
     """Replay one turn as `workers.tasks.turn` runs it, without sampling: the tokens are known."""
     session = resident.session
@@ -80,7 +80,8 @@ def _replay_turn(
     yield from prefill(
         engine, resident, segments, keep_distribution=False, on_prompt_end=lambda: None
     )
-    for token in turn.token_ids[turn.prompt_tokens : output_end]:
+    for appended, token in enumerate(turn.token_ids[turn.prompt_tokens : output_end]):
+        yield from reselect(engine, resident, appended, pb.ReselectionReport(), rows)
         engine.forward([resident], torch.tensor([[token]]))
         yield None
     session.pending = pending_after(turn)
@@ -154,6 +155,25 @@ class ReplayRows:
         for page in range(start // page_tokens, -(-(start + rows.shape[3]) // page_tokens)):
             if page in self.missing:
                 self._keep(page, start, rows)
+
+    @property
+    def layout(self) -> PageLayout:
+        """Shape of a page."""
+        return self.store.layout
+
+    def summaries(self, session: str, pages: Sequence[int]) -> list[PageSummary | None]:
+        """Look up no summary: the pages that are missing would not have one."""
+        return [None] * len(pages)
+
+    def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
+        """Read keys as the store does, incomplete pages included. Raises the store's errors."""
+        stored = [page for page in pages if page not in self.missing]
+        read = self.store.read_keys(session, stored)
+        found = dict(zip(stored, read.keys, strict=True))
+        for page in pages:
+            if (rows := self.missing.get(page)) is not None:
+                found[page] = rows[:, 0]
+        return ReadKeys([found[page] for page in pages], read.bytes_read)
 
     def gather_selection(
         self, session: str, selection: Sequence[Tensor]

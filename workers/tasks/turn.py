@@ -26,6 +26,7 @@ from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.repair.repair import run_repair
+from workers.repair.reselection import reselect
 from workers.tasks.prefix import skip_tokens, take_prefix
 
 Emit = Callable[[pb.TurnEvent], None]
@@ -246,11 +247,17 @@ def _generate(
         )
         run.emit(pb.TurnEvent(token=chunk))
 
+    def between(output_tokens: int) -> Steps[None]:
+        return reselect(engine, resident, output_tokens, reselections)
+
     session = resident.session
     start = session.length
+    reselections = pb.ReselectionReport()
     answer = yield from decode(
-        session, engine.tokenizer, _start(engine, resident, plan, prefilled), emit
+        session, engine.tokenizer, _start(engine, resident, plan, prefilled), emit, between
     )
+    if reselections.count:
+        run.done.reselections.CopyFrom(reselections)
     truncate(engine.cache, engine.store_io, resident, start + len(answer.token_ids) - 1)
     run.watch.lap("decode")
     return answer

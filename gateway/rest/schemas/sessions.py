@@ -17,11 +17,27 @@ from kvrecall.domain.session_settings import (
     LayerBudgets,
     RepairScan,
     RepairTrigger,
+    Reselection,
 )
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.forks import ForkRequest
 from services.reading.search import FoundSessions
+
+
+class ReselectionBody(Body):
+    """Selection of the active rows by an answer's own tokens, among all rows, as it is generated."""
+
+    every: int = Field(
+        default=16, ge=1, le=256, description="Tokens of the answer between two selections."
+    )
+    first: int = Field(
+        default=16, ge=1, lt=2**31, description="Tokens of the answer before the first selection."
+    )
+
+    def to_domain(self) -> Reselection:
+        """Convert to the domain value."""
+        return Reselection(self.every, self.first)
 
 
 class CreateSessionBody(Body):
@@ -77,6 +93,12 @@ class CreateSessionBody(Body):
         default=None,
         description="Split of the budget over the layers; null: the method's own split.",
     )
+    reselect: ReselectionBody | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Select the active rows anew while an answer is generated; null: as the method "
+        "does.",
+    )
     episodes: EpisodesBody | None = Field(
         default=None,
         description="Episode settings; null: no episodes. Omitted: the default settings with a "
@@ -117,6 +139,7 @@ class CreateSessionBody(Body):
             repair_scan=self.repair_scan,
             repair_settings=json.dumps(self.repair_settings, sort_keys=True),
             repair_seconds=self.repair_seconds,
+            reselect=None if self.reselect is None else self.reselect.to_domain(),
             expires_after_seconds=self.expires_after_seconds,
         )
 
@@ -186,6 +209,13 @@ class ForkOriginView(View):
         return None if origin is None else cls.model_validate(origin)
 
 
+class ReselectionView(View):
+    """When an answer selects the active rows anew, in tokens of the answer."""
+
+    every: int
+    first: int
+
+
 class SessionMemoryView(View):
     """Memory of a session as committed. Active, peak and bound rows are the largest layer's."""
 
@@ -219,6 +249,7 @@ class SessionView(View):
     method: str
     method_settings: dict[str, Any]
     layer_budgets: str | None
+    reselect: ReselectionView | None
     episodes: EpisodeSettingsView | None
     seed: int
     expires_after_seconds: float | None
@@ -251,6 +282,9 @@ class SessionView(View):
             method=settings.method,
             method_settings=json.loads(settings.method_settings),
             layer_budgets=settings.layer_budgets,
+            reselect=None
+            if settings.reselect is None
+            else ReselectionView.model_validate(settings.reselect),
             episodes=EpisodeSettingsView.from_domain(settings.episodes),
             seed=settings.seed,
             expires_after_seconds=settings.expires_after_seconds,

@@ -11,7 +11,7 @@ from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, MessageBody
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Sampling, TokenLogprob
-from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.reports import ReselectionReport, TurnOutcome
 from kvrecall.domain.turn_request import TurnRequest
 
 
@@ -194,6 +194,23 @@ class TurnEpisodeView(View):
     seconds: float
 
 
+class ReselectionsView(View):
+    """Selections that an answer made while it was generated, over all layers and KV heads.
+
+    `seconds` include what other sessions generated meanwhile.
+    """
+
+    count: int
+    rows_in: int
+    rows_out: int
+    seconds: float
+
+    @classmethod
+    def from_domain(cls, report: ReselectionReport | None) -> "ReselectionsView | None":
+        """Convert from the domain value; None for an answer without one."""
+        return None if report is None else cls.model_validate(report)
+
+
 class TurnView(View):
     """Committed turn. `message` is null when the turn was only appended.
 
@@ -212,6 +229,7 @@ class TurnView(View):
     episode: TurnEpisodeView | None = None
     durable: bool
     logprobs: list[LogprobView] | None = None
+    reselections: ReselectionsView | None = None
 
     @classmethod
     def from_domain(cls, outcome: TurnOutcome) -> "TurnView":
@@ -236,4 +254,5 @@ class TurnView(View):
             durable=outcome.durable,
             logprobs=[LogprobView.model_validate(each) for each in view_logprobs(outcome.logprobs)]
             or None,
+            reselections=ReselectionsView.from_domain(outcome.reselections),
         )

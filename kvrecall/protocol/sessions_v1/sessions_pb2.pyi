@@ -220,8 +220,16 @@ class EpisodeSettings(_message.Message):
     rebuild_growth: float
     def __init__(self, count: _Optional[int] = ..., auto_count: bool = ..., segment_utterances: _Optional[int] = ..., medoid_utterances: _Optional[int] = ..., build: _Optional[_Union[EpisodeBuild, str]] = ..., rebuild_growth: _Optional[float] = ...) -> None: ...
 
+class Reselection(_message.Message):
+    __slots__ = ("every", "first")
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    every: int
+    first: int
+    def __init__(self, every: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after")
+    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +254,7 @@ class CreateSessionRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
+    RESELECT_FIELD_NUMBER: _ClassVar[int]
     idempotency_key: str
     model: str
     budget: int
@@ -263,7 +272,8 @@ class CreateSessionRequest(_message.Message):
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     metadata: _containers.ScalarMap[str, str]
     expires_after: _duration_pb2.Duration
-    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    reselect: Reselection
+    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session",)
@@ -356,7 +366,7 @@ class ForkOrigin(_message.Message):
     def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable")
+    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable", "reselect")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +400,7 @@ class Session(_message.Message):
     EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    RESELECT_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: SessionState
     model: str
@@ -416,7 +427,8 @@ class Session(_message.Message):
     expires_after: _duration_pb2.Duration
     memory: SessionMemory
     durable: bool
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ...) -> None: ...
+    reselect: Reselection
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ...) -> None: ...
 
 class SessionMemory(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows")
@@ -680,8 +692,20 @@ class TurnMemory(_message.Message):
     repairs: _containers.RepeatedCompositeFieldContainer[Repair]
     def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[int] = ..., peak_rows: _Optional[int] = ..., bound_rows: _Optional[int] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., repair: _Optional[_Union[RepairTotals, _Mapping]] = ..., repairs: _Optional[_Iterable[_Union[Repair, _Mapping]]] = ...) -> None: ...
 
+class Reselections(_message.Message):
+    __slots__ = ("count", "rows_in", "rows_out", "duration")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_IN_FIELD_NUMBER: _ClassVar[int]
+    ROWS_OUT_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    rows_in: int
+    rows_out: int
+    duration: _duration_pb2.Duration
+    def __init__(self, count: _Optional[int] = ..., rows_in: _Optional[int] = ..., rows_out: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
 class Turn(_message.Message):
-    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs")
+    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections")
     class DurationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -700,6 +724,7 @@ class Turn(_message.Message):
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RESELECTIONS_FIELD_NUMBER: _ClassVar[int]
     session: str
     turn: int
     message: Message
@@ -711,7 +736,8 @@ class Turn(_message.Message):
     episode: TurnEpisode
     durable: bool
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    reselections: Reselections
+    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reselections: _Optional[_Union[Reselections, _Mapping]] = ...) -> None: ...
 
 class ToolCallStarted(_message.Message):
     __slots__ = ("arguments",)

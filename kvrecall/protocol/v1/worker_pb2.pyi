@@ -475,6 +475,18 @@ class RepairReport(_message.Message):
     observed_tokens: int
     def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., observed_tokens: _Optional[int] = ...) -> None: ...
 
+class ReselectionReport(_message.Message):
+    __slots__ = ("count", "rows_in", "rows_out", "seconds")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_IN_FIELD_NUMBER: _ClassVar[int]
+    ROWS_OUT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    rows_in: int
+    rows_out: int
+    seconds: float
+    def __init__(self, count: _Optional[int] = ..., rows_in: _Optional[int] = ..., rows_out: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class MemoryReport(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot")
     class TierBytesEntry(_message.Message):
@@ -507,7 +519,7 @@ class MemoryReport(_message.Message):
     def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -533,6 +545,7 @@ class TurnDone(_message.Message):
     STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESELECTIONS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -551,7 +564,8 @@ class TurnDone(_message.Message):
     stop_sequence: str
     prefilled_tokens: int
     deferred_tokens: int
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ...) -> None: ...
+    reselections: ReselectionReport
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
     __slots__ = ("token", "tool_call", "done")

@@ -27,6 +27,7 @@ FULL = {
     "repair_scan": "exact",
     "repair_settings": {"hops": 2},
     "repair_seconds": 0.5,
+    "reselect": {"every": 8, "first": 4},
     "expires_after_seconds": 3600.0,
     "seed": 7,
     "tools": [TOOL],
@@ -72,7 +73,7 @@ async def test_omitted_settings_get_defaults(client: Client) -> None:
     view = await client.create()
     assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
     assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
-    assert [view.get(name) for name in ("repair_scan", "repair_seconds", "episodes")] == [None] * 3
+    assert [view.get(name) for name in ("repair_scan", "reselect", "episodes")] == [None] * 3
     assert (await client.create({"repair_on": []}))["repair_on"] == []
 
 

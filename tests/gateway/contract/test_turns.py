@@ -48,6 +48,18 @@ async def test_a_turn_returns_the_reply_usage_and_memory(
     assert (memory["tier_bytes"], memory["repairs"]) == ({"ram": 256}, [])
 
 
+async def test_a_turn_reports_the_re_selections_of_its_answer(
+    client: Client, worker: StubWorker, session: Any
+) -> None:
+    worker.script = ["it rains"]
+    name = await session(reselect={"every": 4})
+    turn = await client.turn(name, USER)
+    report = {"count": 2, "rows_in": 40, "rows_out": 30, "seconds": 0.25}
+    assert turn["reselections"] == report
+    appended = await client.turn(name, {**USER, "generate": False})
+    assert appended.get("reselections") is None
+
+
 async def test_a_turn_is_the_same_in_both_apis(both: Both, session: Any) -> None:
     turns = []
     for client in (both.rest, both.rpc):

@@ -9,7 +9,13 @@ import pytest
 
 from kvrecall.app.redis import redis_client
 from kvrecall.domain.messages import Message, ToolCall
-from kvrecall.domain.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
+from kvrecall.domain.reports import (
+    Fidelity,
+    MemoryReport,
+    RepairReport,
+    ReselectionReport,
+    TurnOutcome,
+)
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.testing import InMemoryCatalog
@@ -115,6 +121,7 @@ def make_turn() -> Callable[..., TurnCommit]:
             {"decode": 0.5},
             Fidelity(5, 0.25, 0.5),
             REPAIR,
+            reselections=ReselectionReport(2, 40, 30, 0.25),
         )
         messages = (Message("user", f"turn {number}"),)
         turn = Turn(session, number, messages, (1, 2, 2**32 - 1), outcome, (1, 2))

@@ -18,7 +18,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.session_settings import RepairTrigger, Reselection
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus
 from services.catalog.base import Catalog
@@ -43,6 +43,7 @@ async def test_a_session_is_read_as_it_was_stored(
         tools=('{"x": 1}',),
         metadata={"user": "é\0"},
         repair_on=frozenset({RepairTrigger.TURN}),
+        reselect=Reselection(every=8, first=4),
     )
     await catalog.sessions.create(session, b"\0state", None)
     assert await catalog.sessions.get("s") == session

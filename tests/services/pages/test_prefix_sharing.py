@@ -13,7 +13,7 @@ from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
+from kvrecall.domain.session_settings import RepairTrigger, Reselection, SessionSettings
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -187,6 +187,7 @@ def test_what_shapes_no_rows_leaves_the_digest() -> None:
         "metadata": {"a": "b"},
         "repair_on": frozenset({RepairTrigger.TURN}),
         "repair_seconds": 1.0,
+        "reselect": Reselection(every=4, first=4),
         "seed": 9,
     }
     assert digest(**same) == digest()

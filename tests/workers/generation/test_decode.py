@@ -11,6 +11,7 @@ from workers import methods
 from workers.engine.session import SessionConfig, WorkerSession
 from workers.generation.decode import Answer, Start, decode
 from workers.generation.sampling import Sampler, sample
+from workers.generation.steps import Decode
 from workers.model.text_stream import ParsedAnswer, TextStream
 from workers.model.tokenizer import ChatTokenizer
 
@@ -43,6 +44,7 @@ def _run(
     try:
         wanted = next(running)
         for token in script[1:]:
+            assert isinstance(wanted, Decode)
             said.append(wanted.token)
             wanted = running.send(token)
     except StopIteration as finished:
@@ -100,6 +102,7 @@ def test_sampling_follows_its_seed(tokenizer: ChatTokenizer) -> None:
         try:
             wanted = next(running)
             while True:
+                assert isinstance(wanted, Decode)
                 wanted = running.send(sample(flat[None], [wanted.sampler])[0])
         except StopIteration as finished:
             answers.append(finished.value.token_ids)

@@ -36,7 +36,10 @@ from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
-from workers.repair.scan.exact import ScanResult, scan, scan_by_head
+from workers.primitives.observation import Observed
+from workers.primitives.scoring import Reduction, attention_scores
+from workers.repair.scan import softmax
+from workers.repair.scan.exact import HeadReduction, ScanResult, scan, scan_by_head
 
 
 @settings(deadline=None, max_examples=60)
@@ -152,6 +155,35 @@ def test_heads_scores_add_up_to_their_tokens(of: Given) -> None:
     )
     assert not stopped.complete
     assert not stopped.scored.any()
+
+
+@settings(deadline=None, max_examples=30)
+@given(of=inputs(), tokens=st.sampled_from(["mean", "max"]), group=st.sampled_from(["mean", "max"]))
+def test_queries_that_are_rows_attend_to_none_after_themselves(
+    of: Given, tokens: Reduction, group: Reduction
+) -> None:
+    """The last tokens' queries, reduced over them and over a head's group; read once or twice."""
+    length = of.keys.shape[2]
+    count = min(length, of.queries.shape[2])
+    at = torch.arange(length - count, length)
+    observed = Observed(tuple(of.queries[:, :, -count:]), at)
+    reduction = HeadReduction(tokens, group, causal=True)
+    rows = ("s", observed, length)
+    with stored(of.keys) as store:
+        once = finished(scan_by_head(store, *rows, reduction=reduction, transfers=COPIES))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(softmax, "_MAX_LOGITS", 1)
+            twice = finished(scan_by_head(store, *rows, reduction=reduction, transfers=COPIES))
+    positions = torch.arange(length).expand(N_KV_HEADS, -1)
+    for layer in range(N_LAYERS):
+        expected = attention_scores(
+            observed.queries[layer], of.keys[layer], positions, at, tokens=tokens, group=group
+        )
+        for found in (once, twice):
+            assert torch.allclose(found.scores[layer], expected, rtol=1e-4, atol=1e-7)
+    assert once.complete
+    assert twice.complete
+    assert bool(once.scored.all() & twice.scored.all())
 
 
 def test_the_pages_that_the_signal_attends_to_are_scored_first(pages_of_noise: Given) -> None:

@@ -14,19 +14,18 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.session_settings import RepairScan
-from kvstore.store import RowStore
 from workers.cache.transfers import Transfers
 from workers.primitives.observation import Observed
 from workers.repair.scan.base import FindAmbiguous, Scan, ScanResult
 from workers.repair.scan.bounded import bounded
-from workers.repair.scan.pages import Chunk, Pages
-from workers.repair.scan.softmax import Contrast, Normaliser, Signal
+from workers.repair.scan.pages import Chunk, Pages, PageSource
+from workers.repair.scan.softmax import Contrast, HeadReduction, Normaliser, Signal
 
-__all__ = ["Contrast", "FindAmbiguous", "ScanResult", "scan", "scan_by_head"]
+__all__ = ["Contrast", "FindAmbiguous", "HeadReduction", "ScanResult", "scan", "scan_by_head"]
 
 
 def scan(
-    store: RowStore,
+    store: PageSource,
     name: str,
     observed: Observed,
     length: int,
@@ -109,42 +108,76 @@ def _load(scan: Scan, pages: Sequence[int], approximate: bool) -> Iterator[Chunk
 
 
 def scan_by_head(
-    store: RowStore,
+    store: PageSource,
     name: str,
     observed: Observed,
     length: int,
     *,
     contrast: Contrast | None = None,
-    stop_requested: Callable[[], bool],
+    reduction: HeadReduction = HeadReduction(),
+    stop_requested: Callable[[], bool] = lambda: False,
     transfers: Transfers,
 ) -> Generator[None, None, ScanResult]:
     """Scan as `scan` with mode "exact", for every layer and KV head on its own.
 
-    The scores are float32 `[n_layers, n_kv_heads, length]`: the mean over the head's group of the
-    largest weight over the signal's tokens, less the neutral signal's in the same head. Pages are
-    read in order; the tokens that the second pass reached are scored.
+    The scores are float32 `[n_layers, n_kv_heads, length]`: by default the mean over the head's
+    group of the largest weight over the signal's tokens, less the neutral signal's in the same
+    head. Pages are read in order, and once if the logits of all fit into memory; the tokens that
+    the second pass reached are scored.
     """
     signal = Signal(observed, store.layout.n_kv_heads, transfers.device, contrast)
     pages = Pages(store, name, length, signal, transfers)
-    normalisers = [Normaliser(signal.queries(layer)) for layer in range(signal.n_layers)]
     scores = torch.zeros(signal.n_layers, signal.n_kv_heads, length)
     scored = torch.zeros(length, dtype=torch.bool)
-    for indices in pages.in_chunks(range(pages.count)):
+    fits = signal.rows_at_once(length, layers=signal.n_layers) >= length
+    weigh = _weigh_in_one_pass if fits else _weigh_in_two_passes
+    complete = True
+    for weighed in weigh(signal, pages, causal=reduction.causal):
         if stop_requested():
-            return ScanResult(scores, scored, pages.bytes_read, False)
-        chunk = pages.read(indices)
-        for layer, normaliser in enumerate(normalisers):
-            normaliser.add(signal.logits(layer, chunk.get_layer(layer)))
+            complete = False
+            break
+        if weighed is not None:
+            layer, rows, weights = weighed
+            attention = signal.head_attention(weights, reduction)
+            scores[layer, :, rows] = signal.contrast(attention).cpu()
+            scored[rows] |= layer == signal.n_layers - 1
         yield None
+    return ScanResult(scores, scored, pages.bytes_read, complete)
+
+
+# A layer, some of its rows, and the queries' attention to them, `[n_kv_heads, group * t, rows]`.
+_Weighed = tuple[int, slice, Tensor]
+
+
+def _weigh_in_one_pass(signal: Signal, pages: Pages, *, causal: bool) -> Iterator[_Weighed | None]:
+    """Read every page once and keep the logits of all rows; yields None after each chunk."""
+    queries = torch.stack([signal.queries(layer) for layer in range(signal.n_layers)])
+    logits = queries.new_empty(*queries.shape[:3], pages.length)
     for indices in pages.in_chunks(range(pages.count)):
-        if stop_requested():
-            return ScanResult(scores, scored, pages.bytes_read, False)
-        chunk = pages.read(indices)
-        positions = chunk.positions.cpu()
-        for layer, normaliser in enumerate(normalisers):
-            weights = normaliser.weights(signal.logits(layer, chunk.get_layer(layer)))
-            by_head = signal.contrast(signal.head_attention(weights))
-            scores[layer, :, positions] = by_head.cpu()
-        scored[positions] = True
+        keys = pages.read(indices).keys.float()
+        logits[..., pages.rows_of(indices)] = queries @ keys.transpose(2, 3)
         yield None
-    return ScanResult(scores, scored, pages.bytes_read, True)
+    if causal:
+        signal.hide_later(logits, 0)
+    for layer, of_layer in enumerate(logits):
+        yield layer, slice(0, pages.length), of_layer.softmax(-1)
+
+
+def _weigh_in_two_passes(
+    signal: Signal, pages: Pages, *, causal: bool
+) -> Iterator[_Weighed | None]:
+    """Read every page twice: for the normalisers, after which it yields None, and for the weights."""
+    normalisers = [Normaliser(signal.queries(layer)) for layer in range(signal.n_layers)]
+    for last_pass in (False, True):
+        for indices in pages.in_chunks(range(pages.count)):
+            rows = pages.rows_of(indices)
+            chunk = pages.read(indices)
+            for layer, normaliser in enumerate(normalisers):
+                logits = signal.logits(layer, chunk.get_layer(layer))
+                if causal:
+                    signal.hide_later(logits, rows.start)
+                if last_pass:
+                    yield layer, rows, normaliser.weights(logits)
+                else:
+                    normaliser.add(logits)
+            yield None

@@ -2,18 +2,37 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvstore.format.page import PageLayout
 from kvstore.format.summaries import PageSummary, get_midpoints, unpack_codes
-from kvstore.store import RowStore
+from kvstore.sessions.gather import ReadKeys
 from workers.cache.transfers import Transfers
 from workers.repair.key_chunks import CHUNK_ROWS
 from workers.repair.scan.softmax import Signal
 
 # Pages whose bounding boxes are compared with the queries at once.
 _BOXES_AT_ONCE = 256
+
+
+class PageSource(Protocol):
+    """A source of a session's pages: `kvstore.store.RowStore`, or one with the same methods."""
+
+    @property
+    def layout(self) -> PageLayout:
+        """Shape of a page."""
+        ...
+
+    def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
+        """Read the keys of pages by index."""
+        ...
+
+    def summaries(self, session: str, pages: Sequence[int]) -> list[PageSummary | None]:
+        """Look up the summaries of pages by index; None for a page without one."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +102,7 @@ class Pages:
     """
 
     def __init__(
-        self, store: RowStore, name: str, length: int, signal: Signal, transfers: Transfers
+        self, store: PageSource, name: str, length: int, signal: Signal, transfers: Transfers
     ) -> None:
         """Address the pages of session `name`, to be scored against `signal`; nothing is read."""
         self._store = store
@@ -131,6 +150,11 @@ class Pages:
         """Split pages into chunks that fit on the device at once."""
         for first in range(0, len(pages), self.chunk_pages):
             yield pages[first : first + self.chunk_pages]
+
+    def rows_of(self, pages: Sequence[int]) -> slice:
+        """Positions of the rows of consecutive pages."""
+        stop = min(self.length, (pages[-1] + 1) * self.page_tokens)
+        return slice(pages[0] * self.page_tokens, stop)
 
     def best_first(self, stop_requested: Callable[[], bool]) -> Generator[None, None, list[int]]:
         """Order all pages: those without a summary, then by the bound on a key's attention.

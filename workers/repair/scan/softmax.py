@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.primitives.observation import Observed
+from workers.primitives.scoring import Reduction, reduce
 
 # Logits in memory at a time: 128 MiB.
 _MAX_LOGITS = 1 << 25
@@ -20,6 +21,19 @@ class Contrast:
 
     neutral: Observed
     beta: float
+
+
+@dataclass(frozen=True)
+class HeadReduction:
+    """How the attention of a signal becomes a score in each KV head.
+
+    Over the signal's `tokens` first, then over the head's `group`. `causal`: the signal's tokens are
+    rows, and attend to none after themselves.
+    """
+
+    tokens: Reduction = "max"
+    group: Reduction = "mean"
+    causal: bool = False
 
 
 class Signal:
@@ -39,6 +53,7 @@ class Signal:
         n_layers: Number of layers.
         n_heads: Number of query heads.
         n_kv_heads: Number of KV heads.
+        first_position: Position of the signal's first token.
     """
 
     def __init__(
@@ -60,6 +75,8 @@ class Signal:
         self.n_kv_heads = n_kv_heads
         self.groups = len(self._group_tokens)
         self._beta = 0.0 if contrast is None else contrast.beta
+        self._positions = torch.cat([part.positions for part in given]).to(device)
+        self.first_position = min((int(part.positions.min()) for part in given), default=0)
         self._observed = [[queries.to(device) for queries in part.queries] for part in given]
 
     def queries(self, layer: int) -> Tensor:
@@ -80,6 +97,17 @@ class Signal:
         logits: Tensor = self.queries(layer) @ keys.float().transpose(1, 2)
         return logits
 
+    def hide_later(self, logits: Tensor, first: int) -> None:
+        """Set the logits of rows after their queries to -inf, for queries that are rows.
+
+        logits: `[..., group * t, rows]`, of the rows from position `first` on.
+        """
+        skipped = max(0, self.first_position - first)
+        later = logits[..., skipped:]
+        positions = torch.arange(later.shape[-1], device=later.device) + first + skipped
+        group = self.n_heads // self.n_kv_heads
+        later.masked_fill_(positions > self._positions.repeat(group)[:, None], -torch.inf)
+
     def attention(self, weights: Tensor, counted: Tensor | None) -> Tensor:
         """A layer's contribution to the groups' attention to rows: float32 `[groups, rows]`.
 
@@ -90,12 +118,14 @@ class Signal:
             best = best * counted
         return best.sum(1) / (self.n_layers * self.n_heads)
 
-    def head_attention(self, weights: Tensor) -> Tensor:
-        """Attention to rows per KV head, mean over its group: float32 `[groups, n_kv_heads, rows]`.
+    def head_attention(self, weights: Tensor, reduction: HeadReduction) -> Tensor:
+        """Attention to rows per KV head: float32 `[groups, n_kv_heads, rows]`.
 
         weights: `[n_kv_heads, group * t, rows]`.
         """
-        return self._max_over_tokens(weights).mean(2)
+        parts = self._split(weights)
+        by_query_head = torch.stack([reduce(part, reduction.tokens, 2) for part in parts])
+        return reduce(by_query_head, reduction.group, 2)
 
     def signal_attention(self, attention: Tensor) -> Tensor:
         """The largest attention of a part of the signal, from the groups' `[groups, ...]`."""

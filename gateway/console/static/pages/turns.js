@@ -63,6 +63,7 @@ function Costs({ turn }) {
     `peak ${count(turn.memory.peak_rows)} of ${count(turn.memory.bound_rows)} rows`,
     turn.worker && `worker ${turn.worker}`,
     turn.episode && `episode ${turn.episode.episode} (similarity ${turn.episode.similarity.toFixed(2)})`,
+    turn.reselections && `${plural(turn.reselections.count, 're-selection')}, ${plural(turn.reselections.rows_in, 'row')} brought back`,
     turn.memory.repair.repairs > 0 && `${plural(turn.memory.repair.repairs, 'repair')} before it, ${plural(turn.memory.repair.promoted, 'token')} brought back`,
   ].filter(Boolean);
   return html`

@@ -1,0 +1,389 @@
+"""While it answers, a session's own queries select its rows anew among all that are stored."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvrecall.domain.session_settings import Reselection
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.errors import TierFailedError
+from workers.cache.active_cache import EMPTY
+from workers.engine.eviction_scores import EvictionScores
+from workers.engine.selection import Selection
+from workers.engine.session import ResidentSession
+from workers.errors import BadSettings, StorageFailed
+from workers.methods import METHODS, build
+from workers.primitives.scoring import attention
+from workers.repair.reselection import due, reselect
+
+EVICTING = [name for name in METHODS if build(name).evicts]
+SMALL: dict[str, Any] = {
+    "method": "loopserve",
+    "budget": 48,
+    "method_settings": '{"every": 4, "first": 4, "window": 8}',
+}
+EVERY_4 = '{"reselect": {"every": 4, "first": 4}}'
+
+
+def finish(running: Any) -> int:
+    """Run steps to their end; returns how often others could have run between them."""
+    steps = 0
+    while True:
+        try:
+            wanted = next(running)
+        except StopIteration:
+            return steps
+        steps += 1
+        if isinstance(wanted, Future):
+            wanted.result()
+
+
+def active(worker: Any, name: str = "s") -> list[list[list[int]]]:
+    """Positions that are active, per layer and head."""
+    session = worker.engine.session(name)
+    held = Selection.from_slot(worker.engine.cache, session.slot).positions
+    return [[[p for p in head if p != EMPTY] for head in layer.tolist()] for layer in held]
+
+
+def stored_keys(worker: Any, name: str = "s") -> Tensor:
+    """All of a session's keys, `[n_layers, n_kv_heads, length, head_dim]`."""
+    length = worker.engine.session(name).length
+    return worker.engine.store.gather(name, torch.arange(length))[:, 0]
+
+
+def speak(worker: Any, count: int, name: str = "s") -> ResidentSession:
+    """Append some tokens one by one, as an answer, without re-selection."""
+    engine = worker.engine
+    resident = engine.swap_in(engine.session(name))
+    resident.session.clear_turn()
+    resident.session.turn_start = resident.session.length
+    for token in range(40, 40 + count):
+        engine.forward([resident], torch.tensor([[token]]))
+    return resident
+
+
+def run(worker: Any, resident: ResidentSession, output_tokens: int) -> pb.ReselectionReport:
+    report = pb.ReselectionReport()
+    finish(reselect(worker.engine, resident, output_tokens, report))
+    worker.check()
+    return report
+
+
+# When
+
+
+def test_it_is_due_after_the_first_tokens_and_then_at_even_distances() -> None:
+    assert [n for n in range(30) if due(Reselection(every=8, first=3), n)] == [3, 11, 19, 27]
+    assert [n for n in range(40) if due(Reselection(), n)] == [16, 32]
+    assert not any(due(None, n) for n in range(40))
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(3, 0), (5, 0), (6, 1), (9, 1), (10, 2), (20, 4)])
+def test_an_answer_re_selects_before_the_tokens_that_follow(
+    tokens: int, count: int, make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """After 4 tokens have rows, if the answer goes on: its fifth token is sampled, but not its last."""
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(**SMALL)
+    done = worker.turn("s", words(90), max_tokens=tokens)
+    assert done.output_tokens == tokens, "the words of this test are answered at length"
+    assert done.reselections.count == count
+    assert done.HasField("reselections") == bool(count)
+    worker.check()
+
+
+# What
+
+
+@pytest.mark.parametrize("family", ["reference", "llama", "qwen3"])
+def test_within_the_budget_an_answer_is_that_of_the_full_cache(
+    family: str,
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    continuation: Callable[..., list[int]],
+    answer: Callable[..., list[int]],
+) -> None:
+    worker = make_worker(family, block_tokens=64)
+    worker.open(method="loopserve", method_settings='{"every": 1, "first": 1}')
+    done = worker.turn("s", words(150), max_tokens=24)
+    assert answer(done) == continuation(family, done.token_ids[: done.prompt_tokens], 24)
+    assert not done.HasField("reselections"), "no row was ever evicted"
+
+
+def test_a_budget_that_holds_all_restores_the_full_cache_bit_for_bit(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=64)
+    worker.open(method="loopserve", budget=400)
+    worker.turn("s", words(120), generate=False)
+    resident = speak(worker, 16)
+    cache = worker.engine.cache
+    before = [[each.clone() for each in cache.get_rows(resident.slot, n)] for n in range(2)]
+    generator = torch.Generator().manual_seed(3)
+    length = resident.session.length
+    for layer in range(2):
+        kept = [torch.randperm(length, generator=generator)[:40].sort().values for _ in range(2)]
+        cache.keep(resident.slot, layer, torch.stack(kept))
+    report = run(worker, resident, 16)
+    assert (report.count, report.rows_in, report.rows_out) == (1, 4 * (length - 40), 0)
+    for layer, rows in enumerate(before):
+        for was, now in zip(rows, cache.get_rows(resident.slot, layer), strict=True):
+            assert torch.equal(was, now)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 16])
+@pytest.mark.parametrize("group", ["mean", "max"])
+def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
+    tokens: int, group: str, make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """By brute force: the causal softmax over all keys, its mean over the answer's last tokens."""
+    budget, sinks, recent = 40, 2, 16
+    worker = make_worker(block_tokens=64, sinks=sinks, recent=recent, turn_share=0.0)
+    settings = f'{{"every": {tokens}, "first": 4, "window": 16, "group": "{group}"}}'
+    worker.open(method="loopserve", budget=budget, method_settings=settings)
+    worker.turn("s", words(300), generate=False)
+    resident = speak(worker, 20)
+    observed = resident.session.queries.observed().last(tokens)
+    run(worker, resident, 20)
+    keys = stored_keys(worker)
+    length = keys.shape[2]
+    positions = torch.arange(length).expand(2, -1)
+    for layer, found in enumerate(active(worker)):
+        weights = attention(observed.queries[layer], keys[layer], positions, observed.positions)
+        by_head = weights.mean(2).mean(1) if group == "mean" else weights.mean(2).amax(1)
+        for head, rows in enumerate(found):
+            stay = {*range(sinks), *range(length - recent, length)}
+            rest = sorted(set(range(length)) - stay, key=lambda p: (-float(by_head[head, p]), p))
+            assert rows == sorted([*stay, *rest[: budget - len(stay)]])
+
+
+def test_rows_of_equal_score_are_taken_from_the_beginning(
+    make_worker: Callable[..., Any],
+) -> None:
+    """Heads that attend to nothing in particular: zero queries give every row the same weight."""
+    worker = make_worker(block_tokens=64, sinks=0, recent=4, turn_share=0.0)
+    once = '{"every": 1, "first": 1, "window": 1}'
+    worker.open(method="loopserve", budget=20, method_settings=once)
+    worker.turn("s", "the river " * 60, generate=False)
+    resident = speak(worker, 1)
+    observed = resident.session.queries.observed()
+    resident.session.queries.clear()
+    resident.session.queries.push(
+        torch.zeros_like(torch.stack(observed.queries)), observed.positions
+    )
+    run(worker, resident, 1)
+    length = resident.session.length
+    # The observation window of one token is among the recent rows.
+    expected = [*range(16), *range(length - 4, length)]
+    assert active(worker) == [[expected] * 2] * 2
+
+
+def test_the_prompt_of_the_turn_is_not_protected_whole(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """The newest rows of the turn stay, up to its share of the budget; its others are candidates."""
+    worker = make_worker(block_tokens=32, sinks=2, recent=4, turn_share=0.5)
+    worker.open(method="loopserve", budget=40, method_settings='{"every": 4, "first": 4}')
+    worker.turn("s", words(120), generate=False)
+    engine = worker.engine
+    resident = engine.swap_in(engine.session("s"))
+    resident.session.clear_turn()
+    resident.session.turn_start = 0
+    for token in range(40, 44):
+        engine.forward([resident], torch.tensor([[token]]))
+    run(worker, resident, 4)
+    newest = resident.session.length - (20 - 2 - 4)
+    for layer in active(worker):
+        for rows in layer:
+            assert len(rows) == 40
+            assert rows[-14:] == list(range(newest, resident.session.length))
+
+
+def test_rows_that_a_repair_promoted_become_ordinary_and_the_reserve_is_used(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(**{**SMALL, "budget": 64, "repair_rows": 16})
+    worker.turn("s", words(150), generate=False)
+    worker.repair("s", text=words(6, seed=5))
+    assert worker.memory().promoted_rows == 16
+    resident = speak(worker, 4)
+    run(worker, resident, 4)
+    assert resident.session.promoted_rows == 0
+    assert worker.engine.cache.rows_per_head(resident.slot) == [64, 64]
+    rows = [worker.engine.cache.read(resident.slot, layer) for layer in range(2)]
+    assert not any(bool(each.promoted.any()) for each in rows)
+    done = worker.turn("s", words(10, seed=6), max_tokens=4)
+    assert max(done.memory.active_rows) <= 48, (
+        "the next turn ends within the budget less the reserve"
+    )
+
+
+def test_a_repair_knows_the_scores_of_rows_that_a_re_selection_evicted(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(**SMALL)
+    worker.turn("s", words(150), generate=False)
+    resident = speak(worker, 4)
+    resident.session.eviction_scores = EvictionScores()
+    before = active(worker)
+    run(worker, resident, 4)
+    gone = {
+        position
+        for was, now in zip(before, active(worker), strict=True)
+        for head, kept in zip(was, now, strict=True)
+        for position in set(head) - set(kept)
+    }
+    recorded = resident.session.eviction_scores
+    assert len(recorded.tokens) == min(len(gone), 48)
+    assert set(recorded.tokens.tolist()) <= gone
+    assert bool((recorded.scores > 0).all())
+
+
+@pytest.mark.parametrize("method", EVICTING)
+def test_any_method_that_evicts_may_re_select(
+    method: str, make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=32, recent=8, layer_sensitivity=(0.5, 1.0))
+    worker.open(method=method, budget=60, options=EVERY_4, repair_rows=12)
+    said = worker.turn("s", words(120), repair=True, max_tokens=18)
+    assert said.reselections.count == (said.output_tokens - 2) // 4 > 0
+    assert all(
+        peak <= bound
+        for peak, bound in zip(said.memory.peak_rows, said.memory.bound_rows, strict=True)
+    )
+    worker.check()
+
+
+def test_evictions_observe_the_method_s_own_window_alone(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """A method that looks at fewer queries than a re-selection evicts as it does without one."""
+    worker = make_worker(block_tokens=32, recent=8)
+    for name, options in (("with", '{"reselect": {"every": 64, "first": 64}}'), ("without", "")):
+        worker.open(name, method="tova", budget=48, options=options)
+    states = [worker.turn(name, words(120), max_tokens=9).state for name in ("with", "without")]
+    assert states[0].selection == states[1].selection
+
+
+# Settings
+
+
+def test_a_method_that_keeps_every_row_refuses_re_selections(
+    make_worker: Callable[..., Any],
+) -> None:
+    with pytest.raises(BadSettings, match="full keeps every row"):
+        make_worker().open(method="full", options=EVERY_4)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "options"),
+    [
+        ("loopserve", '{"every": 16, "window": 8}', ""),
+        ("loopserve", '{"window": 8}', ""),
+        ("snapkv", '{"window": 8}', '{"reselect": {"every": 16, "first": 4}}'),
+    ],
+)
+def test_the_window_covers_the_queries_of_a_re_selection(
+    method: str, settings: str, options: str, make_worker: Callable[..., Any]
+) -> None:
+    worker = make_worker()
+    with pytest.raises(BadSettings, match="set window to 16 or more, or every to 8 or less"):
+        worker.open(method=method, method_settings=settings, options=options)
+
+
+def test_a_session_s_own_rhythm_comes_before_its_method_s(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(method="loopserve", budget=48, options=EVERY_4)
+    assert worker.turn("s", words(90), max_tokens=14).reselections.count == 3
+
+
+# Steps
+
+
+def test_the_newest_rows_are_awaited_before_the_scan(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Their write is held up: without the wait the store would not have them."""
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(**SMALL)
+    worker.turn("s", words(120), generate=False)
+    gate = threading.Event()
+    worker.engine.store_io.submit(gate.wait)
+    resident = speak(worker, 4)
+    assert worker.engine.store.length("s") < resident.session.length
+    running = reselect(worker.engine, resident, 4, pb.ReselectionReport())
+    try:
+        write = next(running)
+        assert isinstance(write, Future)
+        assert not write.done()
+    finally:
+        gate.set()
+    write.result()
+    finish(running)
+    assert worker.engine.store.length("s") == resident.session.length
+    worker.check()
+
+
+def test_other_sessions_decode_between_its_steps(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """A step per chunk of pages, and one per layer for its scores and for its selection."""
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(**SMALL)
+    worker.turn("s", words(150), generate=False)
+    resident = speak(worker, 4)
+    running = reselect(worker.engine, resident, 4, pb.ReselectionReport())
+    assert finish(running) >= 1 + 2 + 2
+
+
+def test_sessions_that_decode_together_say_what_each_says_alone(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=32, recent=8)
+    texts = [words(60 + 20 * number, seed=number) for number in range(3)]
+    alone = []
+    for number, text in enumerate(texts):
+        worker.open(f"alone{number}", **SMALL)
+        alone.append(worker.turn(f"alone{number}", text, max_tokens=20))
+        worker.open(f"beside{number}", **SMALL)
+    running = [
+        worker.submit(f"beside{number}", text, max_tokens=20) for number, text in enumerate(texts)
+    ]
+    for expected, turn in zip(alone, running, strict=True):
+        found = turn.result(600)
+        assert list(found.token_ids) == list(expected.token_ids)
+        assert found.state.selection == expected.state.selection
+        assert found.reselections.count == expected.reselections.count > 0
+    assert max(sessions for sessions, _ in worker.engine.passes) > 1
+    worker.check()
+
+
+def test_a_failed_read_moves_no_row(
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(**SMALL)
+    worker.turn("s", words(120), generate=False)
+    resident = speak(worker, 4)
+    before = active(worker)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise TierFailedError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.engine.store, "gather_selection", fail)
+        with pytest.raises(StorageFailed):
+            finish(reselect(worker.engine, resident, 4, pb.ReselectionReport()))
+    assert active(worker) == before
+    worker.check()

@@ -1,0 +1,214 @@
+"""Turns that re-select their rows come out the same however often the session was interrupted."""
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+
+PAGE = 64
+WAIT = 600
+SPEC: dict[str, Any] = {
+    "method": "loopserve",
+    "budget": 56,
+    "repair_rows": 12,
+    "method_settings": '{"every": 4, "first": 4, "window": 8}',
+}
+LIMITS: dict[str, Any] = {"block_tokens": 32, "recent": 8}
+TURN: dict[str, Any] = {"max_tokens": 18}
+
+
+def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
+    """A finished turn of one user message as the turn log has it."""
+    return pb.LoggedTurn(
+        token_ids=done.token_ids,
+        prompt_tokens=done.prompt_tokens,
+        output_tokens=done.output_tokens,
+        messages=[pb.Message(role="user", content=text), done.message],
+    )
+
+
+def fork(
+    worker: Any,
+    child: str,
+    length: int,
+    *,
+    state: pb.SessionState | None = None,
+    turns: Sequence[pb.LoggedTurn] = (),
+    parent: str = "s",
+    inherited: Sequence[pb.SharedPages] = (),
+) -> pb.ForkResult:
+    """Fork a session at its committed state, or by a replay of its turns."""
+    shared = [*inherited, pb.SharedPages(owner=parent, pages=length // PAGE)]
+    spec = pb.SessionSpec(session=child, epoch=1, shared=shared, **SPEC)
+    request = pb.ForkRequest(parent=parent, spec=spec, state=state, turns=turns)
+    return worker.scheduler.fork(request).result(WAIT)
+
+
+def told(worker: Any, words: Callable[..., str], turns: int = 3) -> list[tuple[pb.TurnDone, str]]:
+    """Session `s` after some turns that evict and re-select."""
+    worker.open(**SPEC)
+    texts = [words(70, seed=seed) for seed in range(turns)]
+    said = [(worker.turn("s", text, **TURN), text) for text in texts]
+    assert [bool(done.reselections.count) for done, _ in said].count(True) > 1
+    return said
+
+
+def test_a_turn_that_is_told_again_after_a_loss_re_selects_at_the_same_tokens(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Cancelled in the middle of its answer, opened as committed, and run once more."""
+    worker = make_worker(**LIMITS)
+    said = told(worker, words)
+    state = said[-1][0].state
+    expected = worker.turn("s", "and then", **TURN)
+    worker.open(epoch=2, state=state, **SPEC)
+    running: list[Any] = []
+    heard: list[pb.TurnEvent] = []
+
+    def emit(event: pb.TurnEvent) -> None:
+        heard.append(event)
+        if len(heard) == 11:
+            running[0].cancel()
+
+    running.append(worker.submit("s", "and then", epoch=2, emit=emit, **TURN))
+    with pytest.raises(CancelledError):
+        running[0].result(WAIT)
+    assert len(heard) >= 11, "two re-selections had run, after 4 and 8 tokens"
+    worker.open(epoch=3, state=state, **SPEC)
+    again = worker.turn("s", "and then", epoch=3, **TURN)
+    assert list(again.token_ids) == list(expected.token_ids)
+    assert again.state == expected.state
+    assert again.reselections.rows_in == expected.reselections.rows_in > 0
+    worker.check()
+
+
+def test_the_committed_selection_is_the_re_selected_one(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Reopened from its state a session continues with it; without re-selection it is another."""
+    worker = make_worker(**LIMITS)
+    worker.open(**SPEC)
+    done = worker.turn("s", words(120), **TURN)
+    plain = {**SPEC, "method": "snapkv", "method_settings": '{"window": 8, "pool": 1}'}
+    worker.open("plain", **plain)
+    without = worker.turn("plain", words(120), **TURN)
+    assert done.state.selection != without.state.selection
+    following = worker.turn("s", "and then", **TURN)
+    worker.open(epoch=2, state=done.state, **SPEC)
+    assert worker.turn("s", "and then", epoch=2, **TURN).state == following.state
+
+
+def test_a_fork_by_replay_is_the_session_as_it_was(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(**LIMITS)
+    said = told(worker, words)
+    log = [logged(*turn) for turn in said]
+    for count, (done, _) in enumerate(said, 1):
+        forked = fork(worker, f"child{count}", done.state.length, turns=log[:count])
+        assert forked.state == done.state
+    worker.check()
+
+
+def test_pages_that_were_lost_are_computed_again_over_the_re_selected_rows(
+    make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
+) -> None:
+    """Scans of the replay read what it has computed itself, whole pages and a part of one."""
+    worker = make_worker(**LIMITS)
+    said = told(worker, words)
+    state = said[-1][0].state
+    log = [logged(*turn) for turn in said]
+    store = worker.engine.store
+    everything = torch.arange(state.length)
+    before = store.gather("s", everything)
+    pages = range(-(-state.length // PAGE))
+    for epoch, lost in enumerate(([pages[-2]], [1, pages[-1]], pages), 2):
+        for page in lost:
+            lose_page(store, "s", page)
+        spec = pb.SessionSpec(session="s", epoch=epoch, **SPEC)
+        request = pb.RebuildRequest(spec=spec, state=state, turns=log)
+        assert worker.scheduler.rebuild(request).result(WAIT).pages == len(lost)
+        torch.testing.assert_close(store.gather("s", everything), before, rtol=1e-4, atol=1e-4)
+    worker.check()
+
+
+@dataclass
+class Twin:
+    """A session that is disturbed between its turns, beside one that is not."""
+
+    worker: Any
+    name: str
+    state: pb.SessionState | None = None
+    epoch: int = 1
+    done: list[pb.TurnDone] = field(default_factory=list)
+    shared: list[pb.SharedPages] = field(default_factory=list)
+
+    def turn(self, text: str, *, repair: bool) -> None:
+        self.done.append(self.worker.turn(self.name, text, epoch=self.epoch, repair=repair, **TURN))
+        self.state = self.done[-1].state
+
+    def repair(self, text: str) -> None:
+        request = pb.RepairRequest(
+            session=self.name, epoch=self.epoch, trigger="tool_result", text=text
+        )
+        self.state = self.worker.scheduler.repair(request).result(WAIT).state
+
+    def reopen(self) -> None:
+        self.epoch += 1
+        self.worker.open(self.name, epoch=self.epoch, state=self.state, shared=self.shared, **SPEC)
+
+    def move(self) -> None:
+        """Continue in a fork at the committed state, under another name."""
+        assert self.state is not None
+        child = f"{self.name}x"
+        length = self.state.length
+        fork(
+            self.worker,
+            child,
+            length,
+            state=self.state,
+            parent=self.name,
+            inherited=self.shared,
+        )
+        self.shared.append(pb.SharedPages(owner=self.name, pages=length // PAGE))
+        self.name, self.epoch = child, 1
+
+    def swap_out(self) -> None:
+        for other in ("a", "b"):
+            name = f"{other}{len(self.done)}"
+            self.worker.open(name, budget=60, method="snapkv")
+            self.worker.turn(name, "hello", max_tokens=2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_turns_repairs_and_interruptions_gives_the_same_answers(
+    seed: int, make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    choices = random.Random(seed)
+    worker = make_worker(slots=2, **LIMITS)
+    calm, disturbed = Twin(worker, "calm"), Twin(worker, "s")
+    for twin in (calm, disturbed):
+        worker.open(twin.name, **SPEC)
+    for number in range(8):
+        text = words(choices.randint(5, 60), seed=100 * seed + number)
+        if number and choices.random() < 0.4:
+            for twin in (calm, disturbed):
+                twin.repair(text[:40])
+        repair = choices.random() < 0.4
+        calm.turn(text, repair=repair)
+        disturbed.turn(text, repair=repair)
+        found, expected = disturbed.done[-1], calm.done[-1]
+        assert list(found.token_ids) == list(expected.token_ids)
+        assert found.state == expected.state
+        assert found.reselections.count == expected.reselections.count
+        pairs = zip(found.memory.peak_rows, found.memory.bound_rows, strict=True)
+        assert all(peak <= bound for peak, bound in pairs)
+        choices.choice([disturbed.reopen, disturbed.move, disturbed.swap_out])()
+        worker.check()
+    assert sum(done.reselections.count for done in calm.done) > 8
