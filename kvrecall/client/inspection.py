@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from kvrecall.client.models import Message, Repair, TurnEpisode, TurnMemory
+from kvrecall.client.models import Message, Repair, TurnEpisode, TurnMemory, TurnPrefill
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class LoggedTurn:
     episode: TurnEpisode | None
     durable: bool
     memory: TurnMemory
+    prefill: TurnPrefill | None = None
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,16 @@ class TurnEpisode:
 
 
 @dataclass(frozen=True)
+class TurnPrefill:
+    """Blocks of a turn that were prefilled sparsely: cover of the attention weight, and density."""
+
+    blocks: int
+    cover_min: float
+    cover_mean: float
+    density: float
+
+
+@dataclass(frozen=True)
 class Turn:
     """Committed turn: number `turn` of the session, the reply, usage, memory, seconds by phase."""
 
@@ -265,6 +275,7 @@ class Turn:
     fidelity: Fidelity | None = None
     episode: TurnEpisode | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    prefill: TurnPrefill | None = None
 
     @property
     def text(self) -> str:

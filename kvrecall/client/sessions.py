@@ -1,7 +1,7 @@
 """Sessions: their options at creation, and their models in responses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
@@ -31,6 +31,8 @@ class SessionOptions(TypedDict, total=False):
     repair_scan: Literal["exact", "bounded", "summary"] | None
     repair_settings: Mapping[str, Any]
     repair_seconds: float | None
+    # Sparse prefill: {"sparse": "off" | "auto" | "on", "alpha": 0.99, ...}.
+    prefill: Mapping[str, Any]
     # Eviction method and its settings; see `KvrecallClient.methods`.
     method: str | None
     method_settings: Mapping[str, Any]
@@ -111,6 +113,7 @@ class Session:
     updated_at: datetime
     memory: SessionMemory | None = None
     durable: bool | None = None
+    prefill: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

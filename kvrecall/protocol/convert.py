@@ -9,7 +9,13 @@ from kvrecall.domain.commit_points import CommitPoint, limit_points
 from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Message, Sampling, TokenLogprob, ToolCall
-from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
+from kvrecall.domain.reports import (
+    EpisodeReport,
+    Fidelity,
+    MemoryReport,
+    PrefillReport,
+    RepairReport,
+)
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
@@ -229,6 +235,14 @@ def repair_from_wire(report: pb.RepairReport, in_pause: bool = False) -> RepairR
     )
 
 
+def prefill_from_wire(done: pb.TurnDone) -> PrefillReport | None:
+    """Convert the report of a turn's sparse blocks; None if it had none."""
+    if not done.HasField("prefill"):
+        return None
+    report = done.prefill
+    return PrefillReport(report.blocks, report.cover_min, report.cover_mean, report.density)
+
+
 def episode_from_wire(episode: str, similarity: float, done: pb.TurnDone) -> EpisodeReport:
     """Build the report of a turn that matched `episode`."""
     if not done.HasField("switched"):
@@ -289,11 +303,12 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         methods=tuple(method_info_from_wire(method) for method in info.methods),
         repair=method_info_from_wire(info.repair) if info.HasField("repair") else None,
         call_format=info.call_format,
+        prefill=method_info_from_wire(info.prefill) if info.HasField("prefill") else None,
     )
 
 
 def method_info_from_wire(method: pb.MethodInfo) -> MethodInfo:
-    """Convert the description of an eviction method, or of repair."""
+    """Convert the description of an eviction method, of repair or of sparse prefill."""
     return MethodInfo(method.name, method.summary, method.settings_schema, method.episodes)
 
 

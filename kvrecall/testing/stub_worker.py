@@ -141,8 +141,13 @@ class StubWorker:
         self._fault("open")
         session = request.spec.session
         self.call_log.append(f"open {request.state.length}")
-        for name in ("method_settings", "repair_settings"):
-            if '"bad"' in getattr(request.spec, name):
+        settings = {
+            "method_settings": request.spec.method_settings,
+            "repair_settings": request.spec.repair_settings,
+            "prefill": worker_options_from_wire(request.spec).prefill,
+        }
+        for name, text in settings.items():
+            if '"bad"' in text:
                 raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
         self._note_open(request.spec)

@@ -16,6 +16,7 @@ from kvrecall.protocol.convert import (
     memory_from_wire,
     message_from_wire,
     message_to_wire,
+    prefill_from_wire,
     repair_from_wire,
     sampling_to_wire,
 )
@@ -141,4 +142,5 @@ class TurnContext:
             worker=self.live.claim.worker,
             retries=self.retries,
             stop=done.state.length + len(done.state.pending),
+            prefill=prefill_from_wire(done),
         )

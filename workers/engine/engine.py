@@ -27,6 +27,7 @@ from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
+from workers.sparse.block import SparseBlock
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,8 @@ class Engine:
         for resident in residents:
             self._make_room(resident, tokens)
         observe = max(observed_tokens(resident.session, tokens) for resident in residents)
-        step = self._begin_step(residents, tokens, observe)
+        sparse = self._sparse_block(residents, tokens)
+        step = self._begin_step(residents, tokens, observe, sparse)
         try:
             logits = self.model.forward(token_ids, step, logits_to_keep)
             recorded = [
@@ -287,6 +289,10 @@ class Engine:
             raise
         for resident, part in zip(residents, recorded, strict=True):
             self._append_recorded(resident, part)
+        if sparse is not None and (report := sparse.report) is not None:
+            residents[0].session.sparse_reports.append(report)
+            self.metrics.observe("worker_prefill_density", report.density_mean)
+            self.metrics.observe("worker_prefill_cover", report.cover_mean)
         return logits
 
     def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:
@@ -381,8 +387,22 @@ class Engine:
             step.undo()
         return step
 
+    def _sparse_block(
+        self, residents: Sequence[ResidentSession], tokens: int
+    ) -> SparseBlock | None:
+        """The sparse attention of a block; None for decoding steps and sessions without it."""
+        session = residents[0].session
+        settings = session.config.sparse
+        if len(residents) > 1 or tokens == 1 or not settings.enabled:
+            return None
+        return SparseBlock(settings, session.config.seed, session.length)
+
     def _begin_step(
-        self, residents: Sequence[ResidentSession], tokens: int, observe: int
+        self,
+        residents: Sequence[ResidentSession],
+        tokens: int,
+        observe: int,
+        sparse: SparseBlock | None = None,
     ) -> ForwardStep:
         starts = torch.tensor([resident.session.length for resident in residents])
         return ForwardStep(
@@ -390,6 +410,7 @@ class Engine:
             [resident.slot for resident in residents],
             starts[:, None] + torch.arange(tokens),
             min(observe, tokens),
+            sparse=sparse,
         )
 
     def _update_peak(self, session: WorkerSession) -> None:

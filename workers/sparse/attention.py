@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.cache.active_cache import EMPTY
 from workers.primitives.selection import gather_or_empty, mask_to_indices
 from workers.sparse.block_rows import TILE, BlockRows
 from workers.sparse.lines import Lines

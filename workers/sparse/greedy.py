@@ -9,9 +9,15 @@ from workers.sparse.block_rows import BlockRows
 # Weights are summed as multiples of 2**-40: integers have one sum in whatever order a device adds
 # them, so a block that is computed again takes the same lines. 512 rows fit into 64 bits.
 _SCALE = 2.0**40
-# A round takes at most this share of the lines, and as many lines in any case.
+# A round takes at most this share of the lines, or as many lines; and at least this share of those
+# taken before: the last per mille of the weight would otherwise take a round for each line.
 _ROUND = 0.05
 _ROUND_LINES = 32
+_LEAST = 1 / 64
+# Density of the lines that a round takes, to that of the best line of the other kind.
+_SLACK = 0.8
+# Weights that are summed at a time.
+_RUN = 1 << 19
 
 
 class LineSearch:
@@ -62,17 +68,16 @@ class LineSearch:
         self._width = width
         self._slashes = -(-rows.end // width)
         open_rows = (rows.positions != EMPTY) & ~always
-        distance = self._drawn[:, None] - self._positions.masked_fill(~open_rows, 0)[:, None]
-        is_open = open_rows[:, None] & (distance >= band)
-        self._weights = torch.where(is_open.repeat_interleave(self._group, 0), weights, 0.0)
+        self._weights = weights
         # Sets of rows: the first choose, the second check.
         self._sets = (slice(0, fitted), slice(fitted if fitted < sampled else 0, sampled))
-        self._total = self._sum_sets(weights).sum(-1)
-        column_sums = self._sum_sets(self._weights)
-        self._column_sums = column_sums
-        self._left_columns = column_sums[:, 0].clone()
-        self._left_slashes = self._sum_slashes(distance)
-        self._base = self._total - column_sums.sum(-1)
+        self._column_sums = torch.zeros(heads, 2, n, dtype=torch.int64, device=weights.device)
+        self._left_slashes = self._column_sums.new_zeros(heads, 2, self._slashes)
+        self._sum_weights(open_rows, band)
+        self._left_columns = self._column_sums[:, 0].clone()
+        counts = [rows.stop - rows.start for rows in self._sets]
+        self._total = torch.tensor(counts, device=weights.device) * int(_SCALE)
+        self._base = self._total - self._column_sums.sum(-1)
         self._column_cells = torch.where(open_rows, self._tokens, 0)
         self._slash_cells = self._count_cells(open_rows, rows, band) * (width + tile - 1) / width
         self._lookup = self._invert(open_rows, rows.first)
@@ -100,24 +105,26 @@ class LineSearch:
 
     def checked_cover(self) -> Tensor:
         """Mean share of the checking rows' weight that is covered, float32 `[h]`."""
-        return (self._covered()[:, 1] / self._total[:, 1]).float()
+        return (self._covered()[:, 1].double() / self._total[1]).float()
 
-    def _sum_sets(self, weights: Tensor) -> Tensor:
-        """Sum over each set's rows, int64 `[h, 2, n]`, in multiples of 1 / _SCALE."""
-        return torch.stack([_to_fixed(weights[:, rows]).sum(1) for rows in self._sets], 1)
+    def _sum_weights(self, open_rows: Tensor, band: int) -> None:
+        """Sum each set's weights by column and by slash line, and zero what is always computed.
 
-    def _sum_slashes(self, distance: Tensor) -> Tensor:
-        """Sum each set's weights by slash line, int64 `[h, 2, b]`.
-
-        distance: int64 `[kv, s, n]`; any under 0 where the weight is 0.
+        In runs of rows, whose temporaries stay in a cache.
         """
-        at = (distance.clamp(min=0) // self._width).clamp(max=self._slashes - 1)
-        at = at.repeat_interleave(self._group, 0)
-        sums = at.new_zeros(len(at), 2, self._slashes)
+        heads, _, n = self._weights.shape
+        size = max(1, _RUN // (heads * n))
+        positions = self._positions.masked_fill(~open_rows, self._tokens + self._drawn.amax())
         for number, rows in enumerate(self._sets):
-            weights = _to_fixed(self._weights[:, rows]).flatten(1)
-            sums[:, number].scatter_add_(1, at[:, rows].flatten(1), weights)
-        return sums
+            for start in range(rows.start, rows.stop, size):
+                run = slice(start, min(start + size, rows.stop))
+                distance = self._drawn[run, None] - positions[:, None]
+                closed = (distance < band).repeat_interleave(self._group, 0)
+                fixed = _to_fixed(self._weights[:, run].masked_fill_(closed, 0.0))
+                self._column_sums[:, number] += fixed.sum(1)
+                at = (distance.clamp_(min=0) // self._width).repeat_interleave(self._group, 0)
+                sums = self._left_slashes[:, number]
+                sums.scatter_add_(1, at.flatten(1), fixed.flatten(1))
 
     def _count_cells(self, open_rows: Tensor, rows: BlockRows, band: int) -> Tensor:
         """Cells of the block by slash line, int64 `[kv, b]`: open rows that queries see on it.
@@ -153,21 +160,33 @@ class LineSearch:
         Not over 0 where both are covered; exact at alpha = 1, where nothing may be missing.
         """
         missing = (self._total - self._covered()).double() / self._total
-        return (missing - (1 - alpha)).amax(1) * self._total[:, 0]
+        return (missing - (1 - alpha)).amax(1) * self._total[0]
 
     def _best(self, left: Tensor, wanted: Tensor, size: int) -> Tensor:
-        """Choose the densest lines up to the wanted weight: bool `[h, n + b]`, at most `size`."""
+        """Choose the densest lines up to the wanted weight: bool `[h, n + b]`, at most `size`.
+
+        Columns or slash lines: those of one kind do not overlap, so their weights stay as they are
+        while they are taken. Not much sparser ones than the best of the other kind.
+        """
+        n = self.columns.shape[1]
         gains = torch.cat([self._left_columns, self._left_slashes[:, 0]], 1)
         density = torch.where(left > 0, gains / left.clamp(min=1), -1.0)
-        best = density.topk(size, 1)
+        column, slash = density[:, :n].amax(1, True), density[:, n:].amax(1, True)
+        is_slash = torch.arange(density.shape[1], device=density.device) >= n
+        best = density.masked_fill(is_slash != (slash > column), -1.0).topk(size, 1)
         gained = gains.gather(1, best.indices)
         before = gained.cumsum(1) - gained
-        chosen = (before < wanted[:, None]) & (best.values >= 0)
+        least = (_LEAST * (self.columns.sum(1) + self.slashes.sum(1)))[:, None]
+        more = torch.arange(size, device=least.device) < least
+        chosen = (before < wanted[:, None]) | more
+        chosen &= (best.values >= 0) & (best.values >= _SLACK * torch.minimum(column, slash))
+        chosen &= (wanted > 0)[:, None]
         return torch.zeros_like(left, dtype=torch.bool).scatter_(1, best.indices, chosen)
 
     def _take(self, chosen: Tensor) -> None:
         """Take lines, bool `[h, n + b]`, and subtract their cells from the lines that cross them."""
-        columns, slashes = chosen.split([self.columns.shape[1], self._slashes], 1)
+        n = self.columns.shape[1]
+        columns, slashes = chosen[:, :n], chosen[:, n:]
         self._take_columns(*columns.nonzero(as_tuple=True))
         self._take_slashes(*slashes.nonzero(as_tuple=True))
         self.columns |= columns

@@ -55,7 +55,6 @@ def choose_lines(
     and by as much in sum on the others. `cover` is the mean of c over the held-out queries; its
     standard error is their deviation over the root of their number.
     """
-    tokens, n = rows.queries.shape[1], rows.keys.shape[1]
     drawn = torch.randperm(rows.tokens, generator=generator)[: settings.sample]
     drawn = drawn.to(rows.keys.device)
     n_kv_heads, n, _ = rows.keys.shape

@@ -28,7 +28,8 @@ class SparsePrefill:
         float, Field(gt=0.5, le=1, description="Share of the attention weight to cover.")
     ] = 0.99
     sample: Annotated[
-        int, Field(ge=16, le=512, description="Tokens of a block whose attention is computed first.")
+        int,
+        Field(ge=16, le=512, description="Tokens of a block whose attention is computed first."),
     ] = 64
     held_out: Annotated[
         float, Field(ge=0, lt=0.9, description="Share of the sample that only checks the cover.")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from gateway.rest.schemas.base import View
 from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, ToolCallView
-from gateway.rest.schemas.turns import TurnEpisodeView
+from gateway.rest.schemas.turns import TurnEpisodeView, TurnPrefillView
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from services.reading.turn_records import TurnRecord
@@ -68,6 +68,7 @@ class LoggedTurnView(View):
     episode: TurnEpisodeView | None
     durable: bool
     memory: TurnMemoryView
+    prefill: TurnPrefillView | None
 
     @classmethod
     def from_domain(cls, record: TurnRecord) -> "LoggedTurnView":
@@ -94,6 +95,7 @@ class LoggedTurnView(View):
             episode=None if episode is None else TurnEpisodeView.model_validate(episode),
             durable=outcome.durable,
             memory=TurnMemoryView.from_domain(outcome),
+            prefill=TurnPrefillView.from_domain(outcome.prefill),
         )
 
 
