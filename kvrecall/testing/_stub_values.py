@@ -8,6 +8,8 @@ from itertools import groupby, takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from kvrecall.domain.session_settings import WorkerOptions
+from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 PAGE_TOKENS = 4
@@ -69,6 +71,27 @@ def worker_stats(sessions: int) -> pb.WorkerStats:
         rebuilt_pages=2,
         prefilled_tokens=11,
     )
+
+
+def bad_settings(spec: pb.SessionSpec) -> list[str]:
+    """Name the settings of a session that have a member `bad`."""
+    settings = {
+        "method_settings": spec.method_settings,
+        "repair_settings": spec.repair_settings,
+        "prefill": worker_options_from_wire(spec).prefill,
+    }
+    return [name for name, text in settings.items() if '"bad"' in text]
+
+
+def add_reports(done: pb.TurnDone, request: pb.TurnRequest, options: WorkerOptions) -> None:
+    """Add the reports that a turn has beside its answer."""
+    if options.prefills_sparsely:
+        report = pb.PrefillReport(blocks=2, cover_min=0.9375, cover_mean=0.96875, density=0.25)
+        done.prefill.CopyFrom(report)
+    if request.repair:
+        done.repair.CopyFrom(turn_repair_report(done.prompt_tokens))
+    if request.compare_with:
+        done.fidelity.CopyFrom(pb.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))
 
 
 def words_of_message(message: pb.Message) -> list[str]:

@@ -14,7 +14,9 @@ from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing._stub_values import (
     PAGE_TOKENS,
+    add_reports,
     answer_message,
+    bad_settings,
     built_episode,
     cut_at_stop,
     embed_words,
@@ -25,7 +27,6 @@ from kvrecall.testing._stub_values import (
     shared_pages,
     switch_report,
     token_of_word,
-    turn_repair_report,
     utterance_tokens,
     words_of_message,
     words_of_signal,
@@ -141,14 +142,8 @@ class StubWorker:
         self._fault("open")
         session = request.spec.session
         self.call_log.append(f"open {request.state.length}")
-        settings = {
-            "method_settings": request.spec.method_settings,
-            "repair_settings": request.spec.repair_settings,
-            "prefill": worker_options_from_wire(request.spec).prefill,
-        }
-        for name, text in settings.items():
-            if '"bad"' in text:
-                raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
+        for name in bad_settings(request.spec):
+            raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
         self._note_open(request.spec)
         self.sessions[session] = pb.SessionState.FromString(request.state.SerializeToString())
@@ -394,11 +389,9 @@ class StubWorker:
             # An answer's last word has a row at once; elsewhere it is the next turn's.
             prefilled_tokens=len(prompt) + (message is not None) - taken * PAGE_TOKENS,
         )
-        if request.repair:
-            self.options.append(worker_options_from_wire(self.specs[request.session]))
-            done.repair.CopyFrom(turn_repair_report(len(prompt)))
-        if request.compare_with:
-            done.fidelity.CopyFrom(pb.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))
+        options = worker_options_from_wire(self.specs[request.session])
+        self.options += [options] * request.repair
+        add_reports(done, request, options)
         return done
 
     def _memory(self, session: str) -> pb.MemoryReport:

@@ -53,7 +53,7 @@ class ForwardStep(Cache):
         new_values: As `new_keys`.
         observed: After the pass, the post-RoPE queries of the last `observe` tokens per layer,
             `[B, n_heads, observe, head_dim]`.
-        sparse: What attends in place of exact attention, if anything.
+        sparse: What attends in place of exact attention; None, unless it is set before the pass.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class ForwardStep(Cache):
         observe: int = 0,
         *,
         static: bool = False,
-        sparse: BlockAttention | None = None,
     ) -> None:
         """Reserve rows for the new tokens; query_positions: int `[B, t]`, after the slots' rows.
 
@@ -77,7 +76,7 @@ class ForwardStep(Cache):
         self.observe = observe
         self.slot_list = list(slots)
         self.static = static
-        self.sparse = sparse
+        self.sparse: BlockAttention | None = None
         self.query_positions = query_positions.to(cache.device, torch.int32, non_blocking=True)
         self.control = self._reserve(query_positions.shape[1])
         self._mask: tuple[int, Tensor] | None = None  # and the first layer that it was made for

@@ -155,6 +155,12 @@ class WorkerSession:
         accumulates = bool(self.config.method.observation.accumulate)
         return Selection.from_slot(cache, self.slot, accumulated=accumulates)
 
+    def update_peak(self, cache: ActiveCache) -> None:
+        """Raise `peak` to what the slot has held, while the session has one."""
+        if self.slot is not None:
+            peak = cache.peak[:, self.slot].tolist()
+            self.peak = [max(a, b) for a, b in zip(self.peak or peak, peak, strict=True)]
+
     def create_scratch(self, episode: ActiveEpisode) -> "WorkerSession":
         """Build an empty session of the same configuration in `episode`; it stores no rows."""
         queries = RecentQueries(self.queries.width)

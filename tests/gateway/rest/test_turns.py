@@ -57,6 +57,7 @@ async def test_a_turn_returns_the_reply_usage_and_memory(api: Any) -> None:
         "episode": None,
         "durable": True,
         "logprobs": None,
+        "prefill": None,
     }
 
 

@@ -45,7 +45,9 @@ def test_it_is_the_softmax_over_its_cells(
     lines = draw_lines(rows, seed, share)
     places = find_places(rows, lines, SPARSE)
     cells = places.wanted.repeat_interleave(TILE, 1)[:, :tokens]
-    torch.testing.assert_close(attend(rows, places), dense_output(rows, cells), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        attend(rows, places), dense_output(rows, cells), atol=1e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("group", [1, 3])

@@ -112,14 +112,16 @@ def test_a_slash_line_is_a_distance_between_true_positions() -> None:
     random = torch.Generator().manual_seed(5)
     directions = torch.nn.functional.normalize(torch.randn(128, 64, generator=random), dim=-1) * 9
     for query in range(128):
-        queries[0, query] = directions[query]
-        if (row := at.get(rows.first + query - 200)) is not None:
+        row = at.get(rows.first + query - 200)
+        queries[0, query] = directions[query] if row is not None else 0
+        if row is not None:
             keys[0, row] = directions[query] * 2
     planted = replace(rows, queries=queries, keys=keys)
-    lines = choose(planted, replace(SPARSE, alpha=0.8, sample=128, slash_width=1, held_out=0))
+    lines = choose(planted, replace(SPARSE, alpha=0.55, sample=128, slash_width=1, held_out=0))
     assert lines is not None
     assert bool(lines.offsets[0, 200])
-    assert int(lines.offsets.sum()) <= 3
+    assert int(lines.offsets.sum()) == 1
+    assert not bool(lines.columns.any())
 
 
 def test_absent_rows_have_no_line() -> None:
@@ -163,7 +165,9 @@ def test_heads_in_pieces_have_the_lines_of_all_heads_together(
 def test_exact_attention_pays_for_attention_without_lines() -> None:
     flat = build_block(6, sharpness=0.01, old=1000)
     assert choose(flat, replace(SPARSE, max_density=0.5)) is None
-    lines = choose(build_block(6, columns=20, old=1000), replace(SPARSE, max_density=0.5, alpha=0.7))
+    lines = choose(
+        build_block(6, columns=20, old=1000), replace(SPARSE, max_density=0.5, alpha=0.7)
+    )
     assert lines is not None
 
 
