@@ -12,6 +12,9 @@ from workers.sparse.settings import SparsePrefill
 
 # Rows of a tile are padded to a multiple of this: kernels read masks in aligned runs.
 _ALIGNED = 16
+# A block's tiles attend to the union of their rows if it has at most this many times their mean: one
+# list for all queries is gathered once, and one large product is faster than many small ones.
+_ALIKE = 1.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +24,14 @@ class Places:
     Attributes:
         wanted: bool `[n_kv_heads, tiles, n]`; where a query may not see a row of its tile, the row
             is masked for it.
+        alike: KV heads whose tiles all attend to the same rows, bool `[n_kv_heads]`.
         exact: KV heads that attend to every row, bool `[n_kv_heads]`.
         density: Share of the rows, over the tiles that could see them, float64 `[n_kv_heads]`; 1
             for exact heads.
     """
 
     wanted: Tensor
+    alike: Tensor
     exact: Tensor
     density: Tensor
 
@@ -47,24 +52,31 @@ def find_places(rows: BlockRows, lines: Lines, settings: SparsePrefill) -> Place
     offsets[:, : settings.band] = True
     wanted = visible & (columns[:, None] | _touched(offsets, rows.positions, starts, lasts))
     queries = (lasts - starts + 1).double()
-    density = (wanted * queries).sum((1, 2)) / (visible * queries).sum((1, 2))
+    union = wanted.any(1, keepdim=True)
+    rows_of_tiles = (wanted * queries).sum((1, 2))
+    alike = union.sum((1, 2)) * rows.tokens <= _ALIKE * rows_of_tiles
+    wanted |= union & alike[:, None, None]
+    density = (wanted & visible).mul(queries).sum((1, 2)) / (visible * queries).sum((1, 2))
     exact = lines.exact.view(*groups).any((1, 2)) | (density > settings.max_density)
-    return Places(wanted, exact, density.masked_fill(exact, 1.0))
+    return Places(wanted, alike, exact, density.masked_fill(exact, 1.0))
 
 
 def attend(rows: BlockRows, places: Places) -> Tensor:
     """Attention over each tile's places: one softmax over one list of rows.
 
-    Runs on any device: a head's tiles are a batch, their lists padded to the longest. Returns
+    Runs on any device: a head's tiles are a batch, their lists padded to the longest, or one tile. Returns
     `[n_heads, t, head_dim]`.
     """
-    exact = places.exact.tolist()
-    heads = [
-        _attend_exactly(rows.heads(head, head + 1))
-        if exact[head]
-        else _attend_tiles(rows.heads(head, head + 1), places.wanted[head])
-        for head in range(len(exact))
-    ]
+    alike, exact = places.alike.tolist(), places.exact.tolist()
+    heads = []
+    for head in range(len(exact)):
+        part = rows.heads(head, head + 1)
+        if exact[head]:
+            heads.append(_attend_exactly(part))
+        elif alike[head]:
+            heads.append(_attend_tiles(part, places.wanted[head, :1], rows.tokens))
+        else:
+            heads.append(_attend_tiles(part, places.wanted[head], TILE))
     return torch.cat(heads)
 
 
@@ -83,14 +95,14 @@ def _touched(offsets: Tensor, positions: Tensor, starts: Tensor, lasts: Tensor) 
     return under(lasts - known + 1) > under(starts - known)
 
 
-def _attend_tiles(rows: BlockRows, wanted: Tensor) -> Tensor:
-    """Attention of one KV head's group over its tiles' rows; wanted: bool `[tiles, n]`."""
+def _attend_tiles(rows: BlockRows, wanted: Tensor, size: int) -> Tensor:
+    """Attention of one KV head's group, `size` queries over each tile's rows, bool `[tiles, n]`."""
     tiles = len(wanted)
     indices = mask_to_indices(wanted)
     indices = torch.nn.functional.pad(indices, (0, -indices.shape[1] % _ALIGNED), value=-1)
     at = gather_or_empty(rows.positions.expand(tiles, -1), indices)
     # Queries that only fill the last tile see what is before them, and are dropped.
-    queries = rows.first + torch.arange(tiles * TILE, device=at.device).view(tiles, TILE)
+    queries = rows.first + torch.arange(tiles * size, device=at.device).view(tiles, size)
     hidden = at[:, None] > queries[..., None]
     mask = torch.zeros(hidden.shape, dtype=rows.queries.dtype, device=at.device)
     mask.masked_fill_(hidden, -torch.inf)
@@ -99,9 +111,9 @@ def _attend_tiles(rows: BlockRows, wanted: Tensor) -> Tensor:
         part[0].index_select(0, flat).view(tiles, 1, -1, part.shape[-1])
         for part in (rows.keys, rows.values)
     )
-    fill = tiles * TILE - rows.tokens
+    fill = tiles * size - rows.tokens
     grouped = torch.nn.functional.pad(rows.queries, (0, 0, 0, fill))
-    grouped = grouped.view(rows.group, tiles, TILE, -1).transpose(0, 1).flatten(1, 2)
+    grouped = grouped.view(rows.group, tiles, size, -1).transpose(0, 1).flatten(1, 2)
     out = torch.nn.functional.scaled_dot_product_attention(
         grouped[:, None],
         keys,
@@ -109,7 +121,7 @@ def _attend_tiles(rows: BlockRows, wanted: Tensor) -> Tensor:
         attn_mask=mask.repeat(1, rows.group, 1)[:, None],
         scale=rows.scale,
     )
-    out = out.view(tiles, rows.group, TILE, -1).transpose(0, 1).flatten(1, 2)
+    out = out.view(tiles, rows.group, size, -1).transpose(0, 1).flatten(1, 2)
     return out[:, : rows.tokens]
 
 

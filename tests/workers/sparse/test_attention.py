@@ -57,7 +57,9 @@ def test_the_cells_of_every_line_are_computed_and_no_tile_sees_more_rows(
 ) -> None:
     rows = build_block(1, group=group, tokens=150, kept=kept, uneven=True)
     lines = draw_lines(rows, 1, 0.1)
-    wanted = find_places(rows, lines, SPARSE).wanted
+    places = find_places(rows, lines, SPARSE)
+    assert not bool(places.alike.any())
+    wanted = places.wanted
     columns = lines.columns.view(2, group, -1).any(1) | rows.always(SPARSE.sinks)
     offsets = lines.offsets.view(2, group, -1).any(1)
     offsets[:, : SPARSE.band] = True
@@ -80,6 +82,20 @@ def test_all_weight_of_all_queries_gives_exact_attention(cache: dict[str, object
     assert not bool(lines.exact.any())
     out = attend(rows, find_places(rows, lines, how))
     torch.testing.assert_close(out, dense_output(rows), atol=1e-5, rtol=0)
+
+
+def test_tiles_that_want_about_the_same_rows_attend_to_their_union() -> None:
+    rows = build_block(3, old=2000, tokens=150)
+    lines = draw_lines(rows, 3, 0.0)
+    lines.columns[:2, :900] = True
+    lines.offsets[:2, 1200] = True
+    places = find_places(rows, lines, SPARSE)
+    assert places.alike.tolist() == [True, False]
+    assert torch.equal(places.wanted[0, 0], places.wanted[0, 2])
+    assert bool(places.wanted[0, 0, 1900 - 1200 : 2149 - 1200].all())
+    out = attend(rows, places)
+    cells = places.wanted.repeat_interleave(TILE, 1)[:, : rows.tokens]
+    torch.testing.assert_close(out, dense_output(rows, cells), atol=1e-5, rtol=1e-4)
 
 
 def test_a_kv_head_whose_tiles_take_too_many_rows_is_computed_whole() -> None:

@@ -70,7 +70,8 @@ def test_held_out_queries_are_covered_by_alpha(
 
 def test_without_held_out_queries_the_sample_alone_is_covered() -> None:
     """The paper's way over-fits: the block is covered by less than its sample."""
-    short, checked = [], []
+    short: list[float] = []
+    checked: list[float] = []
     for seed in range(12):
         rows = build_block(seed, old=400, tokens=256, sharpness=2.0)
         for held_out, found in ((0.0, short), (0.25, checked)):
