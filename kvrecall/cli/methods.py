@@ -13,7 +13,7 @@ from rich.text import Text
 def methods_command() -> None:
     """List the eviction methods and the settings of each, and the settings of repair."""
     # torch takes seconds to import: other commands do without.
-    from workers.methods import METHODS, describe, describe_repair
+    from workers.methods import METHODS, describe, describe_prefill, describe_repair
 
     table = Table("method", "rows it keeps, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, method in METHODS.items():
@@ -28,6 +28,11 @@ def methods_command() -> None:
         "repair", "rows it promotes, and its settings", box=box.SIMPLE_HEAD, pad_edge=False
     )
     repairs.add_row(repair.name, _text(repair.summary, format_settings(repair.settings_schema)))
+    prefill = describe_prefill()
+    prefills = Table(
+        "prefill", "attention it leaves out, and its settings", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    prefills.add_row(prefill.name, _text(prefill.summary, format_settings(prefill.settings_schema)))
     console = Console()
     console.print(table)
     console.print(
@@ -38,6 +43,8 @@ def methods_command() -> None:
     )
     console.print(repairs)
     console.print('A session sets them with "repair_settings".', highlight=False)
+    console.print(prefills)
+    console.print('A session sets them with "prefill".', highlight=False)
 
 
 def _text(summary: str, lines: Iterable[str]) -> Text:

@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from kvrecall.client.models import Message, Repair, Reselections, TurnEpisode, TurnMemory
+from kvrecall.client.models import (
+    Message,
+    Repair,
+    Reselections,
+    TurnEpisode,
+    TurnMemory,
+    TurnPrefill,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class LoggedTurn:
     durable: bool
     memory: TurnMemory
     reselections: Reselections | None = None
+    prefill: TurnPrefill | None = None
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,16 @@ class Reselections:
 
 
 @dataclass(frozen=True)
+class TurnPrefill:
+    """Blocks of a turn that were prefilled sparsely: cover of the attention weight, and density."""
+
+    blocks: int
+    cover_min: float
+    cover_mean: float
+    density: float
+
+
+@dataclass(frozen=True)
 class Turn:
     """Committed turn: number `turn` of the session, the reply, usage, memory, seconds by phase."""
 
@@ -276,6 +286,7 @@ class Turn:
     episode: TurnEpisode | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     reselections: Reselections | None = None
+    prefill: TurnPrefill | None = None
 
     @property
     def text(self) -> str:

@@ -1,7 +1,7 @@
 """Sessions: their options at creation, and their models in responses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
@@ -38,6 +38,8 @@ class SessionOptions(TypedDict, total=False):
     repair_scan: Literal["exact", "bounded", "summary"] | None
     repair_settings: Mapping[str, Any]
     repair_seconds: float | None
+    # Sparse prefill: {"sparse": "off" | "auto" | "on", "alpha": 0.99, ...}.
+    prefill: Mapping[str, Any]
     # Eviction method and its settings; see `KvrecallClient.methods`.
     method: str | None
     method_settings: Mapping[str, Any]
@@ -128,6 +130,7 @@ class Session:
     memory: SessionMemory | None = None
     durable: bool | None = None
     reselect: Reselection | None = None
+    prefill: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from kvrecall.client.models import JsonObject
 
 @dataclass(frozen=True)
 class Method:
-    """Eviction method or repair, with the JSON schema of its settings."""
+    """Eviction method, repair or sparse prefill, with the JSON schema of its settings."""
 
     name: str
     summary: str
@@ -16,10 +16,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Methods:
-    """Eviction methods of the service, and the repair with its `repair_settings`."""
+    """Eviction methods of the service, the repair (`repair_settings`) and the sparse prefill."""
 
     methods: tuple[Method, ...]
     repair: Method | None
+    prefill: Method | None = None
 
 
 @dataclass(frozen=True)

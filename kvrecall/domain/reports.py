@@ -108,6 +108,21 @@ class ReselectionReport:
 
 
 @dataclass(frozen=True)
+class PrefillReport:
+    """Blocks of a turn that were prefilled sparsely.
+
+    `cover` is the share of attention weight that was computed, on the queries that checked it: the
+    least of a layer and head, and the mean. `density`: mean share of the rows that queries attended
+    to.
+    """
+
+    blocks: int
+    cover_min: float
+    cover_mean: float
+    density: float
+
+
+@dataclass(frozen=True)
 class TurnOutcome:
     """The result of a committed turn; it is stored with the turn.
 
@@ -123,7 +138,7 @@ class TurnOutcome:
 
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token; outcomes that were
-    stored before 0.3.0 do not have them.
+    stored before 0.3.0 do not have them. `prefill` is of a turn with sparse blocks.
     """
 
     session: str
@@ -151,6 +166,7 @@ class TurnOutcome:
     retries: int = 0
     stop: int | None = None
     reselections: ReselectionReport | None = None
+    prefill: PrefillReport | None = None
 
     @property
     def computed_tokens(self) -> int:

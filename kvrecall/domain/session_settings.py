@@ -1,5 +1,6 @@
 """The settings that are fixed when a session is created."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -77,10 +78,17 @@ class WorkerOptions:
     """Options that act in the worker alone: gateway and services pass them on unchanged.
 
     `repair_seconds`: deadline of one repair; None: none. `reselect`: None leaves it to the method.
+    `prefill`: a JSON object, the settings of a sparse prefill.
     """
 
     repair_seconds: float | None = None
     reselect: Reselection | None = None
+    prefill: str = "{}"
+
+    @property
+    def prefills_sparsely(self) -> bool:
+        """Return whether rows depend on `prefill`, and on the session's seed."""
+        return bool(json.loads(self.prefill).get("sparse", "off") != "off")
 
     @property
     def worker_options(self) -> "WorkerOptions":

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """An eviction method, or repair. `settings_schema` is the JSON schema of its settings.
+    """An eviction method, repair, or sparse prefill. `settings_schema` is the JSON schema of its settings.
 
     `episodes`: evictions observe with the active episode's prompt, so a session may have episodes.
     """
@@ -39,3 +39,4 @@ class WorkerInfo:
     methods: tuple[MethodInfo, ...]
     repair: MethodInfo | None
     call_format: str = ""
+    prefill: MethodInfo | None = None

@@ -13,6 +13,7 @@ from kvrecall.domain.reports import (
     EpisodeReport,
     Fidelity,
     MemoryReport,
+    PrefillReport,
     RepairReport,
     ReselectionReport,
 )
@@ -235,6 +236,14 @@ def repair_from_wire(report: pb.RepairReport, in_pause: bool = False) -> RepairR
     )
 
 
+def prefill_from_wire(done: pb.TurnDone) -> PrefillReport | None:
+    """Convert the report of a turn's sparse blocks; None if it had none."""
+    if not done.HasField("prefill"):
+        return None
+    report = done.prefill
+    return PrefillReport(report.blocks, report.cover_min, report.cover_mean, report.density)
+
+
 def episode_from_wire(episode: str, similarity: float, done: pb.TurnDone) -> EpisodeReport:
     """Build the report of a turn that matched `episode`."""
     if not done.HasField("switched"):
@@ -303,11 +312,12 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         methods=tuple(method_info_from_wire(method) for method in info.methods),
         repair=method_info_from_wire(info.repair) if info.HasField("repair") else None,
         call_format=info.call_format,
+        prefill=method_info_from_wire(info.prefill) if info.HasField("prefill") else None,
     )
 
 
 def method_info_from_wire(method: pb.MethodInfo) -> MethodInfo:
-    """Convert the description of an eviction method, or of repair."""
+    """Convert the description of an eviction method, of repair or of sparse prefill."""
     return MethodInfo(method.name, method.summary, method.settings_schema, method.episodes)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvrecall.domain.session_settings import WorkerOptions
+from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 PAGE_TOKENS = 4
@@ -44,6 +45,7 @@ def worker_info() -> pb.WorkerInfo:
         repair=pb.MethodInfo(
             name="repairkv", summary="bursts around anchors", settings_schema="{}"
         ),
+        prefill=pb.MethodInfo(name="sparse", summary="lines of blocks", settings_schema="{}"),
         page_tokens=PAGE_TOKENS,
         token_bytes=64,
     )
@@ -70,6 +72,16 @@ def worker_stats(sessions: int) -> pb.WorkerStats:
         rebuilt_pages=2,
         prefilled_tokens=11,
     )
+
+
+def bad_settings(spec: pb.SessionSpec) -> list[str]:
+    """Name the settings of a session that have a member `bad`."""
+    settings = {
+        "method_settings": spec.method_settings,
+        "repair_settings": spec.repair_settings,
+        "prefill": worker_options_from_wire(spec).prefill,
+    }
+    return [name for name, text in settings.items() if '"bad"' in text]
 
 
 def words_of_message(message: pb.Message) -> list[str]:
@@ -163,7 +175,7 @@ def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.Repai
 def turn_reports(
     request: pb.TurnRequest, options: WorkerOptions, signal_tokens: int
 ) -> dict[str, Any]:
-    """Build a turn's reports by their fields: its own repair, re-selections, the comparison."""
+    """Build a turn's reports by their names: what it has beside its answer."""
     reports: dict[str, Any] = {}
     if request.repair:
         reports["repair"] = pb.RepairReport(
@@ -182,6 +194,10 @@ def turn_reports(
     if options.reselect is not None and request.generate:
         reports["reselections"] = pb.ReselectionReport(
             count=2, rows_in=40, rows_out=30, seconds=0.25
+        )
+    if options.prefills_sparsely:
+        reports["prefill"] = pb.PrefillReport(
+            blocks=2, cover_min=0.9375, cover_mean=0.96875, density=0.25
         )
     return reports
 

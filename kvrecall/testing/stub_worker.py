@@ -15,6 +15,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing._stub_values import (
     PAGE_TOKENS,
     answer_message,
+    bad_settings,
     built_episode,
     cut_at_stop,
     embed_words,
@@ -141,9 +142,8 @@ class StubWorker:
         self._fault("open")
         session = request.spec.session
         self.call_log.append(f"open {request.state.length}")
-        for name in ("method_settings", "repair_settings"):
-            if '"bad"' in getattr(request.spec, name):
-                raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
+        for name in bad_settings(request.spec):
+            raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
         self._note_open(request.spec)
         self.sessions[session] = pb.SessionState.FromString(request.state.SerializeToString())

@@ -110,6 +110,7 @@ class PrefixSharing:
 def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo) -> str:
     """Digest everything that the rows of the leading system messages depend on, as 64 hex digits."""
     settings = session.settings
+    seeded = settings.method in SEEDED_METHODS or settings.prefills_sparsely
     shapes = {
         "tenant": settings.tenant,
         "model": info.fingerprint,
@@ -122,7 +123,8 @@ def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo
         "layer_budgets": settings.layer_budgets,
         "repair_settings": settings.repair_settings,
         "repair_scan": settings.repair_scan,
-        "seed": settings.seed if settings.method in SEEDED_METHODS else None,
+        "prefill": settings.prefill,
+        "seed": settings.seed if seeded else None,
         "tools": settings.tools,
         "leading": [asdict(message) for message in leading],
     }

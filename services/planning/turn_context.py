@@ -16,6 +16,7 @@ from kvrecall.protocol.convert import (
     memory_from_wire,
     message_from_wire,
     message_to_wire,
+    prefill_from_wire,
     repair_from_wire,
     reselections_from_wire,
     sampling_to_wire,
@@ -143,4 +144,5 @@ class TurnContext:
             retries=self.retries,
             stop=done.state.length + len(done.state.pending),
             reselections=reselections_from_wire(done),
+            prefill=prefill_from_wire(done),
         )

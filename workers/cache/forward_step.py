@@ -3,15 +3,36 @@
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from workers.cache.active_cache import ActiveCache
+from workers.cache.active_cache import EMPTY, ActiveCache
 
 # Rows that a static step's reads are a multiple of: as many steps share their shapes.
 _STATIC_ROWS = 256
+
+
+class BlockAttention(Protocol):
+    """Attention of one block's queries that a step runs in place of the exact one."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        scale: float | None,
+    ) -> Tensor | None:
+        """Attend in one layer; None where exact attention is to run.
+
+        query: `[1, n_heads, t, head_dim]`; key, value: `[1, n_kv_heads, n, head_dim]`; positions:
+        int32 `[1, n_kv_heads, n]`, `EMPTY` where there is no row; scale None: head_dim ** -0.5.
+        Returns `[1, n_heads, t, head_dim]`.
+        """
 
 
 class ForwardStep(Cache):
@@ -32,6 +53,7 @@ class ForwardStep(Cache):
         new_values: As `new_keys`.
         observed: After the pass, the post-RoPE queries of the last `observe` tokens per layer,
             `[B, n_heads, observe, head_dim]`.
+        sparse: What attends in place of exact attention; None, unless it is set before the pass.
     """
 
     def __init__(
@@ -54,6 +76,7 @@ class ForwardStep(Cache):
         self.observe = observe
         self.slot_list = list(slots)
         self.static = static
+        self.sparse: BlockAttention | None = None
         self.query_positions = query_positions.to(cache.device, torch.int32, non_blocking=True)
         self.control = self._reserve(query_positions.shape[1])
         self._mask: tuple[int, Tensor] | None = None  # and the first layer that it was made for
@@ -111,6 +134,19 @@ class ForwardStep(Cache):
                 torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf),
             )
         return self._mask[1]
+
+    def positions(self, layer_idx: int) -> Tensor:
+        """True positions of the rows that `update` returned, int32 `[B, n_kv_heads, n]`.
+
+        `EMPTY` behind the ends of shorter heads.
+        """
+        positions = self.cache.pool.positions
+        if (window := self._windows[layer_idx]) is not None:
+            return self._view(positions, layer_idx, window)
+        indices = self._flat_indices(layer_idx)
+        lengths = self.control[1, layer_idx, ..., None] + self.query_positions.shape[1]
+        resident = torch.arange(indices.shape[-1], device=indices.device) < lengths
+        return positions.flatten()[indices].masked_fill(~resident, EMPTY)
 
     def record(self, queries: Tensor) -> None:
         """Record a layer's last `observe` queries of `[B, n_heads, t, head_dim]`."""

@@ -13,9 +13,8 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
-from workers.engine import memory_report
+from workers.engine import memory_report, recording
 from workers.engine.eviction import evict, over_budget
-from workers.engine.recording import Recorded, observe_prompt, observed_tokens, record
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
@@ -254,7 +253,7 @@ class Engine:
         """Free the session's slot. No row is copied: all are in the store already."""
         if session.slot is None:
             return
-        self._update_peak(session)
+        session.update_peak(self.cache)
         session.selection = session.active_selection(self.cache)
         self.cache.release(session.slot)
         session.slot = None
@@ -274,12 +273,13 @@ class Engine:
         tokens = token_ids.shape[1]
         for resident in residents:
             self._make_room(resident, tokens)
-        observe = max(observed_tokens(resident.session, tokens) for resident in residents)
+        observe = max(recording.observed_tokens(resident.session, tokens) for resident in residents)
         step = self._begin_step(residents, tokens, observe)
+        step.sparse = sparse = recording.begin_sparse(residents, tokens)
         try:
             logits = self.model.forward(token_ids, step, logits_to_keep)
             recorded = [
-                record(self.cache, resident, token_ids[index], step, index, self.settings)
+                recording.record(self.cache, resident, token_ids[index], step, index, self.settings)
                 for index, resident in enumerate(residents)
             ]
         except BaseException:
@@ -287,6 +287,8 @@ class Engine:
             raise
         for resident, part in zip(residents, recorded, strict=True):
             self._append_recorded(resident, part)
+        if sparse is not None:
+            recording.report_sparse(residents[0].session, sparse, self.metrics)
         return logits
 
     def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:
@@ -315,7 +317,7 @@ class Engine:
         if not prompts:
             return None
         steps = (self._forward_transient(resident, prompt) for prompt in prompts)
-        return Observed.concatenate([observe_prompt(step) for step in steps])
+        return Observed.concatenate([recording.observe_prompt(step) for step in steps])
 
     def evict(self, resident: ResidentSession, *, turn_over: bool = False) -> None:
         """Bring the session back into its budget; a session within it stays as it is.
@@ -339,7 +341,7 @@ class Engine:
 
     def memory(self, session: WorkerSession) -> pb.MemoryReport:
         """Report the session's rows and bytes, active and stored."""
-        self._update_peak(session)
+        session.update_peak(self.cache)
         selection = session.active_selection(self.cache)
         return memory_report.build_report(
             session, selection, self.bound(session), self.model, self.store.usage()
@@ -357,7 +359,7 @@ class Engine:
         if free < tokens:
             self.evict(resident)
 
-    def _append_recorded(self, resident: ResidentSession, recorded: Recorded) -> None:
+    def _append_recorded(self, resident: ResidentSession, recorded: recording.Recorded) -> None:
         """Update length and observations, and pass the rows to the store and to `keep_rows`."""
         session = resident.session
         start = session.length
@@ -392,9 +394,3 @@ class Engine:
             starts[:, None] + torch.arange(tokens),
             min(observe, tokens),
         )
-
-    def _update_peak(self, session: WorkerSession) -> None:
-        if session.slot is None:
-            return
-        peak = self.cache.peak[:, session.slot].tolist()
-        session.peak = [max(a, b) for a, b in zip(session.peak or peak, peak, strict=True)]

@@ -1,16 +1,19 @@
-"""Records of a forward pass: the rows and observations of each of its sessions."""
+"""Records of a forward pass: the rows and observations of each of its sessions, its sparse attention."""
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from kvrecall.metrics.page import Metrics
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.engine.accumulation import received_weights
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.primitives.observation import Observed, RecentQueries
+from workers.sparse.block import SparseBlock
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,26 @@ def observe_prompt(step: ForwardStep) -> Observed:
         [keys[0] for keys in step.new_keys],
         step.query_positions[0],
     )
+
+
+def begin_sparse(residents: Sequence[ResidentSession], tokens: int) -> SparseBlock | None:
+    """Begin the sparse attention of a block of `tokens`, which a prefill appends to one session.
+
+    None for decoding steps and for sessions without it.
+    """
+    session = residents[0].session
+    settings = session.config.sparse
+    if len(residents) > 1 or tokens == 1 or not settings.enabled:
+        return None
+    return SparseBlock(settings, session.config.seed, session.length)
+
+
+def report_sparse(session: WorkerSession, block: SparseBlock, metrics: Metrics) -> None:
+    """Add a block's report to those of the turn, and measure it; nothing if no layer was sparse."""
+    if (report := block.report) is not None:
+        session.sparse_reports.append(report)
+        metrics.observe("worker_prefill_density", report.density_mean)
+        metrics.observe("worker_prefill_cover", report.cover_mean)
 
 
 def observed_tokens(session: WorkerSession, tokens: int) -> int:

@@ -21,6 +21,8 @@ from workers.engine.selection import Selection
 from workers.methods import DEFAULT_SCAN, Method, RepairKV
 from workers.model.tokenizer import ChatMessage
 from workers.primitives.observation import RecentQueries
+from workers.sparse.block import SparseReport
+from workers.sparse.settings import SparsePrefill
 
 # Objects of a session, its configuration and its entries in tables.
 _SESSION_BYTES = 4096
@@ -46,6 +48,7 @@ class SessionConfig:
     tools: tuple[Any, ...] = ()
     repair: RepairKV = field(default_factory=RepairKV)
     repair_scan: RepairScan = DEFAULT_SCAN
+    sparse: SparsePrefill = field(default_factory=SparsePrefill)
     options: WorkerOptions = field(default_factory=WorkerOptions)
 
     @property
@@ -86,6 +89,7 @@ class WorkerSession:
     - `deferred_signal`: token ids of unanswered messages, for the next repair before a turn.
     - `eviction_scores`: of at most as many tokens as the budget has rows.
     - `block`: token ids appended since the last eviction, at most a block.
+    - `sparse_reports`: of the turn's blocks that were prefilled sparsely.
     - `peak`: most rows per head ever active, per layer.
     - `dirty`: a turn or repair is changing the session; its state is not the committed one.
     - `discarded`: the session was closed before its turn or repair ended; only an open restores it.
@@ -108,6 +112,7 @@ class WorkerSession:
     distribution: Distribution | None = None
     turn_start: int = 0
     block: list[int] = field(default_factory=list)
+    sparse_reports: list[SparseReport] = field(default_factory=list)
     peak: list[int] = field(default_factory=list)
     slot: int | None = None
     selection: Selection | None = None
@@ -157,6 +162,7 @@ class WorkerSession:
         """Clear the turn's observations: a session resumed in between then evicts the same rows."""
         self.queries.clear()
         self.block.clear()
+        self.sparse_reports.clear()
 
     def active_selection(self, cache: ActiveCache) -> Selection | None:
         """The active rows, in the slot or swapped out; None before the first token."""
@@ -164,6 +170,12 @@ class WorkerSession:
             return self.selection
         accumulates = bool(self.config.method.observation.accumulate)
         return Selection.from_slot(cache, self.slot, accumulated=accumulates)
+
+    def update_peak(self, cache: ActiveCache) -> None:
+        """Raise `peak` to what the slot has held, while the session has one."""
+        if self.slot is not None:
+            peak = cache.peak[:, self.slot].tolist()
+            self.peak = [max(a, b) for a, b in zip(self.peak or peak, peak, strict=True)]
 
     def create_scratch(self, episode: ActiveEpisode) -> "WorkerSession":
         """Build an empty session of the same configuration in `episode`; it stores no rows."""

@@ -14,6 +14,7 @@ from workers.errors import BadSettings
 from workers.methods import Method, RepairKV
 from workers.model.loader import LoadedModel
 from workers.primitives import budgets
+from workers.sparse.settings import SparsePrefill
 
 
 def build_config(
@@ -30,6 +31,7 @@ def build_config(
     measured later or elsewhere.
     """
     method = methods.build(spec.method, spec.method_settings)
+    options = worker_options_from_wire(spec)
     repair, scan = methods.build_repair(spec.repair_settings, spec.repair_scan)
     split = _parse_layer_budgets(spec, method)
     if spec.budget > settings.max_budget:
@@ -51,6 +53,7 @@ def build_config(
         tools=_parse_tools(spec),
         repair=repair,
         repair_scan=scan,
+        sparse=_build_sparse(options.prefill, method),
         options=options,
     )
 
@@ -143,6 +146,21 @@ def _parse_layer_budgets(spec: pb.SessionSpec, method: Method) -> LayerBudgets:
     raise BadSettings(
         f"there are no layer_budgets {spec.layer_budgets!r}; there are {', '.join(known)}"
     )
+
+
+def _build_sparse(prefill: str, method: Method) -> SparsePrefill:
+    """Build a session's sparse prefill. Raises BadSettings.
+
+    A method that accumulates over every query computes all of their weights, and would undo it.
+    """
+    sparse = methods.build_prefill(prefill)
+    if sparse.enabled and method.observation.accumulate:
+        raise BadSettings(
+            f"prefill.sparse {sparse.sparse!r} and the method {method.name} exclude each other: "
+            f"{method.name} sums the attention of every query. Leave prefill.sparse off, or use a "
+            "method that observes the last queries, such as snapkv"
+        )
+    return sparse
 
 
 def _parse_tools(spec: pb.SessionSpec) -> tuple[Any, ...]:

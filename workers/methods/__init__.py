@@ -1,4 +1,4 @@
-"""Eviction methods and the repair, by name; a new method is one file and one line in `_ALL`."""
+"""Eviction methods, the repair and the sparse prefill, by name; a new method is one file and one line in `_ALL`."""
 
 import json
 from collections.abc import Mapping
@@ -29,6 +29,7 @@ from workers.methods.scissorhands import Scissorhands
 from workers.methods.snapkv import SnapKV
 from workers.methods.streaming_llm import StreamingLLM
 from workers.methods.tova import TOVA
+from workers.sparse.settings import SparsePrefill
 
 _ALL: tuple[type[Method], ...] = (
     Full,
@@ -58,8 +59,10 @@ __all__ = [
     "Method",
     "RepairKV",
     "build",
+    "build_prefill",
     "build_repair",
     "describe",
+    "describe_prefill",
     "describe_repair",
 ]
 
@@ -91,6 +94,14 @@ def build_repair(settings: str, scan: str) -> tuple[RepairKV, RepairScan]:
     return _validate(RepairKV, settings, "repair_settings"), chosen
 
 
+def build_prefill(settings: str) -> SparsePrefill:
+    """Build a session's sparse prefill from its settings, a JSON object as text.
+
+    Raises BadSettings naming the invalid setting.
+    """
+    return _validate(SparsePrefill, settings, "prefill")
+
+
 def describe(name: str) -> pb.MethodInfo:
     """Describe a method: name, summary, JSON schema of its settings, use of episodes.
 
@@ -103,6 +114,11 @@ def describe(name: str) -> pb.MethodInfo:
 def describe_repair() -> pb.MethodInfo:
     """Describe the repair, as `describe` does for methods."""
     return _describe("repairkv", RepairKV, False)
+
+
+def describe_prefill() -> pb.MethodInfo:
+    """Describe the sparse prefill, as `describe` does for methods."""
+    return _describe("sparse", SparsePrefill, False)
 
 
 def _validate(kind: type[_T], settings: str, label: str) -> _T:

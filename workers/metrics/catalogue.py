@@ -41,6 +41,16 @@ LOAD = (
         buckets.OUTPUT_TOKEN,
         kind=("prefill", "decode"),
     ),
+    histogram(
+        "worker_prefill_density",
+        "Share of the rows that a sparse block attends to, mean over its sparse layers and heads.",
+        buckets.RATIOS,
+    ),
+    histogram(
+        "worker_prefill_cover",
+        "Share of the attention weight on these rows, on held-out queries, mean over them.",
+        buckets.COVERS,
+    ),
     histogram("worker_batch_sessions", "Sessions decoded in one pass.", buckets.SESSIONS),
     counter("worker_prefilled_tokens_total", "Tokens computed in blocks, also after a loss."),
     counter(

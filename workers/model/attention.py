@@ -38,7 +38,8 @@ def active_attention(
     query: `[B, n_heads, t, head_dim]`; key, value: `[B, n_kv_heads, n, head_dim]`, as
     `ForwardStep.update` returned them. A query sees all rows from before the step, and the new rows
     that are not after its own: `ForwardStep.mask` hides the ends of shorter heads and the future
-    alike. Returns `[B, t, n_heads, head_dim]`.
+    alike. A step's sparse attention runs in its place where it returns anything. Returns
+    `[B, t, n_heads, head_dim]`.
 
     Raises ModelRefused if the model requires more than that (a soft cap, learned sinks, a window):
     leaving it out would change the model's output.
@@ -49,11 +50,16 @@ def active_attention(
             "compute"
         )
     step.record(query)
+    layer = cast("int", module.layer_idx)
+    if step.sparse is not None:
+        out = step.sparse.attend(layer, query, key, value, step.positions(layer), scaling)
+        if out is not None:
+            return out.transpose(1, 2), None
     batch, n_heads, tokens, head_dim = query.shape
     n_kv_heads = key.shape[1]
     # The query heads of a group become queries of their KV head, so that no row is repeated.
     grouped = query.reshape(batch, n_kv_heads, n_heads // n_kv_heads * tokens, head_dim)
-    mask = step.mask(cast("int", module.layer_idx), query.dtype)
+    mask = step.mask(layer, query.dtype)
     out = nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=mask, scale=scaling
     )

@@ -77,6 +77,7 @@ class WorkerService:
             max_context=engine.model.max_context,
             methods=[methods.describe(name) for name in methods.METHODS],
             repair=methods.describe_repair(),
+            prefill=methods.describe_prefill(),
             page_tokens=engine.store.layout.page_tokens,
             token_bytes=engine.store.layout.token_bytes,
             protocol_version=PROTOCOL_VERSION,

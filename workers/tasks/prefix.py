@@ -19,9 +19,10 @@ def take_prefix(
     """Make the prompt's first rows active from the pages of `prefix`; returns the tokens taken.
 
     Only rows before the first eviction are the same in both sessions, so no more are taken than the
-    budget holds. Of a prompt that exceeds the budget whole blocks are taken, so that its evictions
-    fall at the same positions as without a prefix. Nothing is taken for methods that accumulate
-    over every query, nor if a page cannot be read. The store works on threads of its own meanwhile.
+    budget holds. Of a prompt that exceeds the budget, or that is prefilled sparsely, whole blocks
+    are taken, so that its blocks and evictions fall at the same positions as without a prefix.
+    Nothing is taken for methods that accumulate over every query, nor if a page cannot be read. The
+    store works on threads of its own meanwhile.
     """
     session = resident.session
     if session.length or session.pending or session.config.method.observation.accumulate:
@@ -66,7 +67,7 @@ def _shareable_tokens(
     last = max(1, resident.session.queries.width)
     most = min(_common_prefix(prompt, prefix.token_ids), budget, len(prompt) - last)
     tokens = max(0, most) // page * page
-    if len(prompt) > budget:
+    if len(prompt) > budget or resident.config.sparse.enabled:
         while tokens % block:
             tokens -= page
     return tokens

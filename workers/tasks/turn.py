@@ -27,6 +27,7 @@ from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.repair.repair import run_repair
 from workers.repair.reselection import reselect
+from workers.sparse.block import SparseReport
 from workers.tasks.prefix import skip_tokens, take_prefix
 
 Emit = Callable[[pb.TurnEvent], None]
@@ -90,6 +91,7 @@ def run_turn(
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
         done.fidelity.CopyFrom(_compare(plan.reference, prefilled.distribution))
+    _report_sparse(session, done)
     yield from _evict_and_flush(engine, resident, run)
     _count_tokens(done, plan, token_ids)
     done.seconds.update(run.watch.seconds)
@@ -298,6 +300,20 @@ def _build_answer(done: pb.TurnDone, answer: Answer, position: int, emit: Emit) 
     for call in calls:
         emit(pb.TurnEvent(tool_call=call))
     return convert.to_chat(done.message)
+
+
+def _report_sparse(session: WorkerSession, done: pb.TurnDone) -> None:
+    """Report the blocks that were prefilled sparsely, if any were."""
+    if session.sparse_reports:
+        report = SparseReport.join(session.sparse_reports)
+        done.prefill.CopyFrom(
+            pb.PrefillReport(
+                blocks=report.blocks,
+                cover_min=report.cover_min,
+                cover_mean=report.cover_mean,
+                density=report.density_mean,
+            )
+        )
 
 
 def _count_tokens(done: pb.TurnDone, plan: _TurnPlan, token_ids: Sequence[int]) -> None:

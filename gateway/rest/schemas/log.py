@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from gateway.rest.schemas.base import View
 from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, ToolCallView
-from gateway.rest.schemas.turns import ReselectionsView, TurnEpisodeView
+from gateway.rest.schemas.turns import ReselectionsView, TurnEpisodeView, TurnPrefillView
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from services.reading.turn_records import TurnRecord
@@ -69,6 +69,7 @@ class LoggedTurnView(View):
     durable: bool
     memory: TurnMemoryView
     reselections: ReselectionsView | None
+    prefill: TurnPrefillView | None
 
     @classmethod
     def from_domain(cls, record: TurnRecord) -> "LoggedTurnView":
@@ -96,6 +97,7 @@ class LoggedTurnView(View):
             durable=outcome.durable,
             memory=TurnMemoryView.from_domain(outcome),
             reselections=ReselectionsView.from_domain(outcome.reselections),
+            prefill=TurnPrefillView.from_domain(outcome.prefill),
         )
 
 

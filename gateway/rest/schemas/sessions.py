@@ -81,6 +81,12 @@ class CreateSessionBody(Body):
         le=3600,
         description="Time limit of one repair, in seconds; null: no limit.",
     )
+    prefill: JsonObject = Field(
+        default={},
+        max_length=64,
+        exclude_if=lambda value: not value,  # as for expires_after_seconds
+        description="Settings of a sparse prefill; their schema is `prefill` of GET /v1/methods.",
+    )
     method: Name | None = Field(
         default=None, description="Eviction method; one of GET /v1/methods."
     )
@@ -140,6 +146,7 @@ class CreateSessionBody(Body):
             repair_settings=json.dumps(self.repair_settings, sort_keys=True),
             repair_seconds=self.repair_seconds,
             reselect=None if self.reselect is None else self.reselect.to_domain(),
+            prefill=json.dumps(self.prefill, sort_keys=True),
             expires_after_seconds=self.expires_after_seconds,
         )
 
@@ -246,6 +253,7 @@ class SessionView(View):
     repair_scan: str | None
     repair_settings: dict[str, Any]
     repair_seconds: float | None
+    prefill: dict[str, Any]
     method: str
     method_settings: dict[str, Any]
     layer_budgets: str | None
@@ -279,6 +287,7 @@ class SessionView(View):
             repair_scan=settings.repair_scan,
             repair_settings=json.loads(settings.repair_settings),
             repair_seconds=settings.repair_seconds,
+            prefill=json.loads(settings.prefill),
             method=settings.method,
             method_settings=json.loads(settings.method_settings),
             layer_budgets=settings.layer_budgets,

@@ -11,7 +11,7 @@ from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, MessageBody
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Sampling, TokenLogprob
-from kvrecall.domain.reports import ReselectionReport, TurnOutcome
+from kvrecall.domain.reports import PrefillReport, ReselectionReport, TurnOutcome
 from kvrecall.domain.turn_request import TurnRequest
 
 
@@ -211,6 +211,25 @@ class ReselectionsView(View):
         return None if report is None else cls.model_validate(report)
 
 
+class TurnPrefillView(View):
+    """Blocks of a turn that were prefilled sparsely.
+
+    `cover_min` and `cover_mean` are shares of attention weight that was computed, on the queries that
+    checked it: the least of a layer and head, and the mean. `density` is the mean share of the rows
+    that queries attended to.
+    """
+
+    blocks: int
+    cover_min: float
+    cover_mean: float
+    density: float
+
+    @classmethod
+    def from_domain(cls, report: PrefillReport | None) -> "TurnPrefillView | None":
+        """Convert from the domain value; None for a turn without sparse blocks."""
+        return None if report is None else cls.model_validate(report)
+
+
 class TurnView(View):
     """Committed turn. `message` is null when the turn was only appended.
 
@@ -230,6 +249,7 @@ class TurnView(View):
     durable: bool
     logprobs: list[LogprobView] | None = None
     reselections: ReselectionsView | None = None
+    prefill: TurnPrefillView | None = None
 
     @classmethod
     def from_domain(cls, outcome: TurnOutcome) -> "TurnView":
@@ -255,4 +275,5 @@ class TurnView(View):
             logprobs=[LogprobView.model_validate(each) for each in view_logprobs(outcome.logprobs)]
             or None,
             reselections=ReselectionsView.from_domain(outcome.reselections),
+            prefill=TurnPrefillView.from_domain(outcome.prefill),
         )

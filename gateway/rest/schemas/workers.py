@@ -10,7 +10,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 class MethodView(View):
-    """Eviction method or repair, with the JSON schema of its settings."""
+    """Eviction method, repair or sparse prefill, with the JSON schema of its settings."""
 
     name: str
     summary: str
@@ -27,17 +27,24 @@ class MethodView(View):
 
 
 class MethodsView(View):
-    """Eviction methods that a session may use, and the repair with its `repair_settings`."""
+    """Eviction methods that a session may use, the repair and the sparse prefill.
+
+    Their settings are `method_settings`, `repair_settings` and `prefill` of a session.
+    """
 
     methods: list[MethodView]
     repair: MethodView | None
+    prefill: MethodView | None
 
     @classmethod
     def from_domain(cls, info: WorkerInfo) -> "MethodsView":
         """Convert from a worker's description."""
         repair = None if info.repair is None else MethodView.from_domain(info.repair)
+        prefill = None if info.prefill is None else MethodView.from_domain(info.prefill)
         return cls(
-            methods=[MethodView.from_domain(method) for method in info.methods], repair=repair
+            methods=[MethodView.from_domain(method) for method in info.methods],
+            repair=repair,
+            prefill=prefill,
         )
 
 

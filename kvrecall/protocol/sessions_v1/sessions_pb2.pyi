@@ -229,7 +229,7 @@ class Reselection(_message.Message):
     def __init__(self, every: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect")
+    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect", "prefill")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class CreateSessionRequest(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
     RESELECT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
     idempotency_key: str
     model: str
     budget: int
@@ -273,7 +274,8 @@ class CreateSessionRequest(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     expires_after: _duration_pb2.Duration
     reselect: Reselection
-    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ...) -> None: ...
+    prefill: _struct_pb2.Struct
+    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session",)
@@ -366,7 +368,7 @@ class ForkOrigin(_message.Message):
     def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable", "reselect")
+    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable", "reselect", "prefill")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +403,7 @@ class Session(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     RESELECT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: SessionState
     model: str
@@ -428,7 +431,8 @@ class Session(_message.Message):
     memory: SessionMemory
     durable: bool
     reselect: Reselection
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ...) -> None: ...
+    prefill: _struct_pb2.Struct
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class SessionMemory(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows")
@@ -705,7 +709,7 @@ class Reselections(_message.Message):
     def __init__(self, count: _Optional[int] = ..., rows_in: _Optional[int] = ..., rows_out: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections")
+    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections", "prefill")
     class DurationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -725,6 +729,7 @@ class Turn(_message.Message):
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     RESELECTIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
     session: str
     turn: int
     message: Message
@@ -737,7 +742,20 @@ class Turn(_message.Message):
     durable: bool
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     reselections: Reselections
-    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reselections: _Optional[_Union[Reselections, _Mapping]] = ...) -> None: ...
+    prefill: TurnPrefill
+    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reselections: _Optional[_Union[Reselections, _Mapping]] = ..., prefill: _Optional[_Union[TurnPrefill, _Mapping]] = ...) -> None: ...
+
+class TurnPrefill(_message.Message):
+    __slots__ = ("blocks", "cover_min", "cover_mean", "density")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COVER_MIN_FIELD_NUMBER: _ClassVar[int]
+    COVER_MEAN_FIELD_NUMBER: _ClassVar[int]
+    DENSITY_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    cover_min: float
+    cover_mean: float
+    density: float
+    def __init__(self, blocks: _Optional[int] = ..., cover_min: _Optional[float] = ..., cover_mean: _Optional[float] = ..., density: _Optional[float] = ...) -> None: ...
 
 class ToolCallStarted(_message.Message):
     __slots__ = ("arguments",)
@@ -961,12 +979,14 @@ class ListMethodsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListMethodsResponse(_message.Message):
-    __slots__ = ("methods", "repair")
+    __slots__ = ("methods", "repair", "prefill")
     METHODS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
     methods: _containers.RepeatedCompositeFieldContainer[Method]
     repair: Method
-    def __init__(self, methods: _Optional[_Iterable[_Union[Method, _Mapping]]] = ..., repair: _Optional[_Union[Method, _Mapping]] = ...) -> None: ...
+    prefill: Method
+    def __init__(self, methods: _Optional[_Iterable[_Union[Method, _Mapping]]] = ..., repair: _Optional[_Union[Method, _Mapping]] = ..., prefill: _Optional[_Union[Method, _Mapping]] = ...) -> None: ...
 
 class Method(_message.Message):
     __slots__ = ("name", "summary", "settings_schema")

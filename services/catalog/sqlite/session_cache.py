@@ -60,6 +60,11 @@ def _is_small(session: Session) -> bool:
     if session.calls or session.repairs:
         return False
     settings = session.settings
-    texts = (*settings.tools, settings.method_settings, settings.repair_settings)
+    texts = (
+        *settings.tools,
+        settings.method_settings,
+        settings.repair_settings,
+        settings.prefill,
+    )
     pairs = (text for pair in settings.metadata.items() for text in pair)
     return sum(map(len, texts)) + sum(map(len, pairs)) <= _SETTINGS_CHARACTERS

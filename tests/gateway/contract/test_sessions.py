@@ -28,6 +28,7 @@ FULL = {
     "repair_settings": {"hops": 2},
     "repair_seconds": 0.5,
     "reselect": {"every": 8, "first": 4},
+    "prefill": {"sparse": "auto", "alpha": 0.98, "sinks": 8},
     "expires_after_seconds": 3600.0,
     "seed": 7,
     "tools": [TOOL],
@@ -170,6 +171,7 @@ async def test_the_model_the_methods_and_the_workers_are_described(client: Clien
     methods = await client.describe("methods")
     assert [method["name"] for method in methods["methods"]] == ["snapkv", "full", "epicache"]
     assert methods["repair"]["summary"] == "bursts around anchors"
+    assert methods["prefill"]["summary"] == "lines of blocks"
     load = {"slots": 4, "free_slots": 3, "queued": 0, "sessions": 1, "draining": False}
     (worker,) = (await client.describe("workers"))["workers"]
     stats = worker.pop("stats")

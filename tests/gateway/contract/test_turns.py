@@ -77,6 +77,13 @@ async def test_a_turn_is_the_same_in_both_apis(both: Both, session: Any) -> None
     assert rest == rpc
 
 
+async def test_a_turn_reports_its_sparse_blocks(both: Both, client: Client, session: Any) -> None:
+    id = await session(prefill={"sparse": "on"})
+    report = {"blocks": 2, "cover_min": 0.9375, "cover_mean": 0.96875, "density": 0.25}
+    assert (await client.turn(id, USER))["prefill"] == report
+    assert (await client.turn(await session(), USER)).get("prefill") is None
+
+
 async def test_a_turn_can_append_without_generating(client: Client, session: Any) -> None:
     id = await session()
     turn = await client.turn(id, {**USER, "generate": False})

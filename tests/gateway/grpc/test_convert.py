@@ -44,6 +44,7 @@ PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
     (turns.UsageView, pb.Usage, set(), set()),
     (turns.FidelityView, pb.Fidelity, set(), set()),
     (turns.TurnEpisodeView, pb.TurnEpisode, set(), set()),
+    (turns.TurnPrefillView, pb.TurnPrefill, set(), set()),
     (memory.TurnMemoryView, pb.TurnMemory, set(), set()),
     (memory.MemoryView, pb.Memory, set(), set()),
     (repairs.RepairView, pb.Repair, set(), set()),

@@ -19,6 +19,7 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
         "repair_settings": {"hops": 2},
         "repair_seconds": 0.5,
         "reselect": {"every": 8, "first": 4},
+        "prefill": {"sparse": "auto", "alpha": 0.98},
         "seed": 7,
         "tools": [TOOL],
         "metadata": {"user": "ann"},
@@ -56,6 +57,7 @@ async def test_omitted_settings_get_defaults(api: Any) -> None:
         {},
         None,
     )
+    assert view["prefill"] == {}
 
 
 async def test_pages_list_all_sessions(api: Any) -> None:

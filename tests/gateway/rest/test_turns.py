@@ -58,6 +58,7 @@ async def test_a_turn_returns_the_reply_usage_and_memory(api: Any) -> None:
         "durable": True,
         "logprobs": None,
         "reselections": None,
+        "prefill": None,
     }
 
 

@@ -90,5 +90,10 @@ async def test_the_worker_and_its_methods_are_described(api: Any) -> None:
         "summary": "bursts around anchors",
         "settings_schema": {},
     }
+    assert found["prefill"] == {
+        "name": "sparse",
+        "summary": "lines of blocks",
+        "settings_schema": {},
+    }
     worker = (await api.http.get("/v1/worker")).json()
     assert (worker["model"], worker["min_budget"], worker["max_budget"]) == ("scripted", 16, 1024)

@@ -84,9 +84,10 @@ async def test_the_worker_describes_its_repair_settings(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:
     async with worker_at(tmp_path) as worker:
-        repair = (await worker.describe()).repair
-        assert repair.name
-        assert json.loads(repair.settings_schema)["properties"]
+        described = await worker.describe()
+        for each in (described.repair, described.prefill):
+            assert each.name
+            assert json.loads(each.settings_schema)["properties"]
 
 
 async def test_tokens_become_the_text_of_their_turn(worker_at: WorkerAt, tmp_path: Path) -> None:

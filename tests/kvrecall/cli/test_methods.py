@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from kvrecall.cli.methods import format_settings
-from workers.methods import METHODS, describe, describe_repair
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from workers.methods import METHODS, describe, describe_prefill, describe_repair
 
 
 def test_every_method_is_listed_with_its_summary_and_settings(
@@ -24,11 +25,13 @@ def test_every_method_is_listed_with_its_summary_and_settings(
             assert f"{field.name} = {json.dumps(field.default)}" in shown
 
 
-def test_repair_is_listed_with_its_settings(command: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("described", [describe_repair(), describe_prefill()])
+def test_repair_and_prefill_are_listed_with_their_settings(
+    command: Callable[..., Any], described: pb.MethodInfo
+) -> None:
     shown = " ".join(command("methods").output.split())
-    repair = describe_repair()
-    assert " ".join(repair.summary.split()) in shown
-    listed = list(format_settings(repair.settings_schema))
+    assert " ".join(described.summary.split()) in shown
+    listed = list(format_settings(described.settings_schema))
     assert listed
     assert all(line in shown for line in listed)
 

@@ -169,6 +169,7 @@ CHANGES = [
     {"method_settings": '{"window": 8}'},
     {"layer_budgets": "pyramid"},
     {"repair_settings": '{"hops": 2}'},
+    {"prefill": '{"sparse": "auto"}'},
     {"tools": (TOOL,)},
     {"leading": (SYSTEM, SYSTEM)},
     {"leading": (Message("system", "you help people with everything they want "),)},
@@ -195,3 +196,19 @@ def test_what_shapes_no_rows_leaves_the_digest() -> None:
 
 def test_a_seed_counts_where_evictions_follow_from_it() -> None:
     assert digest(method="random", seed=1) != digest(method="random", seed=2)
+
+
+def test_a_seed_counts_where_blocks_are_prefilled_sparsely() -> None:
+    for prefill, alike in (('{"sparse": "on"}', False), ('{"sparse": "off"}', True)):
+        digests = {digest(prefill=prefill, seed=seed) for seed in (1, 2)}
+        assert (len(digests) == 1) == alike
+
+
+async def test_sessions_of_unlike_prefill_share_no_pages(harness) -> None:
+    sparse = '{"sparse": "on"}'
+    first = await begun(harness, SYSTEM, ANN)
+    unlike = await begun(harness, SYSTEM, BEN, prefill=sparse, seed=3)
+    assert harness.get_shared_pages((await harness.service.get(unlike))[0]) == []
+    alike = await begun(harness, SYSTEM, BEN, prefill=sparse, seed=3)
+    assert harness.get_shared_pages((await harness.service.get(alike))[0]) == [(unlike, 3)]
+    assert first != unlike

@@ -1,0 +1,1 @@
+"""Sparse prefill beside dense attention, one block at a time."""
