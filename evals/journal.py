@@ -32,12 +32,14 @@ _COMPUTES = (
     "evals.suites.methods.cases",
     "evals.suites.mq_niah.case",
     "evals.suites.mq_niah.examples",
+    "evals.suites.multiturn",
     "evals.recordings",
     "evals.replay_session",
     "evals.suites.repository.examples",
     "evals.suites.repository.modules",
     "evals.selectors",
     "evals.spans",
+    "evals.text_scores",
 )
 
 
