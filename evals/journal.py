@@ -32,7 +32,10 @@ _COMPUTES = (
     "evals.suites.methods.cases",
     "evals.suites.mq_niah.case",
     "evals.suites.mq_niah.examples",
-    "evals.suites.multiturn",
+    *(
+        f"evals.suites.multiturn.{name}"
+        for name in ("airline", "arms", "examples", "hearing", "locomo", "longbench", "scores")
+    ),
     "evals.recordings",
     "evals.replay_session",
     "evals.suites.repository.examples",

@@ -18,9 +18,7 @@ def word_f1(reply: str, answer: str) -> float:
     return _f1(sum((Counter(ours) & Counter(theirs)).values()), len(ours), len(theirs))
 
 
-def lines_f1(
-    reply: str, answers: Sequence[str], is_answer: Callable[[str, str], bool]
-) -> float:
+def lines_f1(reply: str, answers: Sequence[str], is_answer: Callable[[str, str], bool]) -> float:
     """F1 of a reply's lines against the values that it should list, whatever their order.
 
     A value counts once, and a line as right if it gives some value. Empty lines do not count.

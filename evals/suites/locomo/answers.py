@@ -1,7 +1,7 @@
 """Answers of any model to LoCoMo's questions, under a method and a budget: F1 by category.
 
-F1 is `text_scores.word_f1`. Each part of a multi-hop answer counts with the best part of the reply; an open-domain answer counts
-up to its first semicolon.
+F1 is `text_scores.word_f1`. Each part of a multi-hop answer counts with the best part of the reply; an
+open-domain answer counts up to its first semicolon.
 """
 
 from collections.abc import Sequence

@@ -20,6 +20,8 @@ Evidence = Literal["own", "earlier", "multi"]
 SHARES: dict[Evidence, float] = {"own": 0.4, "earlier": 0.4, "multi": 0.2}
 CANDIDATES = 4
 LABELS = ("amber", "cobalt", "green", "purple", "scarlet", "white")
+# What a message ends with whose question stands before recorded text.
+CUE = "Answer my question."
 # Lines of a list, spread over the turns up to its question.
 LIST_LINES = 4
 # A turn's own facts: with two of them a later turn finds one that nobody has asked for.
@@ -96,11 +98,26 @@ def render(turn: Turn, place: Place) -> str:
     return "\n".join(parts)
 
 
-def evidence_class(turn: Turn, number: int) -> Evidence:
-    """Where the evidence of turn `number` is."""
-    if len(turn.evidence) > 1:
+def evidence_class(evidence: Sequence[int], number: int) -> Evidence:
+    """Where the evidence of turn `number` is, by the numbers of the turns that have it."""
+    if len(evidence) > 1:
         return "multi"
-    return "own" if turn.evidence == (number,) else "earlier"
+    return "own" if tuple(evidence) == (number,) else "earlier"
+
+
+def draw_class(rng: Random, number: int, turns: int) -> Evidence:
+    """Where the evidence of turn `number` of `turns` shall be.
+
+    The first turn has no earlier one: the later ones have less evidence of their own for it, so
+    that a dialogue has `SHARES` in the mean.
+    """
+    if not number:
+        return "own"
+    own = max(0.0, (SHARES["own"] * turns - 1) / (turns - 1))
+    weights = [own, *((1 - own) * SHARES[each] for each in ("earlier", "multi"))]
+    weights[1:] = [each / (SHARES["earlier"] + SHARES["multi"]) for each in weights[1:]]
+    kinds: tuple[Evidence, ...] = get_args(Evidence)
+    return rng.choices(kinds, weights)[0]
 
 
 def generate(kind: str, seed: int, size: Size, language: Language) -> Dialogue:
@@ -124,7 +141,9 @@ def check(dialogue: Dialogue) -> None:
         said = {
             index
             for index, each in enumerate(dialogue.turns[: number + 1])
-            if any(contains_value(text, answer) for text in each.segments for answer in turn.answers)
+            if any(
+                contains_value(text, answer) for text in each.segments for answer in turn.answers
+            )
         }
         told = any(contains_value(turn.question, answer) for answer in turn.answers)
         if told or said != set(turn.evidence):
@@ -168,6 +187,10 @@ class _Writer:
         ]
         return " ".join([*chat, *stated] if self.rng.random() < 0.5 else [*stated, *chat])
 
+    def example(self, topic: str) -> str:
+        """A line with its topic, up to its label."""
+        return f"{self.language.line(self.rng, topic)} ({topic}) ->"
+
     def distractors(self, attribute: str) -> list[Fact]:
         """Facts on people of two other pools, whom no question names."""
         return [self.fact(attribute) for _ in range(2 * self.size.distractors)]
@@ -210,20 +233,12 @@ def _qa(writer: _Writer) -> list[Turn]:
 def _draw_evidence(
     rng: Random, number: int, turns: int, open_facts: Sequence[Sequence[Fact]]
 ) -> list[int]:
-    """Numbers of the turns that a question is about, ascending.
-
-    The first turn has no earlier one: the later ones have less evidence of their own for it, so
-    that a dialogue has `SHARES` in the mean.
-    """
-    if not number:
-        return [0]
-    own = max(0.0, (SHARES["own"] * turns - 1) / (turns - 1))
-    rest = SHARES["earlier"] + SHARES["multi"]
-    draw = rng.random()
-    if draw < own:
+    """Numbers of the turns that a question is about, ascending."""
+    wanted = draw_class(rng, number, turns)
+    if wanted == "own":
         return [number]
     earlier = [index for index in range(number) if open_facts[index]]
-    if draw < own + (1 - own) * SHARES["earlier"] / rest:
+    if wanted == "earlier":
         return [rng.choice(earlier)]
     return sorted(rng.sample([*earlier, number], 2))
 
@@ -277,18 +292,18 @@ def _fewshot(writer: _Writer) -> list[Turn]:
     topics = dict(zip(rng.sample(LABELS, len(LABELS)), writer.topics, strict=False))
     turns = []
     for number in range(writer.size.turns):
-        segments = [f"{language.line(rng, topic)} -> {label}" for label, topic in topics.items()]
+        segments = [f"{writer.example(topic)} {label}" for label, topic in topics.items()]
         label = rng.choice(LABELS)
-        line = language.line(rng, topics[label])
+        example = writer.example(topics[label])
         before = "Use the examples of earlier turns with these. " if number else ""
         turns.append(
             Turn(
                 writer.shuffled(segments),
-                f"{before}Which label has this one? {line}",
+                f"{before}Which label has this one? {example}",
                 (label,),
                 tuple(range(number + 1)),
                 LABELS,
-                (f"{line} ->",),
+                (example,),
                 language.closing_cue,
             )
         )

@@ -17,6 +17,7 @@ from evals.suites.multiturn.examples import Dialogue, Place, Turn, render
 from evals.suites.multiturn.scores import CHOICE, KL, TOP1, choose, score_choice, score_reply
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import Distribution
+from workers.model.tokenizer import ChatTokenizer
 from workers.scheduler.scheduler import Scheduler
 from workers.tasks.turn import compare_distributions
 
@@ -162,5 +163,5 @@ class Hearing:
         return asked.turn.give(values), tuple(values)
 
     @property
-    def _tokenizer(self) -> harness.ChatTokenizer:
+    def _tokenizer(self) -> ChatTokenizer:
         return self.worker.engine.tokenizer

@@ -176,7 +176,7 @@ def _columns(
         "place": unit.place,
         "seed": dialogue.seed,
         "turn": number + 1,
-        "evidence": evidence_class(turn, number),
+        "evidence": evidence_class(turn.evidence, number),
         "arm": arm[0],
         "budget": arm[1],
         "length": length,
