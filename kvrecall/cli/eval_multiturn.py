@@ -56,7 +56,7 @@ def multiturn_command(
     methods: Methods = None,
     budgets: Budgets = None,
     data: Data = None,
-    block: Block = 128,
+    block: Block = 64,
     seed: Seed = SEED,
     processes: Processes = 2,
     fresh: Fresh = False,

@@ -54,7 +54,7 @@ class Turn:
     def give(self, values: Sequence[str]) -> str:
         """A reply that gives `values` behind the prefixes."""
         parts = [f"{prefix} {value}" for prefix, value in zip(self.prefixes, values, strict=False)]
-        return " and ".join(parts) + "."
+        return ". ".join(parts) + "."
 
 
 @dataclass(frozen=True)
