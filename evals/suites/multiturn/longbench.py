@@ -1,7 +1,8 @@
 """Dialogues of kind `longbench`: question answering sets of LongBench, several items a dialogue.
 
-LoopServe's Algorithm 1, with one rule more: the evidence of a question is in its turn or an earlier
-one. As printed a question's own item need not be among the contexts drawn.
+LoopServe's Algorithm 1, with two changes. The evidence of a question is in its turn or an earlier one:
+as printed, a question's own item need not be among the contexts drawn. And a turn may show the next
+item already, so that some questions are on earlier turns alone.
 """
 
 import json
@@ -90,11 +91,14 @@ def _try(rng: Random, size: Size, items: Sequence[_Item]) -> tuple[Turn, ...] | 
     open_items = set(range(size.turns))
     turns = []
     for number in range(size.turns):
-        shown.append(sorted(rng.sample(range(number + 1), rng.randint(1, number + 1))))
+        # One item more than the turn's own: its question may come when the turn is over.
+        drawable = range(min(number + 2, size.turns))
+        shown.append(sorted(rng.sample(drawable, rng.randint(1, len(drawable)))))
         known = {each for contexts in shown for each in contexts}
         if not known & open_items:
-            shown[-1].append(number)
-            known.add(number)
+            added = rng.choice(sorted(open_items & set(drawable)))
+            shown[-1].append(added)
+            known.add(added)
         chosen = rng.choice(sorted(known & open_items))
         open_items.remove(chosen)
         contexts = [asked[each] for each in shown[-1]]
