@@ -29,6 +29,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
+from workers.engine.session import Distribution
 from workers.engine.settings import WorkerSettings
 from workers.model import layer_sensitivity
 from workers.model.loader import LoadedModel, load_model
@@ -192,6 +193,36 @@ class Session:
         self._as_committed = True
         return done
 
+    def read(self, messages: Sequence[Message], **options: Any) -> pb.TurnDone:
+        """Prefill recorded messages as a turn without committing it, as `ask` does.
+
+        `options` are other fields of TurnRequest. Raises `workers.errors`.
+        """
+        return self._turn(messages, generate=False, **options)
+
+    def repair(self, messages: Sequence[Message]) -> pb.RepairReport:
+        """Repair on messages of the next turn, none of which is appended, and commit it.
+
+        Raises `workers.errors`.
+        """
+        self.restore()
+        request = pb.RepairRequest(
+            session=self.spec.session,
+            epoch=self.spec.epoch,
+            trigger="turn",
+            messages=_to_wire(messages),
+        )
+        result = self.scheduler.repair(request).result()
+        self.state = result.state
+        return result.report
+
+    @property
+    def distribution(self) -> Distribution:
+        """Next-token log-probabilities of the last turn, which has kept them."""
+        kept = self.scheduler.engine.session(self.spec.session).distribution
+        assert kept is not None, "the turn keeps its distribution"
+        return kept
+
     def ask(
         self, messages: Sequence[Message], max_tokens: int, episode: pb.Episode | None = None
     ) -> pb.TurnDone:
@@ -212,9 +243,11 @@ class Session:
     def _turn(self, messages: Sequence[Message], **options: Any) -> pb.TurnDone:
         self.restore()
         self._as_committed = False
-        new = [chat_to_wire(dict(message)) for message in messages]
         request = pb.TurnRequest(
-            session=self.spec.session, epoch=self.spec.epoch, messages=new, **options
+            session=self.spec.session,
+            epoch=self.spec.epoch,
+            messages=_to_wire(messages),
+            **options,
         )
         return self.scheduler.turn(request, _discard_event).result()
 
@@ -270,6 +303,10 @@ def active_rows(session: Session) -> float:
     model = session.scheduler.engine.model
     row_bytes = model.shape.row_bytes(model.dtype) * model.shape.n_layers * model.shape.n_kv_heads
     return float(session.memory.active_bytes / row_bytes)
+
+
+def _to_wire(messages: Sequence[Message]) -> list[pb.Message]:
+    return [chat_to_wire(dict(message)) for message in messages]
 
 
 def _discard_event(event: pb.TurnEvent) -> None:

@@ -32,12 +32,17 @@ _COMPUTES = (
     "evals.suites.methods.cases",
     "evals.suites.mq_niah.case",
     "evals.suites.mq_niah.examples",
+    *(
+        f"evals.suites.multiturn.{name}"
+        for name in ("airline", "arms", "examples", "hearing", "locomo", "longbench", "scores")
+    ),
     "evals.recordings",
     "evals.replay_session",
     "evals.suites.repository.examples",
     "evals.suites.repository.modules",
     "evals.selectors",
     "evals.spans",
+    "evals.text_scores",
 )
 
 

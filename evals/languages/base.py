@@ -30,6 +30,10 @@ class Language:
     - `draw_value(rng, attribute, used)`: a value unlike those before; `used` is added to.
     - `state(rng, fact)`, `acknowledge(rng, fact)`, `ask(rng, fact)`: a statement, the reply to it and
       a question, each a whole message.
+    - `worded`: those of `attributes` whose values begin with a letter, which tells values apart by
+      their first token.
+    - `answer_prefix(fact)`: how a reply that gives a fact begins, up to the value.
+    - `closing_cue`: what a message ends with whose question stands before other text; empty: nothing.
     - `statement_span(fact)`: the words of a statement that an answer needs, as they stand in it.
     - `small_talk(rng, topic, said)`: a user's message and a reply, which may refer to the messages
       `said` so far; they are added to it.
@@ -41,6 +45,8 @@ class Language:
     name: str
     topics: tuple[str, ...]
     attributes: tuple[str, ...]
+    worded: tuple[str, ...]
+    closing_cue: str
     system_lines: tuple[str, ...]
     max_facts: int
     chat_tokens: int
@@ -50,6 +56,7 @@ class Language:
     state: Callable[[Random, Fact], str]
     acknowledge: Callable[[Random, Fact], str]
     ask: Callable[[Random, Fact], str]
+    answer_prefix: Callable[[Fact], str]
     statement_span: Callable[[Fact], str]
     small_talk: Callable[[Random, str, list[str]], tuple[str, str]]
     line: Callable[[Random, str], str]

@@ -202,6 +202,10 @@ def _ask(rng: Random, fact: Fact) -> str:
     return rng.choice(_QUESTIONS).format(attribute=fact.attribute, name=fact.name)
 
 
+def _answer_prefix(fact: Fact) -> str:
+    return f"The {fact.attribute} of {fact.name} is"
+
+
 def _statement_span(fact: Fact) -> str:
     return f"{fact.name} is {fact.value}"
 
@@ -249,6 +253,8 @@ ENGLISH = Language(
     name="english",
     topics=tuple(sorted(_TOPICS)),
     attributes=tuple(sorted(_ATTRIBUTES)),
+    worded=("home town", "password"),
+    closing_cue="Answer my question.",
     system_lines=_SYSTEM_LINES,
     max_facts=len(_NAMES),
     chat_tokens=95,
@@ -258,6 +264,7 @@ ENGLISH = Language(
     state=_state,
     acknowledge=_acknowledge,
     ask=_ask,
+    answer_prefix=_answer_prefix,
     statement_span=_statement_span,
     small_talk=_small_talk,
     line=_line,

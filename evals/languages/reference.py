@@ -50,6 +50,10 @@ def _ask(rng: Random, fact: Fact) -> str:
     return rng.choice(QUESTIONS).format(name=fact.name, attribute=fact.attribute)
 
 
+def _answer_prefix(fact: Fact) -> str:
+    return f"The {fact.attribute} list says {fact.name}"
+
+
 def _statement_span(fact: Fact) -> str:
     return f"{fact.name} {fact.value}"
 
@@ -66,6 +70,8 @@ REFERENCE = Language(
     name="reference",
     topics=tuple(sorted(chat.TOPICS)),
     attributes=tuple(sorted(ATTRIBUTES)),
+    worded=tuple(sorted(ATTRIBUTES)),
+    closing_cue="",
     system_lines=SYSTEM_LINES,
     max_facts=MAX_FACTS,
     chat_tokens=38,
@@ -75,6 +81,7 @@ REFERENCE = Language(
     state=_state,
     acknowledge=_acknowledge,
     ask=_ask,
+    answer_prefix=_answer_prefix,
     statement_span=_statement_span,
     small_talk=chat.small_talk,
     line=_line,

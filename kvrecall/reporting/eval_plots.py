@@ -170,6 +170,63 @@ def episodes_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def place_figure(rows: Sequence[Row]) -> Figure:
+    """Means by the place of the question, a group of bars each (LoopServe, Figure 2d).
+
+    A panel for each kind of dialogue, measure and budget; the full cache's bar is in all panels.
+    """
+    scores = [row for row in rows if "turn" not in row and "evidence" not in row]
+    panels = list(
+        dict.fromkeys(
+            (row["condition"].partition("/")[0], row["measure"], row["share"])
+            for row in scores
+            if _method(row) != FULL
+        )
+    )
+    figure, every_axes = _panels(len(panels), 4.4, 3.0)
+    methods = list(dict.fromkeys(row["method"] for row in scores))
+    for axes, (kind, measure, share) in zip(every_axes, panels, strict=False):
+        own = [
+            row
+            for row in scores
+            if row["condition"].partition("/")[0] == kind
+            and row["measure"] == measure
+            and (row["share"] == share or row["method"] == FULL)
+        ]
+        _place_bars(axes, own, methods)
+        axes.set_title(f"{kind}, {measure}, {share} of the rows", fontsize=10, loc="left")
+    handles: dict[str, Any] = {}
+    for axes in every_axes:
+        bars, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, bars, strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
+    return figure
+
+
+def _place_bars(axes: Axes, rows: Sequence[Row], methods: Sequence[str]) -> None:
+    """A bar for each place and method, with its interval."""
+    places = list(dict.fromkeys(row["place"] for row in rows))
+    width = 0.8 / len(methods)
+    for index, method in enumerate(methods):
+        own = [row for row in rows if row["method"] == method]
+        if not own:
+            continue
+        axes.bar(
+            [places.index(row["place"]) + (index + 0.5) * width - 0.4 for row in own],
+            [row["mean"] for row in own],
+            width,
+            yerr=(
+                [row["mean"] - row["ci_low"] for row in own],
+                [row["ci_high"] - row["mean"] for row in own],
+            ),
+            color=COLOURS[0] if method == FULL else colormaps["tab10"](index % 10),
+            error_kw={"elinewidth": 0.7},
+            label="full cache" if method == FULL else method,
+        )
+    axes.set_xticks(range(len(places)), places)
+    axes.set_ylim(bottom=0)
+
+
 _SHARE_HELD = "share of the evidence in the matched episode"
 _ASSIGNED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -198,5 +255,6 @@ FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = MappingProxyType(
         "methods": budget_figure,
         "passkey": heat_map,
         "locomo": episodes_figure,
+        "multiturn": place_figure,
     }
 )

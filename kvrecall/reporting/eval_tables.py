@@ -11,7 +11,7 @@ from kvrecall.reporting.results import Results, Row
 _ACROSS = ("share", "tokens", "episodes")
 _EPISODES = (2, 4, 8, 16)
 # Rows with one of these keys are details for the result file; the terminal shows their totals.
-_DETAILS = ("depth", "against", "unreported")
+_DETAILS = ("depth", "against", "unreported", "turn", "evidence")
 
 # Suites on repair, their columns, and details for the result file and the plot.
 _REPAIR_SUITES = (
@@ -42,17 +42,19 @@ def build_tables(results: Results) -> list[Table]:
     counts = {row["episodes"] for row in rows if "episodes" in row}
     shown = counts & set(_EPISODES) or counts
     rows = [row for row in rows if row.get("episodes") in (None, *shown)]
-    conditions = dict.fromkeys(row["condition"] for row in rows)
-    return [
-        _table(condition, [row for row in rows if row["condition"] == condition])
-        for condition in conditions
-    ]
+    titles = dict.fromkeys(_title(row) for row in rows)
+    return [_table(title, [row for row in rows if _title(row) == title]) for title in titles]
 
 
-def _table(condition: str, rows: Sequence[Row]) -> Table:
+def _title(row: Row) -> str:
+    """A table's rows have one condition, and one measure where a suite has several."""
+    return f"{row['condition']}, {row['measure']}" if "measure" in row else str(row["condition"])
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
     across = next((name for name in _ACROSS if name in rows[0]), "")
     columns = list(dict.fromkeys(row.get(across, "") for row in rows))
-    title = f"{condition}; across: {across}" if across else condition
+    title = f"{title}; across: {across}" if across else title
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", overflow="fold", min_width=16)
     for column in columns:

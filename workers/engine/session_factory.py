@@ -38,7 +38,6 @@ def build_config(
         raise BadSettings(
             f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
         )
-    options = worker_options_from_wire(spec)
     _require_queries(method, options.reselect or method.reselection)
     return SessionConfig(
         name=spec.session,

@@ -90,7 +90,7 @@ def run_turn(
     done.deferred_tokens = len(session.deferred_signal)
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
-        done.fidelity.CopyFrom(_compare(plan.reference, prefilled.distribution))
+        done.fidelity.CopyFrom(compare_distributions(plan.reference, prefilled.distribution))
     _report_sparse(session, done)
     yield from _evict_and_flush(engine, resident, run)
     _count_tokens(done, plan, token_ids)
@@ -353,8 +353,11 @@ def _get_reference(engine: Engine, request: pb.TurnRequest) -> Distribution | No
     return distribution
 
 
-def _compare(reference: Distribution, measured: Distribution | None) -> pb.Fidelity:
-    """Mean KL(reference || measured) in nats and top-1 agreement, token by token."""
+def compare_distributions(reference: Distribution, measured: Distribution | None) -> pb.Fidelity:
+    """Mean KL(reference || measured) in nats and top-1 agreement, token by token.
+
+    Raises NotComparable for distributions on different tokens.
+    """
     if measured is None or measured.token_ids != reference.token_ids:
         raise NotComparable("the two sessions did not get the same recorded tokens in this turn")
     log_ratio = reference.log_probs - measured.log_probs

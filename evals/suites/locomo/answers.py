@@ -1,12 +1,9 @@
 """Answers of any model to LoCoMo's questions, under a method and a budget: F1 by category.
 
-F1 as in LoCoMo's own evaluation, without its stemming: lower case, no punctuation and no articles.
-Each part of a multi-hop answer counts with the best part of the reply; an open-domain answer counts
-up to its first semicolon.
+F1 is `text_scores.word_f1`. Each part of a multi-hop answer counts with the best part of the reply; an
+open-domain answer counts up to its first semicolon.
 """
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from evals.harness import Message, Session, Setup
 from evals.suite import Record
 from evals.suites.locomo.data import CATEGORIES, Conversation, Question, read_conversation
 from evals.summary import group_by, mean, mean_row, select_kind
+from evals.text_scores import word_f1
 from kvrecall.reporting.results import Row, speed_row
 from workers.model.tokenizer import ChatTokenizer
 
@@ -26,8 +24,6 @@ ALL = "all questions"
 # An upper bound on the template's tokens around a message's own.
 _TEMPLATE_TOKENS = 24
 _PROMPT = "Answer in a few words, as they were said: {question}"
-_NOT_A_WORD = re.compile(r"[^\w\s]")
-_ARTICLES = {"a", "an", "the", "and"}
 
 
 @dataclass(frozen=True)
@@ -115,21 +111,10 @@ def f1(reply: str, question: Question) -> float:
     answer = question.answer
     if question.category == CATEGORIES[1]:
         parts = reply.split(",")
-        return mean(max(_f1(part, wanted) for part in parts) for wanted in answer.split(","))
+        return mean(max(word_f1(part, wanted) for part in parts) for wanted in answer.split(","))
     if question.category == CATEGORIES[3]:
         answer = answer.split(";")[0]
-    return _f1(reply, answer)
-
-
-def _f1(reply: str, answer: str) -> float:
-    ours = _words(reply)
-    theirs = _words(answer)
-    shared = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in _NOT_A_WORD.sub(" ", text.lower()).split() if word not in _ARTICLES]
+    return word_f1(reply, answer)
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:

@@ -92,6 +92,8 @@ def test_suites_are_listed_with_their_questions(command: Callable[..., Any]) -> 
         (("longconv", "--episodes", "many"), "neither a number of episodes nor auto"),
         (("fidelity", "--data", "nowhere.json"), "nowhere.json cannot be read"),
         (("locomo", "--data", "nowhere.json"), "nowhere.json is no LoCoMo file"),
+        (("multiturn", "--kinds", "locomo"), "name its files by --data"),
+        (("multiturn", "--places", "front"), "there is no place 'front'"),
         (("mq-niah", "--suite", "4q revisit"), "is no suite of mq-niah"),
         (("mq-niah", "--suite", "revisit", "--k", "8", "--k", "16"), "take one K"),
     ],
@@ -149,6 +151,21 @@ def test_mq_niah_is_shown_by_k_and_drawn(command: Callable[..., Any], tmp_path: 
         for row in rows
         if "k" in row
     )
+
+
+def test_multiturn_is_shown_by_place_and_drawn(command: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    small = ("--limit", "2", "--turns", "2", "--processes", "1", "--budgets", "1/4", "--seed", "4")
+    found = command(
+        "eval", "multiturn", "--json", out, "--kinds", "qa", "--methods", "snapkv", *small
+    )
+    assert found.exit_code == 0, found.output
+    assert "qa/end, exact" in found.output
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    rows = json.loads(out.read_text())["results"]
+    unreported = {row["place"] for row in rows if row.get("unreported")}
+    assert {"begin", "middle"} >= unreported
+    assert {row["place"] for row in rows if row["measure"] == "kl"} == {"begin", "middle", "end"}
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Suite multiturn: dialogues whose questions stand before, within or behind their context."""

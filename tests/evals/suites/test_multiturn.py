@@ -1,0 +1,247 @@
+"""Suite multiturn on two short dialogues, in the packaged model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from evals import harness
+from evals.configs import FULL
+from evals.errors import BadConfig, BadExample, BadSuite
+from evals.harness import Setup
+from evals.languages.reference import REFERENCE
+from evals.suites.multiturn import suite as multiturn
+from evals.suites.multiturn.arms import ARMS, Arm, choose_arms
+from evals.suites.multiturn.examples import Size, Turn
+from evals.suites.multiturn.hearing import Hearing, count_rows, list_turns
+from evals.suites.multiturn.kinds import build_dialogue
+from evals.suites.multiturn.rows import result_rows
+from evals.suites.multiturn.scores import CHOICE, EXACT, KL, TOP1, choose, score_reply
+from evals.suites.multiturn.suite import Unit
+from reference import MODEL_PATH
+from workers.engine.session import Distribution
+
+MakeSetup = Callable[..., Setup]
+MODEL = str(MODEL_PATH)
+
+
+@pytest.fixture
+def unit(make_setup: MakeSetup) -> Unit:
+    return Unit(
+        make_setup(FULL, seed=4),
+        "qa",
+        "end",
+        Size(turns=2),
+        "generated",
+        choose_arms(["streaming_llm", "snapkv+repair"]),
+        ("1/4",),
+    )
+
+
+def of_arm(records: Any, arm: str, measure: str) -> list[float]:
+    return [each["right"] for each in records if each["arm"] == arm and each["measure"] == measure]
+
+
+def test_the_full_cache_answers_a_question_at_the_end_and_arms_stay_within_their_budget(
+    unit: Unit,
+) -> None:
+    records = multiturn.run(unit)
+    assert of_arm(records, FULL, EXACT) == [1.0, 1.0]
+    for arm in ("streaming_llm", "snapkv+repair"):
+        assert len(of_arm(records, arm, EXACT)) == len(of_arm(records, arm, KL)) == 2
+        held = [each for each in records if each["arm"] == arm]
+        length = held[0]["length"]
+        assert all(each["rows"] == length // 4 >= each["active_rows"] > 0 for each in held)
+    assert multiturn.run(unit) == records
+
+
+def test_an_arm_that_evicts_nothing_is_the_full_cache(unit: Unit) -> None:
+    whole = replace(unit, arms=choose_arms(["snapkv"]), budgets=("1000",))
+    records = multiturn.run(whole)
+    assert of_arm(records, "snapkv", EXACT) == of_arm(records, FULL, EXACT)
+    assert of_arm(records, "snapkv", KL) == pytest.approx([0, 0], abs=1e-5)
+    assert of_arm(records, "snapkv", TOP1) == [1.0, 1.0]
+
+
+def test_a_reply_is_chosen_among_the_candidates_behind_its_prefix(unit: Unit) -> None:
+    records = multiturn.run(replace(unit, answers="chosen"))
+    dialogue = build_dialogue("qa", 4, unit.size, REFERENCE, ())
+    full = [each for each in records if each["arm"] == FULL]
+    for turn, each in zip(dialogue.turns, full, strict=True):
+        assert each["measure"] == CHOICE
+        assert each["chance"] == 0.25
+        assert each["reply"] in {turn.give([choice]) for choice in turn.choices}
+        assert each["right"] == float(each["reply"] == turn.give(turn.answers))
+    assert of_arm(records, FULL, CHOICE) == [1.0, 1.0]
+
+
+def test_all_arms_hear_the_full_caches_reply_and_nothing_of_their_own(unit: Unit) -> None:
+    dialogue = build_dialogue("qa", 4, unit.size, REFERENCE, ())
+    asked = list_turns(dialogue, "end", "generated")
+    assert [len(each.messages) for each in asked] == [2, 1], "the system's message comes first"
+    rows = count_rows(MODEL, asked)
+    with harness.open_worker(unit.setup, rows) as worker:
+        full = Hearing(worker, ARMS[FULL], rows, 4)
+        recorded = [full.say(each) for each in asked]
+        told = list(full.session.token_ids)
+        assert len(told) <= rows
+        full.close()
+        arm = Hearing(worker, ARMS["streaming_llm"], 60, 1)
+        heard = [arm.hear(each, REFERENCE) for each in recorded]
+        assert arm.session.token_ids == told
+        assert any(ours.reply != theirs.reply for ours, theirs in zip(heard, recorded, strict=True))
+
+
+def test_a_repair_brings_back_rows_by_the_question_and_not_by_the_recorded_reply(
+    unit: Unit,
+) -> None:
+    dialogue = build_dialogue("qa", 4, unit.size, REFERENCE, ())
+    asked = list_turns(dialogue, "end", "generated")
+    rows = count_rows(MODEL, asked)
+    with harness.open_worker(unit.setup, rows) as worker:
+        full = Hearing(worker, ARMS[FULL], rows, 4)
+        recorded = [full.say(each) for each in asked]
+        arm = Hearing(worker, ARMS["snapkv+repair"], 110, 1)
+        arm.hear(recorded[0], REFERENCE)
+        report = arm.session.repair(asked[1].messages)
+        tokenizer = harness.load(MODEL).tokenizer
+        prompt = len(tokenizer.encode(str(asked[1].messages[0]["content"])))
+        assert 0 < len(report.promoted) <= arm.session.spec.repair_rows
+        assert prompt <= report.signal_tokens <= prompt + 10
+
+
+def test_an_arm_takes_options_of_its_session(unit: Unit) -> None:
+    arm = Arm("hurried", ARMS["snapkv"].config, {"repair_seconds": 0.5})
+    spec = arm.build_spec("one", 100, 37, 3)
+    assert spec.options == '{"repair_seconds": 0.5}'
+    assert (spec.budget, spec.repair_rows, spec.method) == (100, 0, "snapkv")
+    repaired = ARMS["snapkv+repair"]
+    assert repaired.build_spec("one", 1000, 37, 3).repair_rows == 125
+    assert repaired.build_spec("one", 300, 37, 3).repair_rows == 64
+    assert repaired.build_spec("one", 80, 37, 3).repair_rows == 43
+    assert multiturn.run(replace(unit, arms=(ARMS[FULL], arm)))
+
+
+def test_arms_are_chosen_by_name_or_configuration() -> None:
+    assert [arm.name for arm in choose_arms([])] == list(ARMS)
+    named = choose_arms(["snapkv+repair", 'snapkv{"window":16}'])
+    assert [arm.name for arm in named] == [FULL, "snapkv+repair", 'snapkv{"window":16}']
+    with pytest.raises(BadConfig, match="no arm of multiturn"):
+        choose_arms(["epicache"])
+    with pytest.raises(BadConfig, match="no run configuration"):
+        choose_arms(["snapkv+"])
+
+
+def test_names_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(BadSuite, match="no place 'front'"):
+        multiturn.parse_places(["front"])
+    with pytest.raises(BadSuite, match="no way 'sung'"):
+        multiturn.parse_answers("sung", of_reference=True)
+    assert multiturn.parse_places([]) == ("begin", "middle", "end")
+    assert multiturn.parse_answers("", of_reference=True) == "generated"
+    assert multiturn.parse_answers("", of_reference=False) == "chosen"
+
+
+def test_dialogues_come_whole_one_after_the_other(unit: Unit) -> None:
+    suite = multiturn.suite(unit, ("qa", "list"), ("begin", "end"), 2)
+    assert [(each.setup.seed, each.kind, each.place) for each in suite.units] == [
+        (seed, kind, place)
+        for seed in (4, 5)
+        for kind in ("qa", "list")
+        for place in ("begin", "end")
+    ]
+
+
+def record(place: str, arm: str, measure: str, turn: int, right: float, seed: int = 1) -> Any:
+    full = arm == FULL
+    return {
+        "kind": "qa",
+        "place": place,
+        "seed": seed,
+        "turn": turn,
+        "evidence": "own" if turn == 1 else "earlier",
+        "arm": arm,
+        "budget": "1/1" if full else "1/8",
+        "rows": 100,
+        "active_rows": 90.0,
+        "measure": measure,
+        "right": right,
+        **({"chance": 0.25} if full and measure == CHOICE else {}),
+    }
+
+
+@pytest.fixture
+def records() -> list[Any]:
+    """Three dialogues of two turns: the full cache is right at both places, at the middle never."""
+    made = []
+    for seed in (1, 2, 3):
+        for turn in (1, 2):
+            for place, full, snapkv, keydiff in (
+                ("begin", 1.0, 0.0, 1.0),
+                ("middle", 0.0, 1.0, 1.0),
+                ("end", 1.0, 1.0 if turn == 1 else 0.0, 1.0),
+            ):
+                for arm, right in ((FULL, full), ("snapkv", snapkv), ("keydiff", keydiff)):
+                    made.append(record(place, arm, CHOICE, turn, right, seed))
+                made.append(record(place, "snapkv", KL, turn, 0.5, seed))
+    return made
+
+
+def test_scores_have_rows_by_place_turn_and_evidence(records: list[Any]) -> None:
+    rows = {
+        (row["condition"], row["method"]): row
+        for row in result_rows(records, 0)
+        if row.get("measure") == CHOICE
+    }
+    assert rows["qa/begin", "snapkv"]["mean"] == 0
+    assert rows["qa/end", "snapkv"]["mean"] == 0.5
+    assert rows["qa/end", "snapkv"]["n"] == 3, "the interval is over dialogues"
+    assert rows["qa/end/t1", "snapkv"]["mean"] == 1
+    assert rows["qa/end/earlier", "snapkv"]["mean"] == 0
+    assert rows["qa/end", FULL]["share"] == "1/1"
+    assert "budget" not in rows["qa/end", FULL]
+    assert rows["qa/end", "snapkv"]["budget"] == 100
+
+
+def test_a_cell_at_chance_is_listed_and_not_reported_but_its_distances_are(
+    records: list[Any],
+) -> None:
+    rows = result_rows(records, 0)
+    middle = [row for row in rows if row.get("place") == "middle"]
+    unreported = [row for row in middle if row.get("unreported")]
+    assert [(row["measure"], row["mean"], row["chance"]) for row in unreported] == [
+        (CHOICE, 0.0, 0.25)
+    ]
+    assert {row["measure"] for row in middle if "unreported" not in row} == {KL}
+
+
+def test_differences_are_paired_and_the_place_costs_what_the_full_cache_does_not_lose(
+    records: list[Any],
+) -> None:
+    rows = {row["condition"]: row for row in result_rows(records, 0) if "against" in row}
+    assert rows["qa/begin: keydiff minus snapkv"]["mean"] == 1
+    assert rows["qa/end: keydiff minus snapkv"]["mean"] == 0.5
+    assert rows["qa/begin: snapkv minus full"]["mean"] == -1
+    assert rows["qa: snapkv minus full, begin minus end"]["mean"] == -0.5
+    assert rows["qa: keydiff minus full, begin minus end"]["mean"] == 0
+    assert not any("middle" in condition for condition in rows)
+
+
+def test_a_reply_is_scored_by_the_kind_of_its_dialogue() -> None:
+    turn = Turn(("a",), "Which?", ("Oakton", "Elmford"), (0,))
+    listed = "The city list says Anna Oakton\nThe city list says Boris Elmford\nNoted"
+    assert score_reply("qa", turn, "It says Anna Oakton.", REFERENCE) == {EXACT: 0.0}
+    scores = score_reply("list", turn, listed, REFERENCE)
+    assert scores["lines_f1"] == pytest.approx(2 * 1 * (2 / 3) / (1 + 2 / 3))
+    assert scores["rouge_l"] == pytest.approx(2 * 2 / (13 + 2))
+    assert score_reply("locomo", turn, "Elmford", REFERENCE) == {"f1": 1.0}
+
+
+def test_candidates_with_the_same_first_token_are_refused() -> None:
+    tokenizer = harness.load(MODEL).tokenizer
+    turn = Turn(("a",), "Which?", ("Oakton",), (0,), ("Oakton", "Oakton hill"), ("It is",))
+    kept = Distribution((1,), torch.zeros(1, 10))
+    with pytest.raises(BadExample, match="do not differ in their first token"):
+        choose(kept, turn, ["Oakton"], tokenizer)
