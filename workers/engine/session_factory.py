@@ -38,7 +38,7 @@ def build_config(
         raise BadSettings(
             f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
         )
-    _require_queries(method, options.reselect or method.reselection)
+    _require_eviction(method, options.reselect or method.reselection)
     return SessionConfig(
         name=spec.session,
         epoch=spec.epoch,
@@ -117,21 +117,12 @@ def _split_budget(
     return budgets.share_within_groups(rows, method.shares_layers, floor=floor)
 
 
-def _require_queries(method: Method, reselection: Reselection | None) -> None:
-    """Raise BadSettings for a re-selection of a method that keeps all rows, or too few queries."""
-    if reselection is None:
-        return
-    if not method.evicts:
+def _require_eviction(method: Method, reselection: Reselection | None) -> None:
+    """Raise BadSettings for a re-selection of a method that keeps all rows."""
+    if reselection is not None and not method.evicts:
         raise BadSettings(
             f"reselect: method {method.name} keeps every row, so there is nothing to select anew; "
             "leave reselect out, or take a method that evicts"
-        )
-    window = method.observation.window
-    if hasattr(method, "window") and 0 < window < reselection.every:
-        raise BadSettings(
-            f"a re-selection every {reselection.every} tokens looks at as many queries, but the "
-            f"window of {method.name} keeps {window}; set window to {reselection.every} or more, "
-            f"or every to {window} or less"
         )
 
 

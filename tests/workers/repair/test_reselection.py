@@ -285,17 +285,19 @@ def test_a_method_that_keeps_every_row_refuses_re_selections(
 @pytest.mark.parametrize(
     ("method", "settings", "options"),
     [
-        ("loopserve", '{"every": 16, "window": 8}', ""),
-        ("loopserve", '{"window": 8}', ""),
-        ("snapkv", '{"window": 8}', '{"reselect": {"every": 16, "first": 4}}'),
+        ("loopserve", '{"every": 16, "first": 16, "window": 8}', ""),
+        ("snapkv", '{"window": 8}', '{"reselect": {"every": 16, "first": 16}}'),
+        ("tova", "{}", '{"reselect": {"every": 16, "first": 16}}'),
     ],
 )
-def test_the_window_covers_the_queries_of_a_re_selection(
+def test_a_session_keeps_the_queries_of_its_re_selections_whatever_its_method_observes(
     method: str, settings: str, options: str, make_worker: Callable[..., Any]
 ) -> None:
     worker = make_worker()
-    with pytest.raises(BadSettings, match="set window to 16 or more, or every to 8 or less"):
-        worker.open(method=method, method_settings=settings, options=options)
+    worker.open(method=method, method_settings=settings, options=options)
+    session = worker.engine.session("s")
+    assert session.config.method.observation.window < 16
+    assert session.config.kept_queries == 16
 
 
 def test_a_session_s_own_rhythm_comes_before_its_method_s(
