@@ -1,5 +1,6 @@
 """Attention of a block over gathered rows: those that its lines touch, tile by tile."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +13,9 @@ from workers.sparse.settings import SparsePrefill
 
 # Rows of a tile are padded to a multiple of this: kernels read masks in aligned runs.
 _ALIGNED = 16
-# A block's tiles attend to the union of their rows if it has at most this many times their mean: one
-# list for all queries is gathered once, and one large product is faster than many small ones.
+# So many tiles in a row attend to the union of their rows if it has at most this many times their mean:
+# one list for all queries is gathered once, and one large product is faster than many small ones.
+_SPAN = 8
 _ALIKE = 1.25
 
 
@@ -24,7 +26,7 @@ class Places:
     Attributes:
         wanted: bool `[n_kv_heads, tiles, n]`; where a query may not see a row of its tile, the row
             is masked for it.
-        alike: KV heads whose tiles all attend to the same rows, bool `[n_kv_heads]`.
+        alike: Where all tiles of a span attend to the same rows, bool `[n_kv_heads, spans]`.
         exact: KV heads that attend to every row, bool `[n_kv_heads]`.
         density: Share of the rows, over the tiles that could see them, float64 `[n_kv_heads]`; 1
             for exact heads.
@@ -52,32 +54,53 @@ def find_places(rows: BlockRows, lines: Lines, settings: SparsePrefill) -> Place
     offsets[:, : settings.band] = True
     wanted = visible & (columns[:, None] | _touched(offsets, rows.positions, starts, lasts))
     queries = (lasts - starts + 1).double()
-    union = wanted.any(1, keepdim=True)
-    rows_of_tiles = (wanted * queries).sum((1, 2))
-    alike = union.sum((1, 2)) * rows.tokens <= _ALIKE * rows_of_tiles
-    wanted |= union & alike[:, None, None]
+    alike = [
+        _unite(wanted[:, span : span + _SPAN], queries[span : span + _SPAN])
+        for span in range(0, len(queries), _SPAN)
+    ]
     density = (wanted & visible).mul(queries).sum((1, 2)) / (visible * queries).sum((1, 2))
     exact = lines.exact.view(*groups).any((1, 2)) | (density > settings.max_density)
-    return Places(wanted, alike, exact, density.masked_fill(exact, 1.0))
+    return Places(wanted, torch.stack(alike, 1), exact, density.masked_fill(exact, 1.0))
 
 
 def attend(rows: BlockRows, places: Places) -> Tensor:
     """Attention over each tile's places: one softmax over one list of rows.
 
-    Runs on any device: a head's tiles are a batch, their lists padded to the longest, or one tile. Returns
+    Runs on any device: a span's tiles are a batch, their lists padded to the longest, or one tile. Returns
     `[n_heads, t, head_dim]`.
     """
-    alike, exact = places.alike.tolist(), places.exact.tolist()
-    heads = []
-    for head in range(len(exact)):
-        part = rows.heads(head, head + 1)
-        if exact[head]:
-            heads.append(_attend_exactly(part))
-        elif alike[head]:
-            heads.append(_attend_tiles(part, places.wanted[head, :1], rows.tokens))
-        else:
-            heads.append(_attend_tiles(part, places.wanted[head], TILE))
+    exact = places.exact.tolist()
+    heads = [
+        _attend_exactly(rows.heads(head, head + 1))
+        if exact[head]
+        else _attend_spans(rows.heads(head, head + 1), places.wanted[head], alike)
+        for head, alike in enumerate(places.alike.tolist())
+    ]
     return torch.cat(heads)
+
+
+def _attend_spans(rows: BlockRows, wanted: Tensor, alike: Sequence[bool]) -> Tensor:
+    """Attention of one KV head's group; wanted: bool `[tiles, n]`."""
+    parts = []
+    for number, tiles in enumerate(wanted.split(_SPAN)):
+        start = number * _SPAN * TILE
+        part = rows.part(start, min(start + _SPAN * TILE, rows.tokens))
+        same = alike[number]
+        parts.append(
+            _attend_tiles(part, tiles[:1] if same else tiles, part.tokens if same else TILE)
+        )
+    return torch.cat(parts, 1)
+
+
+def _unite(wanted: Tensor, queries: Tensor) -> Tensor:
+    """Let a span's tiles, bool `[n_kv_heads, tiles, n]`, want the union where they are alike.
+
+    queries: of each tile, `[tiles, 1]`. Returns where they are, bool `[n_kv_heads]`.
+    """
+    union = wanted.any(1, keepdim=True)
+    alike = union.sum((1, 2)) * queries.sum() <= _ALIKE * (wanted * queries).sum((1, 2))
+    wanted |= union & alike[:, None, None]
+    return alike
 
 
 def _touched(offsets: Tensor, positions: Tensor, starts: Tensor, lasts: Tensor) -> Tensor:

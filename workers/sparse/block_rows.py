@@ -1,6 +1,6 @@
 """A prefilled block's queries, and the rows of one layer that they attend to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,6 +61,11 @@ class BlockRows:
             self.first,
             self.scale,
         )
+
+    def part(self, start: int, stop: int) -> "BlockRows":
+        """The same for the queries `start` to `stop` - 1 alone."""
+        queries = self.queries[:, start:stop]
+        return replace(self, queries=queries, first=self.first + start)
 
     def always(self, sinks: int) -> Tensor:
         """Rows that every query attends to where it may, bool `[n_kv_heads, n]`.

@@ -11,6 +11,7 @@ export function MethodsPage() {
     <p>A session chooses one when it is created. Repair works with all of them.</p>
     <${Loaded} resource=${methods}>${(data) => html`
       ${data.repair && html`<${Method} method=${data.repair} kind="repair_settings of a session" />`}
+      ${data.prefill && html`<${Method} method=${data.prefill} kind="prefill of a session" />`}
       ${data.methods.map((method) => html`<${Method} key=${method.name} method=${method} kind="method_settings of a session" />`)}`}
     <//>`;
 }

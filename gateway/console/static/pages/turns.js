@@ -60,6 +60,7 @@ function Costs({ turn }) {
     `${plural(turn.prompt_tokens, 'token')} in`,
     `${plural(turn.output_tokens, 'token')} out`,
     turn.prefilled_tokens !== null && `${count(turn.prefilled_tokens)} computed`,
+    turn.prefill && `prefilled sparsely (density ${turn.prefill.density.toFixed(2)}, cover ${turn.prefill.cover_mean.toFixed(3)})`,
     `peak ${count(turn.memory.peak_rows)} of ${count(turn.memory.bound_rows)} rows`,
     turn.worker && `worker ${turn.worker}`,
     turn.episode && `episode ${turn.episode.episode} (similarity ${turn.episode.similarity.toFixed(2)})`,
