@@ -14,7 +14,7 @@ from evals.harness import Setup
 from evals.languages.reference import REFERENCE
 from evals.suites.multiturn import suite as multiturn
 from evals.suites.multiturn.arms import ARMS, Arm, choose_arms
-from evals.suites.multiturn.examples import Size, Turn
+from evals.suites.multiturn.dialogue import Size, Turn
 from evals.suites.multiturn.hearing import Hearing, count_rows, list_turns
 from evals.suites.multiturn.kinds import build_dialogue
 from evals.suites.multiturn.rows import result_rows
