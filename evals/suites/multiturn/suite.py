@@ -19,7 +19,7 @@ from evals.languages.base import Language
 from evals.languages.choice import get_language
 from evals.suite import Record, Suite
 from evals.suites.multiturn.arms import ARMS, Arm
-from evals.suites.multiturn.examples import PLACES, Dialogue, Place, Size, evidence_class
+from evals.suites.multiturn.dialogue import PLACES, Dialogue, Place, Size, evidence_class
 from evals.suites.multiturn.hearing import (
     Answers,
     Heard,
