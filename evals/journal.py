@@ -34,7 +34,16 @@ _COMPUTES = (
     "evals.suites.mq_niah.examples",
     *(
         f"evals.suites.multiturn.{name}"
-        for name in ("airline", "arms", "examples", "hearing", "locomo", "longbench", "scores")
+        for name in (
+            "airline",
+            "arms",
+            "dialogue",
+            "examples",
+            "hearing",
+            "locomo",
+            "longbench",
+            "scores",
+        )
     ),
     "evals.recordings",
     "evals.replay_session",

@@ -64,7 +64,7 @@ def multiturn_command(
     """Questions before, within and behind the context of several turns (LoopServe's benchmark)."""
     from evals.suites.multiturn import suite as multiturn
     from evals.suites.multiturn.arms import choose_arms
-    from evals.suites.multiturn.examples import Size
+    from evals.suites.multiturn.dialogue import Size
     from evals.suites.multiturn.kinds import check_kinds
 
     sources = absolute_paths(data)

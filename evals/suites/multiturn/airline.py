@@ -14,7 +14,7 @@ from typing import Any
 from evals.errors import BadExample
 from evals.languages.base import contains_value
 from evals.recordings import read_all
-from evals.suites.multiturn.examples import CANDIDATES, CUE, Dialogue, Size, Turn, draw_class
+from evals.suites.multiturn.dialogue import CANDIDATES, CUE, Dialogue, Size, Turn, draw_class
 from kvrecall.replay.recording import Recording
 
 # Fields that name an object.

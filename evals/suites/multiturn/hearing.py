@@ -13,7 +13,7 @@ from evals import harness
 from evals.harness import Message, Session
 from evals.languages.base import Language
 from evals.suites.multiturn.arms import Arm
-from evals.suites.multiturn.examples import Dialogue, Place, Turn, render
+from evals.suites.multiturn.dialogue import Dialogue, Place, Turn, render
 from evals.suites.multiturn.scores import CHOICE, KL, TOP1, choose, score_choice, score_reply
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import Distribution

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from evals.errors import BadSuite
 from evals.languages.base import Language
 from evals.suites.multiturn import airline, locomo, longbench
-from evals.suites.multiturn.examples import Dialogue, Size, generate
+from evals.suites.multiturn.dialogue import Dialogue, Size
+from evals.suites.multiturn.examples import generate
 
 GENERATED = ("qa", "list", "fewshot")
 RECORDED: Mapping[str, Callable[[int, Size, Sequence[Path]], Dialogue]] = MappingProxyType(

@@ -12,14 +12,7 @@ from random import Random
 from evals.errors import BadExample
 from evals.languages.base import contains_value
 from evals.suites.locomo.data import Conversation, Question, list_files, read_conversation
-from evals.suites.multiturn.examples import (
-    CUE,
-    Dialogue,
-    Size,
-    Turn,
-    draw_class,
-    evidence_class,
-)
+from evals.suites.multiturn.dialogue import CUE, Dialogue, Size, Turn, draw_class, evidence_class
 
 # Lines of a segment, and characters of a token, for estimates.
 _LINES = 6

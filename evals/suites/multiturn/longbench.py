@@ -13,7 +13,7 @@ from random import Random
 
 from evals.errors import BadDataFile, BadExample
 from evals.languages.base import contains_value
-from evals.suites.multiturn.examples import CUE, Dialogue, Size, Turn
+from evals.suites.multiturn.dialogue import CUE, Dialogue, Size, Turn
 
 _SYSTEM = "Answer from the texts of this conversation, in a few words."
 _DRAWS = 50

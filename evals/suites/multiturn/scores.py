@@ -8,7 +8,7 @@ from torch import Tensor
 from evals.errors import BadExample
 from evals.languages.base import Language
 from evals.spans import decode_with_offsets, overlapping
-from evals.suites.multiturn.examples import Turn
+from evals.suites.multiturn.dialogue import Turn
 from evals.summary import mean
 from evals.text_scores import lines_f1, rouge_l, word_f1
 from workers.engine.session import Distribution

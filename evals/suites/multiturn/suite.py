@@ -19,7 +19,7 @@ from evals.languages.base import Language
 from evals.languages.choice import get_language
 from evals.suite import Record, Suite
 from evals.suites.multiturn.arms import ARMS, Arm
-from evals.suites.multiturn.examples import PLACES, Dialogue, Place, Size, evidence_class
+from evals.suites.multiturn.dialogue import PLACES, Dialogue, Place, Size, evidence_class
 from evals.suites.multiturn.hearing import (
     Answers,
     Heard,
@@ -118,7 +118,8 @@ def run(unit: Unit) -> list[Record]:
     dialogue = build_dialogue(unit.kind, setup.seed, unit.size, language, unit.data)
     turns = list_turns(dialogue, unit.place, unit.answers)
     rows = count_rows(setup.model, turns)
-    with harness.open_worker(setup, rows) as worker:
+    largest = max(budget_rows(budget, rows) for budget in ("1/1", *unit.budgets))
+    with harness.open_worker(setup, largest) as worker:
         full = Hearing(worker, ARMS[FULL], rows, setup.seed)
         recorded = [full.say(asked) for asked in turns]
         length = full.session.memory.length

@@ -11,18 +11,16 @@ from evals.errors import BadExample
 from evals.languages.base import Language, contains_value
 from evals.languages.english import ENGLISH
 from evals.languages.reference import REFERENCE
-from evals.suites.multiturn.examples import (
-    LABELS,
-    LIST_LINES,
+from evals.suites.multiturn.dialogue import (
     PLACES,
     Dialogue,
     Size,
     Turn,
     check,
     evidence_class,
-    generate,
     render,
 )
+from evals.suites.multiturn.examples import LABELS, LIST_LINES, generate
 
 SEEDS = st.integers(0, 100_000)
 LANGUAGES = st.sampled_from([REFERENCE, ENGLISH])

@@ -11,7 +11,7 @@ from evals.languages.base import contains_value
 from evals.languages.english import ENGLISH
 from evals.suites.locomo.data import read_conversation
 from evals.suites.multiturn import airline, locomo, longbench
-from evals.suites.multiturn.examples import Size, check
+from evals.suites.multiturn.dialogue import Size, check
 from evals.suites.multiturn.kinds import build_dialogue, check_kinds
 
 SIZE = Size(turns=2, tokens=400)
