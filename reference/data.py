@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from reference.chat import TOPICS, USER_LINES, draw_line
 from reference.conversation import (
     MAX_FACTS,
     Conversation,
@@ -163,12 +164,14 @@ class Shares:
     - `stretched`: with jumping positions; `drills`: repeated random tokens.
     - `lists`: of the others, bare facts that are stated and repeated.
     - `mixed`: of conversations and lists, those in the mixed language.
+    - `listings`: of the lists in the mixed language, those that repeat all facts of an attribute.
     """
 
     stretched: float
     drills: float
     lists: float
     mixed: float
+    listings: float
 
 
 class BatchMaker:
@@ -193,7 +196,10 @@ class BatchMaker:
             return self._drill(n_tokens)
         listed = self.rng.random() < shares.lists
         mixed = self.rng.random() < shares.mixed
-        row = self._list_of_facts(n_tokens, mixed) if listed else self._talk(n_tokens, mixed)
+        if listed and mixed and self.rng.random() < shares.listings:
+            row = self._listings(n_tokens)
+        else:
+            row = self._list_of_facts(n_tokens, mixed) if listed else self._talk(n_tokens, mixed)
         positions = list(range(n_tokens))
         if longest > n_tokens and self.rng.random() < shares.stretched:
             span = int(n_tokens * (longest / n_tokens) ** self.rng.random())
@@ -255,6 +261,41 @@ class BatchMaker:
                 kind = "bare, mixed" if mixed else "bare"
                 row.answers.append((start, end, (kind,), start - stated_at))
         return row
+
+    def _listings(self, n_tokens: int) -> TokenRow:
+        """Bare facts of a few attributes; again and again all of one are listed in their order."""
+        attributes = self.rng.sample(sorted(ATTRIBUTES), self.rng.choice((1, 2, 3)))
+        names = draw_names(self.rng, "train")
+        talk = self.rng.choice((0.0, 0.2, 0.4))
+        stated: dict[str, list[str]] = {each: [] for each in attributes}
+        row = TokenRow([], [], [], [])
+        while len(row.ids) < n_tokens:
+            row.starts.append(len(row.ids))
+            attribute = self.rng.choice(attributes)
+            items = stated[attribute]
+            if len(items) > 1 and self.rng.random() < 0.25:
+                self._append_listing(row, attribute, items)
+            elif not names or len(items) == MIXTURE.list_items[1] or self.rng.random() < talk:
+                topic = self.rng.choice(sorted(TOPICS))
+                _append(row, f" {draw_line(self.rng, USER_LINES, topic)}", self.tokenizer)
+            else:
+                name, value = names.pop(), draw_value(attribute, self.rng, "train")
+                clause = CLAUSES[draw_weighted(self.rng, MIXTURE.clauses)]
+                text = clause.format(name=name, attribute=attribute, value=value)
+                _append(row, f" {text}.", self.tokenizer)
+                items.append(f"{name} {value}")
+        return row
+
+    def _append_listing(self, row: TokenRow, attribute: str, items: list[str]) -> None:
+        """A list as a reply; each of its items is an answer."""
+        _append(row, f"<|assistant|>The {attribute} list says", self.tokenizer)
+        for item in items:
+            start = len(row.ids)
+            mark = "." if item is items[-1] else ","
+            _append(row, f" {item}{mark}", self.tokenizer)
+            row.classes[start:] = [ANSWER] * (len(row.ids) - start)
+            row.answers.append((start, len(row.ids), ("bare, listed",), 0))
+        _append(row, "<|end|>", self.tokenizer)
 
     def _drill(self, n_tokens: int) -> tuple[list[int], list[int], list[int], list[Answer]]:
         """Random tokens with repeated spans; tokens of a repetition count as answers."""

@@ -35,6 +35,7 @@ SHORTER_SHARE = 0.2
 # Share of the mixed language at each length: the first teaches recall by name, in one form.
 MIXED_SHARES = (0.0, 0.7, 0.7, 0.7, 0.7, 0.7)
 LISTS_SHARE = 0.25
+LISTINGS_SHARE = 0.4
 LONGEST_POSITION = 12_288
 LANGUAGE_WEIGHT = 0.3
 WARM_UP_STEPS = 50
@@ -229,6 +230,7 @@ class Run:
             drills=0.0 if closing else 0.15,
             lists=0.0 if closing else LISTS_SHARE,
             mixed=MIXED_SHARES[self.progress.level],
+            listings=LISTINGS_SHARE,
         )
         return self.data.make(rows, length, LONGEST_POSITION, shares)
 

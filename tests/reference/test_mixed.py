@@ -91,8 +91,11 @@ def test_names_and_values_stay_in_their_split(seed: int) -> None:
 def test_every_answer_is_the_latest_statement_of_what_is_asked(seed: int) -> None:
     known: Facts = {}
     stated_in: dict[tuple[str, str], int] = {}
+    changed: set[tuple[str, str]] = set()
     for index, exchange in enumerate(generate_mixed(seed, 2500).exchanges):
         for name, attribute, value in read_statements(exchange.user):
+            if known.get((name, attribute), value) != value:
+                changed.add((name, attribute))
             known[name, attribute] = value
             stated_in[name, attribute] = index
         if exchange.answer is None:
@@ -107,6 +110,8 @@ def test_every_answer_is_the_latest_statement_of_what_is_asked(seed: int) -> Non
             ((name, attribute, value),) = answers
             assert value == exchange.answer
             assert stated_in[name, attribute] == exchange.fact_exchange
+            corrected = {"corrected", "corrected, unmarked"} & set(exchange.forms)
+            assert bool(corrected) == ((name, attribute) in changed)
 
 
 def test_a_question_stands_where_its_form_says() -> None:
