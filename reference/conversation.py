@@ -105,8 +105,8 @@ class Exchange:
 
         It is the whole reply for a list, and where the question does not stand right before it.
         """
-        whole = {"list", "question first", "question between"}.intersection(self.forms)
-        return self.reply if whole else f" {self.answer}."
+        whole = {"question first", "question between"}.intersection(self.forms)
+        return self.reply if whole or self.items else f" {self.answer}."
 
     def is_answered_by(self, reply: str) -> bool:
         """True if a generated reply ends in exactly this exchange's answer, a list in any order."""

@@ -18,7 +18,7 @@ from reference.conversation import (
     exchange_messages,
     generate,
 )
-from reference.forms import CLAUSES, MIXTURE, draw_weighted
+from reference.forms import CLAUSES, MIXTURE, NAMED_LIST_QUESTIONS, draw_weighted
 from reference.mixed import generate_mixed
 from reference.words import ATTRIBUTES, draw_names, draw_value
 
@@ -263,7 +263,10 @@ class BatchMaker:
         return row
 
     def _listings(self, n_tokens: int) -> TokenRow:
-        """Bare facts of a few attributes; again and again all of one are listed in their order."""
+        """Bare facts of a few attributes; again and again those of one are listed.
+
+        The user names them, or they are all, in the order of their statements.
+        """
         attributes = self.rng.sample(sorted(ATTRIBUTES), self.rng.choice((1, 2, 3)))
         names = draw_names(self.rng, "train")
         talk = self.rng.choice((0.0, 0.2, 0.4))
@@ -274,7 +277,15 @@ class BatchMaker:
             attribute = self.rng.choice(attributes)
             items = stated[attribute]
             if len(items) > 1 and self.rng.random() < 0.25:
-                self._append_listing(row, attribute, items)
+                named = self.rng.random() < MIXTURE.named
+                if named:
+                    items = self.rng.sample(items, self.rng.randint(2, len(items)))
+                    names_asked = ", ".join(item.split()[0] for item in items)
+                    question = self.rng.choice(NAMED_LIST_QUESTIONS).format(
+                        attribute=attribute, names=names_asked
+                    )
+                    _append(row, f"<|user|>{question}<|end|>", self.tokenizer)
+                self._append_listing(row, attribute, items, "named" if named else "every")
             elif not names or len(items) == MIXTURE.list_items[1] or self.rng.random() < talk:
                 topic = self.rng.choice(sorted(TOPICS))
                 _append(row, f" {draw_line(self.rng, USER_LINES, topic)}", self.tokenizer)
@@ -286,7 +297,7 @@ class BatchMaker:
                 items.append(f"{name} {value}")
         return row
 
-    def _append_listing(self, row: TokenRow, attribute: str, items: list[str]) -> None:
+    def _append_listing(self, row: TokenRow, attribute: str, items: list[str], kind: str) -> None:
         """A list as a reply; each of its items is an answer."""
         _append(row, f"<|assistant|>The {attribute} list says", self.tokenizer)
         for item in items:
@@ -294,7 +305,7 @@ class BatchMaker:
             mark = "." if item is items[-1] else ","
             _append(row, f" {item}{mark}", self.tokenizer)
             row.classes[start:] = [ANSWER] * (len(row.ids) - start)
-            row.answers.append((start, len(row.ids), ("bare, listed",), 0))
+            row.answers.append((start, len(row.ids), (f"bare, {kind}",), 0))
         _append(row, "<|end|>", self.tokenizer)
 
     def _drill(self, n_tokens: int) -> tuple[list[int], list[int], list[int], list[Answer]]:

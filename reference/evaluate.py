@@ -170,8 +170,9 @@ def group_rows(condition: str, outcomes: Sequence[Outcome]) -> list[Row]:
         for form in outcome.forms:
             groups[f"form {form}"].append(outcome.right)
         if outcome.kind == "list":
-            groups["list, recall of items"].append(outcome.recall)
-            groups["list, precision of items"].append(outcome.precision)
+            (form,) = outcome.forms
+            groups[f"recall of {form}"].append(outcome.recall)
+            groups[f"precision of {form}"].append(outcome.precision)
     return [
         Row(f"{condition}: {name}", "full", round(sum(each) / len(each), 4), len(each))
         for name, each in sorted(groups.items())

@@ -47,6 +47,12 @@ LIST_QUESTIONS = (
     "Remind me of every {attribute}, please.",
     "I need every {attribute} again.",
 )
+NAMED_LIST_QUESTIONS = (
+    "List the {attribute} of {names}.",
+    "Tell me the {attribute} of {names}.",
+    "What is the {attribute} of {names}?",
+    "I need the {attribute} of {names}.",
+)
 LIST_ANSWER = "The {attribute} list says {items}."
 
 # Fields of a long tool result that are not its answer.
@@ -73,11 +79,12 @@ class Mixture:
     - `facts_per_person`: largest number of facts of a person, drawn for each conversation.
     - `long_results`: share of the tool results that are long, up to `result_tokens` tokens.
     - `text_tokens`: longest text around a question, in tokens.
-    - `list_items`: fewest and most facts of an answer that is a list.
+    - `list_items`: fewest and most facts of an answer that is a list; `named` is the share of the
+      lists whose question names the people, in the order of the answer.
     """
 
     kinds: Mapping[MixedKind, float] = field(
-        default_factory=lambda: {"chat": 0.12, "tell": 0.3, "ask": 0.42, "list": 0.05, "tool": 0.11}
+        default_factory=lambda: {"chat": 0.1, "tell": 0.3, "ask": 0.4, "list": 0.1, "tool": 0.1}
     )
     places: Mapping[Place, float] = field(
         default_factory=lambda: {"alone": 0.3, "last": 0.15, "first": 0.3, "between": 0.25}
@@ -93,6 +100,7 @@ class Mixture:
     result_tokens: int = 1000
     text_tokens: int = 1024
     list_items: tuple[int, int] = (5, 14)
+    named: float = 0.5
 
 
 # The mixture that the reference model is trained on and scored on: the only place of its weights.

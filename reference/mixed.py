@@ -28,6 +28,7 @@ from reference.forms import (
     LIST_ANSWER,
     LIST_QUESTIONS,
     MIXTURE,
+    NAMED_LIST_QUESTIONS,
     NEW_CLAUSES,
     Mixture,
     Place,
@@ -277,26 +278,34 @@ class _MixedWriter:
         return tuple(forms)
 
     def _list(self) -> Exchange | None:
-        """All facts of an attribute in one reply; None if no attribute has as many as are wanted."""
+        """Facts of an attribute in one reply; None if no attribute has as many as are wanted.
+
+        They are those of the people named, in that order, or all in the order of their statements.
+        """
         fewest, most = self.mixture.list_items
+        named = self.rng.random() < self.mixture.named
+        known = map(self.ledger.of_attribute, self.attributes)
         possible = [
-            facts
-            for facts in map(self.ledger.of_attribute, self.attributes)
-            if fewest <= len(facts) <= most
+            facts for facts in known if fewest <= len(facts) and (named or len(facts) <= most)
         ]
         if not possible:
             return None
         facts = self.rng.choice(possible)
+        if named:
+            facts = self.rng.sample(facts, self.rng.randint(fewest, min(most, len(facts))))
+        questions = NAMED_LIST_QUESTIONS if named else LIST_QUESTIONS
         attribute = facts[0].attribute
         items = tuple(f"{fact.name} {fact.value}" for fact in facts)
         return Exchange(
-            self.rng.choice(LIST_QUESTIONS).format(attribute=attribute),
+            self.rng.choice(questions).format(
+                attribute=attribute, names=", ".join(fact.name for fact in facts)
+            ),
             LIST_ANSWER.format(attribute=attribute, items=", ".join(items)),
             "list",
             answer=", ".join(items),
             fact_exchange=min(fact.exchange for fact in facts),
             items=items,
-            forms=("list",),
+            forms=("list, named" if named else "list, every",),
         )
 
     def _tool(self) -> Exchange:

@@ -30,10 +30,12 @@ LENGTHS = (192, 512, 1024, 2048, 4096, 8192)
 # Exact match of the answers at which a run continues with the next length.
 PASS_AT = (0.92, 0.93, 0.93, 0.93, 0.95, 1.0)
 # Steps after which a run continues with the next length in any case.
-MAX_STEPS = (10_000, 260, 260, 300, 400, 10_000)
-SHORTER_SHARE = 0.2
+MAX_STEPS = (10_000, 600, 400, 400, 300, 10_000)
+SHORTER_SHARE = 0.4
 # Share of the mixed language at each length: the first teaches recall by name, in one form.
 MIXED_SHARES = (0.0, 0.7, 0.7, 0.7, 0.7, 0.7)
+# Shares of repeated random tokens, of bare facts among the rest, of listings among mixed bare facts.
+DRILLS_SHARE = 0.15
 LISTS_SHARE = 0.25
 LISTINGS_SHARE = 0.4
 LONGEST_POSITION = 12_288
@@ -227,7 +229,7 @@ class Run:
         closing = self._closing()
         shares = Shares(
             stretched=0.3 if self.progress.level == 0 else 0.4,
-            drills=0.0 if closing else 0.15,
+            drills=0.0 if closing else DRILLS_SHARE,
             lists=0.0 if closing else LISTS_SHARE,
             mixed=MIXED_SHARES[self.progress.level],
             listings=LISTINGS_SHARE,
@@ -333,7 +335,7 @@ class Run:
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--million-tokens", type=float, default=60, help="length of the schedule")
+    parser.add_argument("--million-tokens", type=float, default=30, help="length of the schedule")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--folder", type=Path, default=Path("reference/runs/main"), help="checkpoint folder"
