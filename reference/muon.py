@@ -1,7 +1,7 @@
 """Muon in the precision of its parameters, and for all matrices of one shape at a time.
 
-torch.optim.Muon orthogonalizes in bfloat16, which a CPU without instructions for it emulates: that
-took three times as long as the rest of a training step.
+torch.optim.Muon orthogonalizes in bfloat16, which a CPU without instructions for it emulates: 4.4
+CPU seconds a step of the reference model with AVX2 alone, where this takes 0.2.
 """
 
 from __future__ import annotations
