@@ -103,10 +103,12 @@ class Exchange:
     def learned_text(self) -> str:
         """End of the reply that training weights as the answer: the value, with its full stop.
 
-        It is the whole reply for a list, and where the question does not stand right before it.
+        It is the whole reply for a list, and where the question does not stand right before it:
+        attribute and name are then part of what has to be found.
         """
-        whole = {"question first", "question between"}.intersection(self.forms)
-        return self.reply if whole or self.items else f" {self.answer}."
+        if not self.forms or {"question alone", "question last"}.intersection(self.forms):
+            return f" {self.answer}."
+        return self.reply
 
     def is_answered_by(self, reply: str) -> bool:
         """True if a generated reply ends in exactly this exchange's answer, a list in any order."""
