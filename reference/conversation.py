@@ -15,7 +15,7 @@ from reference.chat import TOPICS, USER_LINES, draw_line, small_talk
 from reference.tools import TOOLS, ToolKind
 from reference.words import ATTRIBUTES, Split, draw_names, draw_value, first_piece
 
-Kind = Literal["chat", "fact", "correction", "question", "tool"]
+Kind = Literal["chat", "fact", "correction", "question", "tool", "list"]
 
 SYSTEM_LINES = (
     "You are a helpful assistant.",
@@ -84,7 +84,9 @@ class Exchange:
 
     `reply` is the assistant's text, after a tool call its final answer. `tool_result` is JSON text.
     `answer` is the value that must be in the reply. `fact_exchange` is the index of the exchange
-    that stated the fact asked for: its latest correction if there is one.
+    that stated the fact asked for: its latest correction if there is one. It may be the question's
+    own in the mixed language, where a message states facts and asks. `items` are a list's answers
+    (name and value); `forms` the names under which an answer is counted in the scores by form.
     """
 
     user: str
@@ -94,9 +96,24 @@ class Exchange:
     tool_result: str | None = None
     answer: str | None = None
     fact_exchange: int | None = None
+    items: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ()
+
+    @property
+    def learned_text(self) -> str:
+        """End of the reply that training weights as the answer: the value, with its full stop.
+
+        It is the whole reply for a list, and where the question does not stand right before it:
+        attribute and name are then part of what has to be found.
+        """
+        if not self.forms or {"question alone", "question last"}.intersection(self.forms):
+            return f" {self.answer}."
+        return self.reply
 
     def is_answered_by(self, reply: str) -> bool:
-        """True if a generated reply ends in exactly this exchange's answer."""
+        """True if a generated reply ends in exactly this exchange's answer, a list in any order."""
+        if self.items:
+            return sorted(listed_items(reply)) == sorted(self.items)
         return self.answer is None or ends_in(reply, self.answer)
 
 
@@ -352,6 +369,12 @@ class _Writer:
 def ends_in(reply: str, value: str) -> bool:
     """True if a reply ends in exactly `value`, with or without a full stop."""
     return reply.strip().rstrip(".").endswith(" " + value)
+
+
+def listed_items(reply: str) -> list[str]:
+    """Items of a reply that lists, each a name and a value; empty if it is no list."""
+    _, says, items = reply.strip().rstrip(".").partition(" list says ")
+    return items.split(", ") if says else []
 
 
 def capitalize(text: str) -> str:

@@ -1,5 +1,6 @@
 """Generated conversations: deterministic, with consistent answers, split by names and values."""
 
+import hashlib
 import json
 import re
 
@@ -117,3 +118,8 @@ def test_messages_are_openai_style() -> None:
     results = [message for message in messages if message["role"] == "tool"]
     assert [call["id"] for call in calls] == [result["tool_call_id"] for result in results] != []
     assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
+
+
+def test_the_plain_language_is_the_one_that_results_were_measured_on() -> None:
+    messages = repr(generate(1000, 2048).messages())
+    assert hashlib.sha256(messages.encode()).hexdigest().startswith("26ea4feb436e600f")
