@@ -54,17 +54,11 @@ ROWS = (
     Panel(
         "Evictions",
         "Rows evicted a second by method. Much more than tokens come in: sessions are opened again and "
-        "again; see Takeovers.",
+        "again; see Takeovers. Rows that re-selections bring back count in every layer and head.",
         Unit.PER_SECOND,
-        (Query(rate("eviction_rows_total", WORKER, "method"), "{{method}}"),),
-    ),
-    Panel(
-        "Time of re-selections",
-        "Of the rows of answers, while they are generated. Long: a larger every, or more RAM for rows.",
-        Unit.SECONDS,
         (
-            Query(quantile(0.5, "worker_reselection_seconds", WORKER), "p50"),
-            Query(quantile(0.95, "worker_reselection_seconds", WORKER), "p95"),
+            Query(rate("eviction_rows_total", WORKER, "method"), "{{method}}"),
+            Query(rate("worker_reselected_rows_total", WORKER), "brought back by re-selections"),
         ),
     ),
 )
@@ -83,6 +77,7 @@ REPAIRS = (
         (
             Query(quantile(0.5, "repair_seconds", GATEWAY), "p50 of repairs"),
             Query(quantile(0.95, "repair_seconds", GATEWAY), "p95 of repairs"),
+            Query(quantile(0.95, "worker_reselection_seconds", WORKER), "p95 of re-selections"),
             Query(quantile(0.5, "pause_seconds", GATEWAY), "p50 of pauses"),
             Query(quantile(0.5, "repair_lead_seconds", GATEWAY), "p50 from repair to turn"),
         ),
