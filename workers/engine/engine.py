@@ -327,8 +327,7 @@ class Engine:
         if over_budget(self.cache, resident):
             session = resident.session
             observed = self.observe_patched(resident, session.episode.patched_prompt)
-            window = session.config.method.observation.window
-            observed = observed or session.queries.observed().last(window)
+            observed = observed or session.observed_window()
             rows = evict(self.cache, resident, self.settings, observed, turn_over=turn_over)
             self.metrics.inc("eviction_rows_total", rows, method=session.config.method.name)
             session.block.clear()

@@ -20,7 +20,7 @@ from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.methods import DEFAULT_SCAN, Method, RepairKV
 from workers.model.tokenizer import ChatMessage
-from workers.primitives.observation import RecentQueries
+from workers.primitives.observation import Observed, RecentQueries
 from workers.sparse.block import SparseReport
 from workers.sparse.settings import SparsePrefill
 
@@ -149,6 +149,10 @@ class WorkerSession:
     def resident(self) -> "ResidentSession | None":
         """The session with its slot; None while it is swapped out."""
         return None if self.slot is None else ResidentSession(self, self.slot)
+
+    def observed_window(self) -> Observed:
+        """The queries that evictions look at, of those that are kept."""
+        return self.queries.observed().last(self.config.method.observation.window)
 
     def record_evicted(self, tokens: Tensor, scores: Tensor) -> None:
         """Record the scores with which tokens, int `[k]`, each once, were evicted."""
