@@ -82,12 +82,14 @@ def attend(rows: BlockRows, places: Places) -> Tensor:
 def _attend_spans(rows: BlockRows, wanted: Tensor, alike: Sequence[bool]) -> Tensor:
     """Attention of one KV head's group; wanted: bool `[tiles, n]`."""
     parts = []
-    for number, tiles in enumerate(wanted.split(_SPAN)):
+    for number, same in enumerate(alike):
+        tiles = wanted[number * _SPAN : (number + 1) * _SPAN]
         start = number * _SPAN * TILE
         part = rows.part(start, min(start + _SPAN * TILE, rows.tokens))
-        same = alike[number]
         parts.append(
-            _attend_tiles(part, tiles[:1] if same else tiles, part.tokens if same else TILE)
+            _attend_tiles(part, tiles[:1], part.tokens)
+            if same
+            else _attend_tiles(part, tiles, TILE)
         )
     return torch.cat(parts, 1)
 

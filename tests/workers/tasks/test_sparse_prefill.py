@@ -121,7 +121,7 @@ def test_a_shared_prefix_leaves_the_blocks_where_they_are(
     worker = make_worker("reference", block_tokens=BLOCK)
     for name in ("owner", "alone", "second"):
         worker.open(name, **prefill())
-    system, questions = words(180), [words(90, seed=seed) for seed in (1, 2)]
+    system, questions = words(150), [words(90, seed=seed) for seed in (1, 2)]
 
     def ask(name: str, question: str, prefix: pb.Prefix | None = None) -> pb.TurnDone:
         messages = [
