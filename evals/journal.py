@@ -39,10 +39,10 @@ _COMPUTES = (
             "arms",
             "dialogue",
             "examples",
-            "hearing",
             "locomo",
             "longbench",
             "scores",
+            "sessions",
         )
     ),
     "evals.recordings",

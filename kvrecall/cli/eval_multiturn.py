@@ -42,14 +42,14 @@ def multiturn_command(
         int, typer.Option(min=0, help="Facts of each of two pools of other people, in a turn.")
     ] = 1,
     chat: Annotated[int, typer.Option(min=0, help="Sentences of small talk with each fact.")] = 1,
-    said: Annotated[int, typer.Option(min=1, help="How often a fact is stated.")] = 1,
+    statements: Annotated[int, typer.Option(min=1, help="How often a fact is stated.")] = 1,
     tokens: Annotated[
         int, typer.Option(min=200, help="Tokens of a dialogue of recorded text, about.")
     ] = 1500,
     answers: Annotated[
         str,
         typer.Option(
-            help="generated, or chosen among the values said, behind the beginning of the reply. "
+            help="generated, or chosen among the values stated, behind the beginning of the reply. "
             "Default: generated with the reference model, else chosen."
         ),
     ] = "",
@@ -73,7 +73,7 @@ def multiturn_command(
         setup=build_setup(model, "", seed, block, "4"),
         kind=chosen[0],
         place="end",
-        size=Size(turns, distractors, chat, said, tokens),
+        size=Size(turns, distractors, chat, statements, tokens),
         answers=multiturn.parse_answers(answers, is_reference(model)),
         arms=choose_arms(split_words(methods)),
         budgets=tuple(split_words(budgets) or multiturn.BUDGETS),

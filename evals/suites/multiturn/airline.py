@@ -1,7 +1,7 @@
 """Dialogues of kind `airline`: results of an agent's tools, and questions on fields of theirs.
 
 Recorded runs such as tau-bench's. A segment is one JSON object of a tool's result. A question is on
-a field of an object with a name of its own, and its value is said in no other segment.
+a field of an object with a name of its own, and its value is stated in no other segment.
 """
 
 import json
@@ -36,7 +36,7 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A field of an item, its value, and the number of the turn that says it."""
+    """A field of an item, its value, and the number of the turn that states it."""
 
     item: _Item
     field: str
@@ -106,7 +106,7 @@ def _try(
     share = size.tokens * _TOKEN // size.turns
     if len(strangers) < size.turns:
         return None
-    said: list[list[_Item]] = []
+    stated: list[list[_Item]] = []
     waiting = list(own)
     for stranger in rng.sample(strangers, size.turns):
         items = [stranger]
@@ -116,33 +116,33 @@ def _try(
             items.append(waiting.pop(0))
         if len(items) == 1:
             return None
-        said.append(rng.sample(items, len(items)))
+        stated.append(rng.sample(items, len(items)))
     asked = set[str]()
     turns = []
     for number in range(size.turns):
-        found = _draw_field(rng, said, number, asked, names)
+        found = _draw_field(rng, stated, number, asked, names)
         if found is None:
             return None
         asked.add(found.value)
-        turns.append(_turn(rng, said[: number + 1], found))
+        turns.append(_turn(rng, stated[: number + 1], found))
     return tuple(turns)
 
 
 def _draw_field(
-    rng: Random, said: Sequence[Sequence[_Item]], number: int, asked: set[str], names: set[str]
+    rng: Random, stated: Sequence[Sequence[_Item]], number: int, asked: set[str], names: set[str]
 ) -> _Asked | None:
-    """A field, said up to turn `number`, of the run's objects, whose value no other segment has."""
-    every = [item for items in said for item in items]
+    """A field, stated up to turn `number`, of the run's objects, whose value no other segment has."""
+    every = [item for items in stated for item in items]
     possible = [
         _Asked(item, field, value, turn)
-        for turn, items in enumerate(said[: number + 1])
+        for turn, items in enumerate(stated[: number + 1])
         for item in items
         for field, value in item.fields.items()
         if item.name in names and value not in asked and _is_unique(item, field, value, every)
     ]
     if not possible:
         return None
-    own = draw_class(rng, number, len(said)) == "own"
+    own = draw_class(rng, number, len(stated)) == "own"
     return rng.choice([each for each in possible if (each.turn == number) == own] or possible)
 
 
@@ -157,19 +157,19 @@ def _is_unique(item: _Item, field: str, value: str, every: Sequence[_Item]) -> b
     )
 
 
-def _turn(rng: Random, said: Sequence[Sequence[_Item]], asked: _Asked) -> Turn:
-    """The last turn said with its question; candidates are the field's values said so far."""
-    stated = {
-        each.fields[asked.field] for items in said for each in items if asked.field in each.fields
+def _turn(rng: Random, stated: Sequence[Sequence[_Item]], asked: _Asked) -> Turn:
+    """The last turn stated with its question; candidates are the field's values stated so far."""
+    values = {
+        each.fields[asked.field] for items in stated for each in items if asked.field in each.fields
     }
     initials = {asked.value[0]: asked.value}
-    for value in rng.sample(sorted(stated), len(stated)):
+    for value in rng.sample(sorted(values), len(values)):
         if value and len(initials) < CANDIDATES:
             initials.setdefault(value[0], value)
     lettered = len(initials) > 1 and all(value[0].isalpha() for value in initials.values())
     what = f"{asked.field} of {asked.item.name}"
     return Turn(
-        tuple(item.text for item in said[-1]),
+        tuple(item.text for item in stated[-1]),
         f"What is the {what}?",
         (asked.value,),
         (asked.turn,),

@@ -1,6 +1,6 @@
 """A dialogue of several turns, each a context of segments with a question (LoopServe 4, A.4.3).
 
-What it says where: the evidence of each question, and the place of the question in its message.
+What it states where: the evidence of each question, and the place of the question in its message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,14 +69,14 @@ class Size:
         turns: Turns, each with a question.
         distractors: Segments of each of the two pools of other people that a turn has.
         chat: Sentences of small talk in a segment.
-        said: How often a segment states its fact.
+        statements: How often a segment states its fact.
         tokens: Length of a dialogue that is made of recorded text, about.
     """
 
     turns: int = 3
     distractors: int = 1
     chat: int = 1
-    said: int = 1
+    statements: int = 1
     tokens: int = 1500
 
 
@@ -117,19 +117,19 @@ def draw_class(rng: Random, number: int, turns: int) -> Evidence:
 def check(dialogue: Dialogue) -> None:
     """Raise BadExample unless the evidence is in exactly the turns that a turn names.
 
-    Up to the question each of its answers is said in those turns alone, and the question says none.
+    Up to the question each of its answers is stated in those turns alone, and the question gives none.
     """
     for number, turn in enumerate(dialogue.turns):
-        said = {
+        stated = {
             index
             for index, each in enumerate(dialogue.turns[: number + 1])
             if any(
                 contains_value(text, answer) for text in each.segments for answer in turn.answers
             )
         }
-        told = any(contains_value(turn.question, answer) for answer in turn.answers)
-        if told or said != set(turn.evidence):
+        given = any(contains_value(turn.question, answer) for answer in turn.answers)
+        if given or stated != set(turn.evidence):
             raise BadExample(
                 f"{dialogue.kind} dialogue {dialogue.seed}, turn {number}: the answers "
-                f"{turn.answers} are said in turns {sorted(said)}, not {turn.evidence}"
+                f"{turn.answers} are stated in turns {sorted(stated)}, not {turn.evidence}"
             )

@@ -57,7 +57,7 @@ class _Writer:
 
     def segment(self, turn: int, fact: Fact) -> str:
         """A paragraph that states a fact, after or before small talk on the turn's topic."""
-        stated = [self.language.state(self.rng, fact) for _ in range(self.size.said)]
+        stated = [self.language.state(self.rng, fact) for _ in range(self.size.statements)]
         chat = [
             self.language.line(self.rng, self.topics[turn % len(self.topics)])
             for _ in range(self.size.chat)

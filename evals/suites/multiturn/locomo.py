@@ -109,13 +109,13 @@ def _split(stretches: Sequence[_Stretch], size: Size) -> list[list[_Stretch]] | 
 
 
 def _draw_question(
-    rng: Random, questions: Sequence[Question], said: Sequence[Sequence[_Stretch]], turns: int
+    rng: Random, questions: Sequence[Question], stated: Sequence[Sequence[_Stretch]], turns: int
 ) -> tuple[Question, tuple[int, ...]] | None:
-    """A question with all its evidence in the turns said, and the turns that have it.
+    """A question with all its evidence in the turns so far, and the turns that have it.
 
     Of the drawn class of evidence, if there is such a question.
     """
-    ids = [frozenset().union(*(each.ids for each in segments)) for segments in said]
+    ids = [frozenset().union(*(each.ids for each in segments)) for segments in stated]
     known = frozenset().union(*ids)
     answerable = [
         (question, tuple(index for index, own in enumerate(ids) if question.evidence & own))
@@ -124,7 +124,7 @@ def _draw_question(
     ]
     if not answerable:
         return None
-    number = len(said) - 1
+    number = len(stated) - 1
     wanted = draw_class(rng, number, turns)
     fitting = [each for each in answerable if evidence_class(each[1], number) == wanted]
     return rng.choice(fitting or answerable)

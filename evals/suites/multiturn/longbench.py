@@ -28,7 +28,7 @@ class _Item:
     question: str
     answers: tuple[str, ...]
 
-    def says(self, answers: Sequence[str]) -> bool:
+    def contains(self, answers: Sequence[str]) -> bool:
         """True if the context has one of these answers."""
         return any(contains_value(text, each) for text in self.paragraphs for each in answers)
 
@@ -83,7 +83,7 @@ def _try(rng: Random, size: Size, items: Sequence[_Item]) -> tuple[Turn, ...] | 
     asked = [items[number] for number in drawn]
     answers = [answer for item in asked for answer in item.answers]
     rest = [item for index, item in enumerate(items) if index not in drawn]
-    irrelevant = [item for item in rest if not item.says(answers)]
+    irrelevant = [item for item in rest if not item.contains(answers)]
     if len(irrelevant) < _POOLS * size.turns:
         return None
     pools = rng.sample(irrelevant, _POOLS * size.turns)

@@ -21,7 +21,7 @@ from kvrecall.reporting.results import Row
 AGAINST = (FULL, "snapkv")
 _CELL = ("kind", "place", "measure")
 _ARM = (*_CELL, "arm", "budget")
-# What is told apart within a cell, in rows of their own.
+# What is separated within a cell, in rows of their own.
 _WITHIN = ("turn", "evidence")
 _TURN = ("seed", "turn")
 

@@ -1,7 +1,7 @@
 """Suite multiturn: questions before, within and behind their context, over several turns.
 
-LoopServe 4 and A.4. A dialogue is said to the full cache turn by turn, and its answers are
-recorded. Every arm, at every budget, is a session of its own that hears the same dialogue with the
+LoopServe 4 and A.4. The full cache runs a dialogue turn by turn, and its answers are
+recorded. Every arm, at every budget, is a session of its own that replays the same dialogue with the
 recorded answers, so that all have the same history; each turn is scored from the state before it. A
 unit is one dialogue at one place of its questions, with all arms.
 """
@@ -20,17 +20,17 @@ from evals.languages.choice import get_language
 from evals.suite import Record, Suite
 from evals.suites.multiturn.arms import ARMS, Arm
 from evals.suites.multiturn.dialogue import PLACES, Dialogue, Place, Size, evidence_class
-from evals.suites.multiturn.hearing import (
-    Answers,
-    Heard,
-    Hearing,
-    Recorded,
-    count_rows,
-    list_turns,
-)
 from evals.suites.multiturn.kinds import build_dialogue
 from evals.suites.multiturn.rows import result_rows
 from evals.suites.multiturn.scores import CHOICE, EXACT, score_choice, score_reply
+from evals.suites.multiturn.sessions import (
+    Answers,
+    DialogueSession,
+    Recorded,
+    ScoredTurn,
+    count_rows,
+    list_turns,
+)
 from evals.summary import mean
 
 BUDGETS = ("1/16", "1/8", "1/4")
@@ -109,7 +109,7 @@ def parse_places(texts: Sequence[str]) -> tuple[Place, ...]:
 
 
 def run(unit: Unit) -> list[Record]:
-    """Say the dialogue to the full cache, then to every arm at every budget.
+    """Run the dialogue with the full cache, then with every arm at every budget.
 
     Raises BadExample, BadDataFile, BadReplayFile, BadBudget, `workers.errors`.
     """
@@ -120,18 +120,18 @@ def run(unit: Unit) -> list[Record]:
     rows = count_rows(setup.model, turns)
     largest = max(budget_rows(budget, rows) for budget in ("1/1", *unit.budgets))
     with harness.open_worker(setup, largest) as worker:
-        full = Hearing(worker, ARMS[FULL], rows, setup.seed)
-        recorded = [full.say(asked) for asked in turns]
+        full = DialogueSession(worker, ARMS[FULL], rows, setup.seed)
+        recorded = [full.record(asked) for asked in turns]
         length = full.session.memory.length
         full.close()
         records = list(_full_records(unit, dialogue, recorded, length, language))
         for budget in unit.budgets:
             for arm in unit.arms:
                 if arm.name != FULL:
-                    hearing = Hearing(worker, arm, budget_rows(budget, length), setup.seed)
-                    heard = [hearing.hear(each, language) for each in recorded]
-                    hearing.close()
-                    records += _arm_records(unit, dialogue, (arm.name, budget), length, heard)
+                    session = DialogueSession(worker, arm, budget_rows(budget, length), setup.seed)
+                    scored = [session.replay(each, language) for each in recorded]
+                    session.close()
+                    records += _arm_records(unit, dialogue, (arm.name, budget), length, scored)
         return records
 
 
@@ -158,9 +158,9 @@ def _full_records(
 
 
 def _arm_records(
-    unit: Unit, dialogue: Dialogue, arm: tuple[str, str], length: int, heard: Sequence[Heard]
+    unit: Unit, dialogue: Dialogue, arm: tuple[str, str], length: int, scored: Sequence[ScoredTurn]
 ) -> Iterator[Record]:
-    for number, each in enumerate(heard):
+    for number, each in enumerate(scored):
         columns = _columns(unit, dialogue, number, arm, length)
         columns |= {"rows": each.rows, "active_rows": each.active_rows, "reply": each.reply}
         for measure, score in each.scores.items():

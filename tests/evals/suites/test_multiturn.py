@@ -15,10 +15,10 @@ from evals.languages.reference import REFERENCE
 from evals.suites.multiturn import suite as multiturn
 from evals.suites.multiturn.arms import ARMS, Arm, choose_arms
 from evals.suites.multiturn.dialogue import Size, Turn
-from evals.suites.multiturn.hearing import Hearing, count_rows, list_turns
 from evals.suites.multiturn.kinds import build_dialogue
 from evals.suites.multiturn.rows import result_rows
 from evals.suites.multiturn.scores import CHOICE, EXACT, KL, TOP1, choose, score_reply
+from evals.suites.multiturn.sessions import DialogueSession, count_rows, list_turns
 from evals.suites.multiturn.suite import Unit
 from reference import MODEL_PATH
 from workers.engine.session import Distribution
@@ -77,21 +77,23 @@ def test_a_reply_is_chosen_among_the_candidates_behind_its_prefix(unit: Unit) ->
     assert of_arm(records, FULL, CHOICE) == [1.0, 1.0]
 
 
-def test_all_arms_hear_the_full_caches_reply_and_nothing_of_their_own(unit: Unit) -> None:
+def test_all_arms_replay_the_full_caches_reply_and_nothing_of_their_own(unit: Unit) -> None:
     dialogue = build_dialogue("qa", 4, unit.size, REFERENCE, ())
     asked = list_turns(dialogue, "end", "generated")
     assert [len(each.messages) for each in asked] == [2, 1], "the system's message comes first"
     rows = count_rows(MODEL, asked)
     with harness.open_worker(unit.setup, rows) as worker:
-        full = Hearing(worker, ARMS[FULL], rows, 4)
-        recorded = [full.say(each) for each in asked]
-        told = list(full.session.token_ids)
-        assert len(told) <= rows
+        full = DialogueSession(worker, ARMS[FULL], rows, 4)
+        recorded = [full.record(each) for each in asked]
+        recorded_ids = list(full.session.token_ids)
+        assert len(recorded_ids) <= rows
         full.close()
-        arm = Hearing(worker, ARMS["streaming_llm"], 60, 1)
-        heard = [arm.hear(each, REFERENCE) for each in recorded]
-        assert arm.session.token_ids == told
-        assert any(ours.reply != theirs.reply for ours, theirs in zip(heard, recorded, strict=True))
+        arm = DialogueSession(worker, ARMS["streaming_llm"], 60, 1)
+        scored = [arm.replay(each, REFERENCE) for each in recorded]
+        assert arm.session.token_ids == recorded_ids
+        assert any(
+            ours.reply != theirs.reply for ours, theirs in zip(scored, recorded, strict=True)
+        )
 
 
 def test_a_repair_brings_back_rows_by_the_question_and_not_by_the_recorded_reply(
@@ -101,15 +103,15 @@ def test_a_repair_brings_back_rows_by_the_question_and_not_by_the_recorded_reply
     asked = list_turns(dialogue, "end", "generated")
     rows = count_rows(MODEL, asked)
     with harness.open_worker(unit.setup, rows) as worker:
-        full = Hearing(worker, ARMS[FULL], rows, 4)
-        recorded = [full.say(each) for each in asked]
+        full = DialogueSession(worker, ARMS[FULL], rows, 4)
+        recorded = [full.record(each) for each in asked]
         full.close()
-        arm = Hearing(worker, ARMS["snapkv+repair"], 110, 1)
+        arm = DialogueSession(worker, ARMS["snapkv+repair"], 110, 1)
         for each in recorded:
-            arm.hear(each, REFERENCE)
-        heard = arm.session.state
+            arm.replay(each, REFERENCE)
+        scored = arm.session.state
         arm.close()
-        by_hand = Hearing(worker, ARMS["snapkv+repair"], 110, 1)
+        by_hand = DialogueSession(worker, ARMS["snapkv+repair"], 110, 1)
         by_hand.session.append(recorded[0].messages)
         report = by_hand.session.repair(asked[1].messages)
         by_hand.session.append(recorded[1].messages)
@@ -117,7 +119,7 @@ def test_a_repair_brings_back_rows_by_the_question_and_not_by_the_recorded_reply
         prompt = len(tokenizer.encode(str(asked[1].messages[0]["content"])))
         assert 0 < len(report.promoted) <= by_hand.session.spec.repair_rows
         assert prompt <= report.signal_tokens <= prompt + 10
-        assert by_hand.session.state == heard
+        assert by_hand.session.state == scored
 
 
 def test_an_arm_takes_options_of_its_session(unit: Unit) -> None:

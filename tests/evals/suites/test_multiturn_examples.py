@@ -28,7 +28,7 @@ KINDS = st.sampled_from(["qa", "list", "fewshot"])
 TURN = Turn(("one", "two", "three"), "Which?", ("two",), (0,), cue="Answer.")
 
 
-def turns_that_say(dialogue: Dialogue, value: str) -> list[int]:
+def turns_that_state(dialogue: Dialogue, value: str) -> list[int]:
     return [
         number
         for number, turn in enumerate(dialogue.turns)
@@ -47,13 +47,13 @@ def test_a_dialogue_is_a_function_of_its_kind_seed_and_size(
 
 
 @given(SEEDS, LANGUAGES, st.integers(1, 3))
-def test_each_answer_is_said_in_one_segment_of_exactly_the_turns_named(
-    seed: int, language: Language, said: int
+def test_each_answer_is_stated_in_one_segment_of_exactly_the_turns_named(
+    seed: int, language: Language, statements: int
 ) -> None:
-    dialogue = generate("qa", seed, Size(said=said), language)
+    dialogue = generate("qa", seed, Size(statements=statements), language)
     for turn in dialogue.turns:
         assert len(turn.evidence) == len(turn.answers)
-        places = {answer: turns_that_say(dialogue, answer) for answer in turn.answers}
+        places = {answer: turns_that_state(dialogue, answer) for answer in turn.answers}
         assert sorted(place for each in places.values() for place in each) == list(turn.evidence)
         for answer in turn.answers:
             stating = [
@@ -63,7 +63,7 @@ def test_each_answer_is_said_in_one_segment_of_exactly_the_turns_named(
                 if contains_value(text, answer)
             ]
             assert len(stating) == 1
-            assert stating[0].count(answer) == said
+            assert stating[0].count(answer) == statements
 
 
 @given(SEEDS, LANGUAGES)
@@ -79,7 +79,7 @@ def test_candidates_were_said_and_begin_unlike_each_other(seed: int, language: L
     for number, turn in enumerate(dialogue.turns):
         assert set(turn.answers) <= set(turn.choices)
         assert len({choice[0] for choice in turn.choices}) == len(turn.choices) == 4
-        assert all(min(turns_that_say(dialogue, choice)) <= number for choice in turn.choices)
+        assert all(min(turns_that_state(dialogue, choice)) <= number for choice in turn.choices)
 
 
 @given(SEEDS, LANGUAGES)
@@ -88,9 +88,9 @@ def test_a_list_has_its_lines_in_all_turns_up_to_it_and_no_earlier_answer_has_an
 ) -> None:
     dialogue = generate("list", seed, Size(), language)
     for number, turn in enumerate(dialogue.turns):
-        said = [turns_that_say(dialogue, answer) for answer in turn.answers]
-        assert len(said) == LIST_LINES
-        assert {place for places in said for place in places} == set(range(number + 1))
+        stated = [turns_that_state(dialogue, answer) for answer in turn.answers]
+        assert len(stated) == LIST_LINES
+        assert {place for places in stated for place in places} == set(range(number + 1))
     answers = [answer for turn in dialogue.turns for answer in turn.answers]
     assert len(set(answers)) == len(answers)
 
@@ -138,20 +138,20 @@ def test_places_differ_in_order_alone(seed: int, language: Language) -> None:
 @pytest.mark.parametrize(
     "segments",
     [("two", "two again"), ("none",)],
-    ids=["said in another turn as well", "said in none"],
+    ids=["stated in another turn as well", "stated in none"],
 )
 def test_evidence_elsewhere_than_named_is_refused(segments: tuple[str, ...]) -> None:
     first = replace(TURN, segments=segments)
     second = replace(TURN, segments=("two",), evidence=(1,), question="And now?")
     other = replace(first, answers=("one",), segments=("one", *segments))
-    with pytest.raises(BadExample, match="are said in turns"):
+    with pytest.raises(BadExample, match="are stated in turns"):
         check(
             Dialogue(0, "qa", "", (other, second) if "two" in segments else (first,)),
         )
 
 
 def test_a_question_that_says_its_answer_is_refused() -> None:
-    with pytest.raises(BadExample, match="are said in turns"):
+    with pytest.raises(BadExample, match="are stated in turns"):
         check(Dialogue(0, "qa", "", (replace(TURN, question="Is it two?"),)))
 
 

@@ -1,6 +1,6 @@
-"""Sessions that hear a dialogue: the full cache, whose replies are recorded, and every arm.
+"""Sessions that run a dialogue: the full cache, whose replies are recorded, and every arm.
 
-An arm hears each turn with the recorded reply, so that all arms have the same history (LoopServe's
+An arm appends each turn with the recorded reply, so that all arms have the same history (LoopServe's
 turns would differ otherwise by what each arm answered before). Before that it answers the turn
 itself, from the same state, and nothing of its own answer stays.
 """
@@ -30,8 +30,8 @@ _TEMPLATE_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A turn as it is said: the messages up to its reply.
+class RenderedTurn:
+    """A turn as it is sent: the messages up to its reply.
 
     `chosen`: the reply is given up to the value, which is chosen; else it is generated.
     """
@@ -55,7 +55,7 @@ class Recorded:
     the reply.
     """
 
-    asked: Asked
+    asked: RenderedTurn
     reply: str
     values: tuple[str, ...]
     kept: Distribution
@@ -67,7 +67,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ScoredTurn:
     """What an arm made of a turn: scores by measure, its reply, rows held after the turn."""
 
     scores: dict[str, float]
@@ -76,7 +76,7 @@ class Heard:
     active_rows: float
 
 
-def list_turns(dialogue: Dialogue, place: Place, answers: Answers) -> list[Asked]:
+def list_turns(dialogue: Dialogue, place: Place, answers: Answers) -> list[RenderedTurn]:
     """The turns of a dialogue in order, the system's message before the first one."""
     asked = []
     system: tuple[Message, ...] = ({"role": "system", "content": dialogue.system},)
@@ -84,11 +84,11 @@ def list_turns(dialogue: Dialogue, place: Place, answers: Answers) -> list[Asked
         user: Message = {"role": "user", "content": render(turn, place)}
         messages = (*(() if number else system), user)
         chosen = answers == "chosen" and bool(turn.choices)
-        asked.append(Asked(dialogue.kind, turn, messages, chosen))
+        asked.append(RenderedTurn(dialogue.kind, turn, messages, chosen))
     return asked
 
 
-def count_rows(model: str, turns: Sequence[Asked]) -> int:
+def count_rows(model: str, turns: Sequence[RenderedTurn]) -> int:
     """Tokens of a dialogue with its replies, at most."""
     tokenizer = harness.load(model).tokenizer
     rows = 0
@@ -101,7 +101,7 @@ def count_rows(model: str, turns: Sequence[Asked]) -> int:
 
 
 @dataclass
-class Hearing:
+class DialogueSession:
     """A session of an arm in a worker, with `budget` rows per head."""
 
     worker: Scheduler
@@ -116,14 +116,14 @@ class Hearing:
         spec = self.arm.build_spec(self.arm.name, self.budget, least, self.seed)
         self.session = Session(self.worker, spec)
 
-    def say(self, asked: Asked) -> Recorded:
+    def record(self, asked: RenderedTurn) -> Recorded:
         """Answer a turn and append it with the answer. Raises BadExample, `workers.errors`."""
         reply, values = self._choose(asked) if asked.chosen else (self._generate(asked), ())
         messages = [*asked.messages, {"role": "assistant", "content": reply}]
         self.session.append(messages, keep_distribution=True)
         return Recorded(asked, reply, values, self.session.distribution)
 
-    def hear(self, recorded: Recorded, language: Language) -> Heard:
+    def replay(self, recorded: Recorded, language: Language) -> ScoredTurn:
         """Answer a turn, then append it with the recorded reply.
 
         Raises BadExample, `workers.errors`.
@@ -142,17 +142,17 @@ class Hearing:
             scores[CHOICE] = score_choice(asked.turn, values)
         else:
             scores |= score_reply(asked.kind, asked.turn, reply, language)
-        return Heard(scores, reply, self.budget, round(harness.active_rows(self.session), 2))
+        return ScoredTurn(scores, reply, self.budget, round(harness.active_rows(self.session), 2))
 
     def close(self) -> None:
         """Delete the session with its rows."""
         spec = self.session.spec
         self.worker.delete(pb.DeleteRequest(session=spec.session)).result()
 
-    def _generate(self, asked: Asked) -> str:
+    def _generate(self, asked: RenderedTurn) -> str:
         return str(self.session.ask(asked.messages, asked.max_tokens).message.content)
 
-    def _choose(self, asked: Asked) -> tuple[str, tuple[str, ...]]:
+    def _choose(self, asked: RenderedTurn) -> tuple[str, tuple[str, ...]]:
         """Choose one value after the other, each behind those before it."""
         values: list[str] = []
         for _ in asked.turn.answers:
