@@ -190,12 +190,13 @@ class SlotPool:
         """Indices of heads' first `n` rows within their slots, and a mask of the resident ones.
 
         starts, lengths: int64 `[..., n_kv_heads]`. Returns int64 and bool `[..., n_kv_heads, n]` on
-        the pool's device. Where there is no row, the head's last index is given, which holds no
-        other session's NaN.
+        the pool's device. Where there is no row, an index of the same slot is given: the head's
+        last one, which holds no other session's NaN. An empty head may start where the slot ends.
         """
         count = torch.arange(n, device=starts.device)
         resident = count < lengths[..., None]
         indices = starts[..., None] + torch.minimum(count, (lengths[..., None] - 1).clamp(min=0))
+        indices = indices.clamp(max=self.capacity - 1)
         return (
             indices.to(self.device, non_blocking=True),
             resident.to(self.device, non_blocking=True),

@@ -55,6 +55,7 @@ def test_a_committed_turn_is_one_line_of_numbers_and_ids() -> None:
         "durable": False,
         "repairs": 1,
         "repairs_skipped": 0,
+        "reselections": 0,
         "code": "ok",
     }
     assert "quartz" not in str(describe_turn(event))

@@ -325,6 +325,22 @@ def test_rows_that_one_head_frees_can_be_used_by_another(
         ForwardStep(cache, [slot], 23 + torch.arange(1)[None])
 
 
+def test_an_empty_head_may_start_where_the_slot_ends(
+    make_cache: Callable[..., ActiveCache],
+) -> None:
+    """The first head takes all rows of the last layer, so that none is left for the second."""
+    cache = make_cache(rows=(16, 16))
+    slot = cache.claim([16, 16])
+    positions = torch.stack([torch.arange(32), torch.full((32,), EMPTY)]).int()
+    rows = torch.ones(2, 32, cache.shape.head_dim)
+    cache.insert(slot, 1, positions, rows, rows, torch.zeros_like(positions, dtype=torch.bool))
+    cache.accumulate(slot, 1, torch.ones(2, 32))
+    found = cache.read(slot, 1)
+    assert torch.equal(found.positions, positions)
+    assert found.accumulated.tolist() == [[1.0] * 32, [0.0] * 32]
+    cache.check_integrity()
+
+
 def test_integrity_notices_rows_out_of_order(
     make_cache: Callable[..., ActiveCache], fill: Callable[..., None]
 ) -> None:
