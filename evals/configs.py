@@ -1,5 +1,6 @@
 """Run configurations (method, settings, layer budgets, episode build) and budgets."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from workers.errors import WorkerError
 Build = Literal["none", EpisodeBuild]
 FULL = "full"
 SYNTAX = (
-    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity]"
+    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity][~RETRIEVED]"
     '[{"setting": value}]'
 )
 
 _CONFIG = re.compile(
-    r"(?P<method>\w+)(\+(?P<build>\w+))?(/(?P<medoids>\d+))?(@(?P<layers>\w+))?(?P<settings>\{.*\})?",
+    r"(?P<method>\w+)(\+(?P<build>\w+))?(/(?P<medoids>\d+))?(@(?P<layers>\w+))?"
+    r"(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
     re.DOTALL,
 )
 _SHARE = re.compile(r"1/([1-9]\d*)")
@@ -29,7 +31,8 @@ class RunConfig:
     """One configuration to compare.
 
     `settings` is the method's JSON text; empty `layer_budgets` leaves the split to the method.
-    `medoids` are utterances of a patched prompt; 0: as many as by default.
+    `medoids` are utterances of a patched prompt; 0: as many as by default. `retrieved` is the share of
+    the budget that answers retrieve rows with; 0: as the method says.
     """
 
     name: str
@@ -38,11 +41,19 @@ class RunConfig:
     layer_budgets: str = ""
     settings: str = "{}"
     medoids: int = 0
+    retrieved: float = 0.0
 
     @property
     def evicts(self) -> bool:
         """True if the method evicts rows: without eviction a budget has no effect."""
         return methods.METHODS[self.method].evicts
+
+    @property
+    def options(self) -> str:
+        """The session's options that act in the worker, as a specification has them."""
+        if not self.retrieved:
+            return ""
+        return json.dumps({"retrieve": json.dumps({"share": self.retrieved})})
 
     @property
     def has_episodes(self) -> bool:
@@ -76,8 +87,10 @@ def parse_config(text: str) -> RunConfig:
     if medoids and build == "none":
         raise BadConfig(f"{text!r}: without episodes there are no medoids; write {SYNTAX}")
     name = method.name + (f"+{build}" if episodic else "") + (f"/{medoids}" if medoids else "")
-    name += (f"@{layers}" if layers else "") + (found["settings"] or "")
-    return RunConfig(name, method.name, cast("Build", build), layers, settings, medoids)
+    retrieved = float(found["retrieved"] or 0)
+    name += (f"@{layers}" if layers else "") + (f"~{retrieved}" if retrieved else "")
+    name += found["settings"] or ""
+    return RunConfig(name, method.name, cast("Build", build), layers, settings, medoids, retrieved)
 
 
 def parse_configs(texts: Sequence[str]) -> tuple[RunConfig, ...]:

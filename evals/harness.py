@@ -157,6 +157,7 @@ def build_spec(setup: Setup, budget: int, session: str = "asked") -> pb.SessionS
         method=config.method,
         method_settings=config.settings,
         layer_budgets=config.layer_budgets,
+        options=config.options,
         seed=setup.seed,
     )
 

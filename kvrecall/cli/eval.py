@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from kvrecall.app.models import REFERENCE
 from kvrecall.cli.eval_run import (
@@ -37,8 +38,11 @@ Fresh = Annotated[
 Methods = Annotated[
     list[str] | None,
     typer.Option(
-        help="METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity]"
-        '[{"setting":value}]; several: separated by spaces, or repeat the option. Default: all.'
+        help=escape(
+            "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity]"
+            '[~RETRIEVED][{"setting":value}]; several: separated by spaces, or repeat the option. '
+            "Default: all."
+        )
     ),
 ]
 Budgets = Annotated[

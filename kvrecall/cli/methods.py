@@ -13,7 +13,13 @@ from rich.text import Text
 def methods_command() -> None:
     """List the eviction methods and the settings of each, and the settings of repair."""
     # torch takes seconds to import: other commands do without.
-    from workers.methods import METHODS, describe, describe_prefill, describe_repair
+    from workers.methods import (
+        METHODS,
+        describe,
+        describe_prefill,
+        describe_repair,
+        describe_retrieval,
+    )
 
     table = Table("method", "rows it keeps, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, method in METHODS.items():
@@ -23,16 +29,6 @@ def methods_command() -> None:
             *format_settings(description.settings_schema),
         ]
         table.add_row(name, _text(description.summary, lines))
-    repair = describe_repair()
-    repairs = Table(
-        "repair", "rows it promotes, and its settings", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    repairs.add_row(repair.name, _text(repair.summary, format_settings(repair.settings_schema)))
-    prefill = describe_prefill()
-    prefills = Table(
-        "prefill", "attention it leaves out, and its settings", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    prefills.add_row(prefill.name, _text(prefill.summary, format_settings(prefill.settings_schema)))
     console = Console()
     console.print(table)
     console.print(
@@ -41,10 +37,17 @@ def methods_command() -> None:
         "answer is generated, with any method that evicts.",
         highlight=False,
     )
-    console.print(repairs)
-    console.print('A session sets them with "repair_settings".', highlight=False)
-    console.print(prefills)
-    console.print('A session sets them with "prefill".', highlight=False)
+    for setting, heading, described in (
+        ("repair_settings", ("repair", "rows it promotes"), describe_repair()),
+        ("prefill", ("prefill", "attention it leaves out"), describe_prefill()),
+        ("retrieve", ("retrieval", "rows it reads for each token"), describe_retrieval()),
+    ):
+        kind, does = heading
+        table = Table(kind, f"{does}, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
+        settings = format_settings(described.settings_schema)
+        table.add_row(described.name, _text(described.summary, settings))
+        console.print(table)
+        console.print(f'A session sets them with "{setting}".', highlight=False)
 
 
 def _text(summary: str, lines: Iterable[str]) -> Text:

@@ -12,6 +12,7 @@ from kvrecall.client.models import (
     TurnEpisode,
     TurnMemory,
     TurnPrefill,
+    TurnRetrieval,
 )
 
 
@@ -49,6 +50,7 @@ class LoggedTurn:
     memory: TurnMemory
     reselections: Reselections | None = None
     prefill: TurnPrefill | None = None
+    retrieval: TurnRetrieval | None = None
 
 
 @dataclass(frozen=True)

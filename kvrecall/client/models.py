@@ -271,6 +271,15 @@ class TurnPrefill:
 
 
 @dataclass(frozen=True)
+class TurnRetrieval:
+    """What the steps of a turn retrieved, over all steps, layers and KV heads."""
+
+    steps: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Turn:
     """Committed turn: number `turn` of the session, the reply, usage, memory, seconds by phase."""
 
@@ -287,6 +296,7 @@ class Turn:
     logprobs: tuple[TokenLogprob, ...] = ()
     reselections: Reselections | None = None
     prefill: TurnPrefill | None = None
+    retrieval: TurnRetrieval | None = None
 
     @property
     def text(self) -> str:

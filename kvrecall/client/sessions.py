@@ -40,6 +40,8 @@ class SessionOptions(TypedDict, total=False):
     repair_seconds: float | None
     # Sparse prefill: {"sparse": "off" | "auto" | "on", "alpha": 0.99, ...}.
     prefill: Mapping[str, Any]
+    # Retrieval while answers are generated: {"share": 0.5, ...}.
+    retrieve: Mapping[str, Any]
     # Eviction method and its settings; see `KvrecallClient.methods`.
     method: str | None
     method_settings: Mapping[str, Any]
@@ -131,6 +133,7 @@ class Session:
     durable: bool | None = None
     reselect: Reselection | None = None
     prefill: JsonObject = field(default_factory=dict)
+    retrieve: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

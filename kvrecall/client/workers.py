@@ -7,7 +7,7 @@ from kvrecall.client.models import JsonObject
 
 @dataclass(frozen=True)
 class Method:
-    """Eviction method, repair or sparse prefill, with the JSON schema of its settings."""
+    """Eviction method, repair, sparse prefill or retrieval, with the JSON schema of its settings."""
 
     name: str
     summary: str
@@ -16,11 +16,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Methods:
-    """Eviction methods of the service, the repair (`repair_settings`) and the sparse prefill."""
+    """Eviction methods of the service, repair (`repair_settings`), sparse prefill and retrieval."""
 
     methods: tuple[Method, ...]
     repair: Method | None
     prefill: Method | None = None
+    retrieve: Method | None = None
 
 
 @dataclass(frozen=True)

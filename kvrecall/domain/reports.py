@@ -123,6 +123,18 @@ class PrefillReport:
 
 
 @dataclass(frozen=True)
+class RetrievalReport:
+    """What the steps of a turn retrieved from rows that were not active.
+
+    `rows` are counted over all steps, layers and KV heads; `seconds` are of search and reading.
+    """
+
+    steps: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class TurnOutcome:
     """The result of a committed turn; it is stored with the turn.
 
@@ -138,7 +150,8 @@ class TurnOutcome:
 
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token; outcomes that were
-    stored before 0.3.0 do not have them. `prefill` is of a turn with sparse blocks.
+    stored before 0.3.0 do not have them. `prefill` is of a turn with sparse blocks, `retrieval`
+    of one with steps that retrieved.
     """
 
     session: str
@@ -167,6 +180,7 @@ class TurnOutcome:
     stop: int | None = None
     reselections: ReselectionReport | None = None
     prefill: PrefillReport | None = None
+    retrieval: RetrievalReport | None = None
 
     @property
     def computed_tokens(self) -> int:

@@ -78,12 +78,14 @@ class WorkerOptions:
     """Options that act in the worker alone: gateway and services pass them on unchanged.
 
     `repair_seconds`: deadline of one repair; None: none. `reselect`: None leaves it to the method.
-    `prefill`: a JSON object, the settings of a sparse prefill.
+    `prefill`: a JSON object, the settings of a sparse prefill. `retrieve`: a JSON object, the
+    settings of retrieval while decoding; an empty one leaves it to the method.
     """
 
     repair_seconds: float | None = None
     reselect: Reselection | None = None
     prefill: str = "{}"
+    retrieve: str = "{}"
 
     @property
     def prefills_sparsely(self) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """An eviction method, repair, or sparse prefill. `settings_schema` is the JSON schema of its settings.
+    """An eviction method, repair, sparse prefill or retrieval. `settings_schema` is the JSON schema of its settings.
 
     `episodes`: evictions observe with the active episode's prompt, so a session may have episodes.
     """
@@ -40,3 +40,4 @@ class WorkerInfo:
     repair: MethodInfo | None
     call_format: str = ""
     prefill: MethodInfo | None = None
+    retrieve: MethodInfo | None = None

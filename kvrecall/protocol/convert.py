@@ -16,6 +16,7 @@ from kvrecall.domain.reports import (
     PrefillReport,
     RepairReport,
     ReselectionReport,
+    RetrievalReport,
 )
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
@@ -268,6 +269,14 @@ def reselections_from_wire(done: pb.TurnDone) -> ReselectionReport | None:
     return ReselectionReport(report.count, report.rows_in, report.rows_out, report.seconds)
 
 
+def retrieval_from_wire(done: pb.TurnDone) -> RetrievalReport | None:
+    """Convert the report of a turn's retrieval; None if no step retrieved."""
+    if not done.HasField("retrieval"):
+        return None
+    report = done.retrieval
+    return RetrievalReport(report.steps, report.rows, report.seconds)
+
+
 def memory_from_wire(report: pb.MemoryReport) -> MemoryReport:
     """Convert a worker's report of a session's memory."""
     return MemoryReport(
@@ -313,11 +322,12 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         repair=method_info_from_wire(info.repair) if info.HasField("repair") else None,
         call_format=info.call_format,
         prefill=method_info_from_wire(info.prefill) if info.HasField("prefill") else None,
+        retrieve=method_info_from_wire(info.retrieve) if info.HasField("retrieve") else None,
     )
 
 
 def method_info_from_wire(method: pb.MethodInfo) -> MethodInfo:
-    """Convert the description of an eviction method, of repair or of sparse prefill."""
+    """Convert the description of an eviction method, or of repair, sparse prefill or retrieval."""
     return MethodInfo(method.name, method.summary, method.settings_schema, method.episodes)
 
 

@@ -46,6 +46,7 @@ def worker_info() -> pb.WorkerInfo:
             name="repairkv", summary="bursts around anchors", settings_schema="{}"
         ),
         prefill=pb.MethodInfo(name="sparse", summary="lines of blocks", settings_schema="{}"),
+        retrieve=pb.MethodInfo(name="retrieval", summary="rows of a step", settings_schema="{}"),
         page_tokens=PAGE_TOKENS,
         token_bytes=64,
     )
@@ -80,6 +81,7 @@ def bad_settings(spec: pb.SessionSpec) -> list[str]:
         "method_settings": spec.method_settings,
         "repair_settings": spec.repair_settings,
         "prefill": worker_options_from_wire(spec).prefill,
+        "retrieve": worker_options_from_wire(spec).retrieve,
     }
     return [name for name, text in settings.items() if '"bad"' in text]
 
@@ -199,6 +201,8 @@ def turn_reports(
         reports["prefill"] = pb.PrefillReport(
             blocks=2, cover_min=0.9375, cover_mean=0.96875, density=0.25
         )
+    if options.retrieve != "{}" and request.generate:
+        reports["retrieval"] = pb.RetrievalReport(steps=5, rows=80, seconds=0.125)
     return reports
 
 

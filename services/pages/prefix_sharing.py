@@ -124,6 +124,7 @@ def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo
         "repair_settings": settings.repair_settings,
         "repair_scan": settings.repair_scan,
         "prefill": settings.prefill,
+        "retrieve": settings.retrieve,
         "seed": settings.seed if seeded else None,
         "tools": settings.tools,
         "leading": [asdict(message) for message in leading],

@@ -19,6 +19,7 @@ from kvrecall.protocol.convert import (
     prefill_from_wire,
     repair_from_wire,
     reselections_from_wire,
+    retrieval_from_wire,
     sampling_to_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -145,4 +146,5 @@ class TurnContext:
             stop=done.state.length + len(done.state.pending),
             reselections=reselections_from_wire(done),
             prefill=prefill_from_wire(done),
+            retrieval=retrieval_from_wire(done),
         )

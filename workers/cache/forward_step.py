@@ -35,6 +35,21 @@ class BlockAttention(Protocol):
         """
 
 
+class RowRetrieval(Protocol):
+    """A step's retrieval: rows that are not active, but that it attends to as well."""
+
+    def extend(
+        self,
+        layer: int,
+        queries: Tensor,
+        tokens: int,
+        rows: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+        scale: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Extend a layer's keys, values and mask; see `workers.retrieval.step.RetrievalStep`."""
+
+
 class ForwardStep(Cache):
     """One forward pass: the cache that transformers uses, for B slots with t new tokens each.
 
@@ -54,6 +69,7 @@ class ForwardStep(Cache):
         observed: After the pass, the post-RoPE queries of the last `observe` tokens per layer,
             `[B, n_heads, observe, head_dim]`.
         sparse: What attends in place of exact attention; None, unless it is set before the pass.
+        retrieval: What adds rows to the active ones; None, unless it is set before the pass.
     """
 
     def __init__(
@@ -77,6 +93,7 @@ class ForwardStep(Cache):
         self.slot_list = list(slots)
         self.static = static
         self.sparse: BlockAttention | None = None
+        self.retrieval: RowRetrieval | None = None
         self.query_positions = query_positions.to(cache.device, torch.int32, non_blocking=True)
         self.control = self._reserve(query_positions.shape[1])
         self._mask: tuple[int, Tensor] | None = None  # and the first layer that it was made for

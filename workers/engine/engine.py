@@ -202,6 +202,7 @@ class Engine:
         session.selection = None
         session.distribution = None
         session.keep_rows = None
+        session.retriever = None
         if session.slot is not None:
             self.cache.release(session.slot)
             session.slot = None
@@ -214,14 +215,15 @@ class Engine:
     def bound(self, session: WorkerSession) -> list[int]:
         """Rows per head that the session never exceeds, per layer.
 
-        M_l + reserve + block + patched prompt (design section 4).
+        M_l + reserve + retrieved rows + block + patched prompt (design section 4).
         """
         block = self.settings.block_tokens
         prompt = self._prompt_rows(session)
         config = session.config
         if not config.method.evicts:
             return [self.settings.max_budget + block] * self.model.shape.n_layers
-        return [rows + config.reserve + block + prompt for rows in config.layer_rows]
+        more = config.reserve + config.retrieved + block + prompt
+        return [rows + more for rows in config.layer_rows]
 
     # Slots
 
@@ -272,10 +274,10 @@ class Engine:
         """
         tokens = token_ids.shape[1]
         for resident in residents:
-            self._make_room(resident, tokens)
+            self.make_room(resident, tokens)
         observe = max(recording.observed_tokens(resident.session, tokens) for resident in residents)
         step = self._begin_step(residents, tokens, observe)
-        step.sparse = sparse = recording.begin_sparse(residents, tokens)
+        recording.begin(step, residents)
         try:
             logits = self.model.forward(token_ids, step, logits_to_keep)
             recorded = [
@@ -287,8 +289,7 @@ class Engine:
             raise
         for resident, part in zip(residents, recorded, strict=True):
             self._append_recorded(resident, part)
-        if sparse is not None:
-            recording.report_sparse(residents[0].session, sparse, self.metrics)
+        recording.report(step, residents, self.metrics)
         return logits
 
     def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:
@@ -297,7 +298,7 @@ class Engine:
         The cache is restored afterwards (EpiCache section 2.2). At most `block_tokens` tokens.
         """
         assert len(token_ids) <= self.settings.block_tokens, "a longer prompt runs block by block"
-        self._make_room(resident, len(token_ids))
+        self.make_room(resident, len(token_ids))
         step = self._forward_transient(resident, token_ids)
         return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])
 
@@ -332,6 +333,12 @@ class Engine:
             self.metrics.inc("eviction_rows_total", rows, method=session.config.method.name)
             session.block.clear()
 
+    def make_room(self, resident: ResidentSession, rows: int) -> None:
+        """Evict unless so many rows per head and layer can be added within the session's bound."""
+        free = self.cache.free_rows(resident.slot) - self._prompt_rows(resident.session)
+        if free < rows:
+            self.evict(resident)
+
     # State
 
     def snapshot(self, session: WorkerSession) -> pb.SessionState:
@@ -352,11 +359,6 @@ class Engine:
         """Rows per head that are kept free for a patched prompt."""
         uses_prompt = session.config.method.observation.uses_patched_prompt
         return self.settings.prompt_tokens if uses_prompt else 0
-
-    def _make_room(self, resident: ResidentSession, tokens: int) -> None:
-        free = self.cache.free_rows(resident.slot) - self._prompt_rows(resident.session)
-        if free < tokens:
-            self.evict(resident)
 
     def _append_recorded(self, resident: ResidentSession, recorded: recording.Recorded) -> None:
         """Update length and observations, and pass the rows to the store and to `keep_rows`."""

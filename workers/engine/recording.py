@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kvrecall.metrics.page import Metrics
@@ -13,6 +14,7 @@ from workers.engine.accumulation import received_weights
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.primitives.observation import Observed, RecentQueries
+from workers.retrieval.step import RetrievalStep
 from workers.sparse.block import SparseBlock
 
 
@@ -73,24 +75,54 @@ def observe_prompt(step: ForwardStep) -> Observed:
     )
 
 
-def begin_sparse(residents: Sequence[ResidentSession], tokens: int) -> SparseBlock | None:
-    """Begin the sparse attention of a block of `tokens`, which a prefill appends to one session.
+def begin(step: ForwardStep, residents: Sequence[ResidentSession]) -> None:
+    """Give a pass its sparse attention and its retrieval, as far as its sessions have them."""
+    step.sparse = _begin_sparse(step, residents)
+    step.retrieval = _begin_retrieval(step, residents)
+
+
+def _begin_sparse(step: ForwardStep, residents: Sequence[ResidentSession]) -> SparseBlock | None:
+    """Begin the sparse attention of a block that a prefill appends to one session.
 
     None for decoding steps and for sessions without it.
     """
     session = residents[0].session
     settings = session.config.sparse
-    if len(residents) > 1 or tokens == 1 or not settings.enabled:
+    if len(residents) > 1 or step.query_positions.shape[1] == 1 or not settings.enabled:
         return None
     return SparseBlock(settings, session.config.seed, session.length)
 
 
-def report_sparse(session: WorkerSession, block: SparseBlock, metrics: Metrics) -> None:
-    """Add a block's report to those of the turn, and measure it; nothing if no layer was sparse."""
-    if (report := block.report) is not None:
-        session.sparse_reports.append(report)
-        metrics.observe("worker_prefill_density", report.density_mean)
-        metrics.observe("worker_prefill_cover", report.cover_mean)
+def _begin_retrieval(
+    step: ForwardStep, residents: Sequence[ResidentSession]
+) -> RetrievalStep | None:
+    """Begin the retrieval of a pass; None if none of its sessions retrieves.
+
+    Retrieved rows count towards a session's bound and its peak.
+    """
+    retrievers = [each.session.retriever for each in residents]
+    ready = [each if each is not None and each.ready else None for each in retrievers]
+    if not any(ready):
+        return None
+    cache, slots = step.cache, step.slot_list
+    found = torch.tensor([0 if each is None else each.count for each in ready])
+    cache.require_bound(slice(None), slots, cache.lengths[:, slots] + found[:, None])
+    return RetrievalStep(ready, cache.transfers)
+
+
+def report(step: ForwardStep, residents: Sequence[ResidentSession], metrics: Metrics) -> None:
+    """Measure the sparse attention and the retrieval of a pass that is over.
+
+    A sparse block is added to those of the turn, unless no layer was sparse.
+    """
+    if isinstance(step.sparse, SparseBlock) and (found := step.sparse.report) is not None:
+        residents[0].session.sparse_reports.append(found)
+        metrics.observe("worker_prefill_density", found.density_mean)
+        metrics.observe("worker_prefill_cover", found.cover_mean)
+    if isinstance(step.retrieval, RetrievalStep):
+        counts = step.retrieval.counts
+        metrics.observe("worker_retrieval_seconds", counts.seconds)
+        metrics.inc("worker_retrieved_rows_total", counts.rows)
 
 
 def observed_tokens(session: WorkerSession, tokens: int) -> int:

@@ -21,6 +21,8 @@ from workers.engine.selection import Selection
 from workers.methods import DEFAULT_SCAN, Method, RepairKV
 from workers.model.tokenizer import ChatMessage
 from workers.primitives.observation import Observed, RecentQueries
+from workers.retrieval.retriever import Retriever
+from workers.retrieval.settings import Retrieval
 from workers.sparse.block import SparseReport
 from workers.sparse.settings import SparsePrefill
 
@@ -34,7 +36,8 @@ class SessionConfig:
 
     `budget` and `repair_rows` are rows per KV head, averaged over the layers. `layer_rows` are the
     rows per head that an eviction keeps in each layer, and `split` is how the budget was split into
-    them. `tools` are OpenAI tool objects.
+    them. `retrieved` are the rows per head of the budget that a step retrieves, in every layer.
+    `tools` are OpenAI tool objects.
     """
 
     name: str
@@ -49,6 +52,8 @@ class SessionConfig:
     repair: RepairKV = field(default_factory=RepairKV)
     repair_scan: RepairScan = DEFAULT_SCAN
     sparse: SparsePrefill = field(default_factory=SparsePrefill)
+    retrieval: Retrieval | None = None
+    retrieved: int = 0
     options: WorkerOptions = field(default_factory=WorkerOptions)
 
     @property
@@ -98,6 +103,9 @@ class WorkerSession:
       stored already.
     - `keep_rows`: called with the position of the first of the new rows, and these rows
       `[n_layers, 2, n_kv_heads, t, head_dim]` on the device.
+    - `evictions`: number of times that rows left the active set since the session was opened.
+    - `retriever`: the rows that its steps may retrieve; None before the first such step, and while
+      other sessions need its memory.
     """
 
     config: SessionConfig
@@ -123,6 +131,8 @@ class WorkerSession:
     stored: bool = True
     writes: list["Future[Any]"] = field(default_factory=list)
     keep_rows: Callable[[int, Tensor], None] | None = None
+    evictions: int = 0
+    retriever: Retriever | None = None
 
     @classmethod
     def create(cls, config: SessionConfig) -> "WorkerSession":
@@ -156,6 +166,7 @@ class WorkerSession:
 
     def record_evicted(self, tokens: Tensor, scores: Tensor) -> None:
         """Record the scores with which tokens, int `[k]`, each once, were evicted."""
+        self.evictions += 1
         self.eviction_scores = self.eviction_scores.updated(tokens, scores, self.config.budget)
 
     def target(self, layer: int) -> int:
@@ -167,6 +178,8 @@ class WorkerSession:
         self.queries.clear()
         self.block.clear()
         self.sparse_reports.clear()
+        if self.retriever is not None:
+            self.retriever.begin_turn()
 
     def active_selection(self, cache: ActiveCache) -> Selection | None:
         """The active rows, in the slot or swapped out; None before the first token."""

@@ -14,6 +14,7 @@ from workers.errors import BadSettings
 from workers.methods import Method, RepairKV
 from workers.model.loader import LoadedModel
 from workers.primitives import budgets
+from workers.retrieval.settings import Retrieval
 from workers.sparse.settings import SparsePrefill
 
 
@@ -39,6 +40,11 @@ def build_config(
             f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
         )
     _require_eviction(method, options.reselect or method.reselection)
+    retrieval = _build_retrieval(options.retrieve, method)
+    retrieved = 0
+    if retrieval is not None:
+        reserve = 0 if repair.swap else spec.repair_rows
+        retrieved = retrieval.rows(spec.budget, reserve + settings.min_budget)
     return SessionConfig(
         name=spec.session,
         epoch=spec.epoch,
@@ -46,13 +52,17 @@ def build_config(
         repair_rows=spec.repair_rows if method.evicts else 0,
         method=method,
         layer_rows=_keep_split(split, committed_rows, model, settings)
-        or _split_budget(spec, method, repair, model, settings, split, layer_sensitivity),
+        or _split_budget(
+            spec, method, repair, retrieved, model, settings, split, layer_sensitivity
+        ),
         split=split,
         seed=spec.seed,
         tools=_parse_tools(spec),
         repair=repair,
         repair_scan=scan,
         sparse=_build_sparse(options.prefill, method),
+        retrieval=retrieval,
+        retrieved=retrieved,
         options=options,
     )
 
@@ -90,6 +100,7 @@ def _split_budget(
     spec: pb.SessionSpec,
     method: Method,
     repair: RepairKV,
+    retrieved: int,
     model: LoadedModel,
     settings: WorkerSettings,
     split: LayerBudgets,
@@ -97,12 +108,12 @@ def _split_budget(
 ) -> tuple[int, ...]:
     """Rows per head that an eviction keeps, per layer: the budget without the reserve for repair.
 
-    A repair that swaps rows needs no reserve, but as many rows that it may give up.
+    Nor the rows that are retrieved. A repair that swaps rows needs no reserve, but as many rows that it may give up.
     """
     n_layers = model.shape.n_layers
     if not method.evicts:
         return (spec.budget,) * n_layers
-    base = spec.budget - spec.repair_rows
+    base = spec.budget - retrieved - spec.repair_rows
     floor = settings.min_budget
     if base < floor:
         raise BadSettings(
@@ -110,7 +121,7 @@ def _split_budget(
             f"sinks, recent window and one row to choose need {floor}"
         )
     alpha = budgets.get_alpha(model.module.config.model_type)
-    base = spec.budget if repair.swap else base
+    base = spec.budget - retrieved if repair.swap else base
     rows = budgets.split_budget(
         base, n_layers, split, floor=floor, weights=layer_sensitivity, alpha=alpha
     )
@@ -151,6 +162,17 @@ def _build_sparse(prefill: str, method: Method) -> SparsePrefill:
             "method that observes the last queries, such as snapkv"
         )
     return sparse
+
+
+def _build_retrieval(retrieve: str, method: Method) -> Retrieval | None:
+    """Build a session's retrieval. Raises BadSettings where there is never anything to retrieve."""
+    retrieval = methods.build_retrieval(method, retrieve)
+    if retrieval is not None and not method.evicts:
+        raise BadSettings(
+            f"retrieve: method {method.name} keeps every row, so there is nothing to retrieve; "
+            "leave retrieve out, or take a method that evicts"
+        )
+    return retrieval
 
 
 def _parse_tools(spec: pb.SessionSpec) -> tuple[Any, ...]:

@@ -40,6 +40,12 @@ class WorkerSettings(BaseModel):
     embedder: str = Field(
         default="", description="sentence-transformers model, path or hub name; empty: packaged"
     )
+    retrieval_bytes: int = Field(
+        default=1 << 30,
+        ge=0,
+        description="most bytes of memory for contiguous copies of rows that sessions retrieve "
+        "from while they answer; a session that finds no room answers without retrieval",
+    )
     idle_seconds: float = Field(
         default=900.0,
         gt=0,

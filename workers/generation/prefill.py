@@ -1,17 +1,18 @@
 """Block prefill: appends new tokens in blocks, each followed by eviction (EpiCache section 2.2)."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession
+from workers.generation.retrieval import RowSource, prepare_retrieval
+from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
+from workers.retrieval.settings import Retrieval
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,24 @@ class PrefillResult:
     tokens: int
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Tokens start..stop-1 of the prefill, appended in one step.
+
+    `retrieves`: the step retrieves rows. `decodes`: it evicts only for room, as decoding does.
+    """
+
+    start: int
+    stop: int
+    retrieves: bool = False
+    decodes: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return self.stop - self.start
+
+
 def prefill(
     engine: Engine,
     resident: ResidentSession,
@@ -34,7 +53,9 @@ def prefill(
     keep_distribution: bool,
     on_prompt_end: Callable[[], None],
     on_block: Callable[[int], None] = lambda _: None,
-) -> Generator["Future[Any] | None", None, PrefillResult]:
+    answers: bool = False,
+    source: RowSource | None = None,
+) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
     Yields a write to wait for when the store falls behind, otherwise None. A layer never holds more
@@ -42,6 +63,10 @@ def prefill(
     distribution at every recorded token. `on_prompt_end` is called once the tokens before the first
     recorded one are appended: at the first token's logits, if there were no recorded text.
     `on_block` is called with the tokens of each block that is appended.
+
+    Where an answer follows (`answers`), the last tokens of the prompt are a block of their own that
+    retrieves as the answer will (`Retrieval.prompt`), and so does every token of recorded text.
+    source: of the rows to retrieve from, the engine's store unless given.
     """
     session = resident.session
     pending = session.pending
@@ -49,30 +74,39 @@ def prefill(
     recorded = [False] * len(pending) + [s.recorded for s in segments for _ in s.token_ids]
     session.pending = []
     expected: list[Tensor] = []
-    size = engine.settings.block_tokens
     prompt = recorded.index(True) if True in recorded else len(recorded)
+    retrieval = resident.config.retrieval if answers or keep_distribution else None
+    blocks = _split(
+        len(token_ids),
+        prompt if keep_distribution else len(token_ids),
+        engine.settings.block_tokens,
+        retrieval,
+    )
     logits = torch.empty(0)
-    for start in range(0, len(token_ids), size):
-        block = token_ids[start : start + size]
+    for block in blocks:
+        if block.retrieves:
+            yield from prepare_retrieval(engine, resident, block.tokens, source)
         # The logits at a token are the distribution of the next one.
         wanted = [
             i
-            for i in range(len(block))
-            if keep_distribution and any(recorded[start + i + 1 : start + i + 2])
+            for i in range(block.tokens)
+            if keep_distribution and any(recorded[block.start + i + 1 : block.start + i + 2])
         ]
-        logits_to_keep = len(block) if wanted else 1
+        logits_to_keep = block.tokens if wanted else 1
         began = time.perf_counter()
-        block_logits = engine.forward([resident], torch.tensor([block]), logits_to_keep)[0]
+        tokens = torch.tensor([token_ids[block.start : block.stop]])
+        block_logits = engine.forward([resident], tokens, logits_to_keep)[0]
         seconds = time.perf_counter() - began
         engine.metrics.observe("worker_step_seconds", seconds, kind="prefill")
-        engine.prefilled_tokens += len(block)
-        on_block(len(block))
-        if start < prompt <= start + size:
+        engine.prefilled_tokens += block.tokens
+        on_block(block.tokens)
+        if block.start < prompt <= block.stop:
             on_prompt_end()
         if wanted:
             expected.append(block_logits[wanted].log_softmax(-1).cpu())
         logits = block_logits[-1]
-        engine.evict(resident)
+        if not block.decodes:
+            engine.evict(resident)
         yield engine.store_io.backlog(session)
     if not expected:
         return PrefillResult(logits, None, len(token_ids))
@@ -81,3 +115,19 @@ def prefill(
     )
     distribution = Distribution(recorded_tokens, torch.cat(expected))
     return PrefillResult(logits, distribution, len(token_ids))
+
+
+def _split(tokens: int, prompt: int, size: int, retrieval: Retrieval | None) -> list[_Block]:
+    """Split so many tokens, of which the first `prompt` are no recorded text, into blocks."""
+    if retrieval is None:
+        return _split_evenly(0, tokens, size)
+    first = max(0, prompt - retrieval.prompt)
+    return [
+        *_split_evenly(0, first, size),
+        *(replace(block, retrieves=True) for block in _split_evenly(first, prompt, size)),
+        *(_Block(i, i + 1, retrieves=True, decodes=True) for i in range(prompt, tokens)),
+    ]
+
+
+def _split_evenly(start: int, stop: int, size: int) -> list[_Block]:
+    return [_Block(first, min(stop, first + size)) for first in range(start, stop, size)]

@@ -1,4 +1,4 @@
-"""Eviction methods, the repair and the sparse prefill, by name; a new method is one file and one line in `_ALL`."""
+"""Eviction methods, repair, sparse prefill and retrieval by name; a new method is one file and one line in `_ALL`."""
 
 import json
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from workers.methods.chunkkv import ChunkKV
 from workers.methods.epicache import EpiCache
 from workers.methods.full import Full
 from workers.methods.h2o import H2O
+from workers.methods.icecache import IceCache
 from workers.methods.infinipot import InfiniPot
 from workers.methods.keydiff import KeyDiff
 from workers.methods.knorm import KNorm
@@ -29,6 +30,7 @@ from workers.methods.scissorhands import Scissorhands
 from workers.methods.snapkv import SnapKV
 from workers.methods.streaming_llm import StreamingLLM
 from workers.methods.tova import TOVA
+from workers.retrieval.settings import Retrieval
 from workers.sparse.settings import SparsePrefill
 
 _ALL: tuple[type[Method], ...] = (
@@ -45,6 +47,7 @@ _ALL: tuple[type[Method], ...] = (
     Scissorhands,
     EpiCache,
     LoopServe,
+    IceCache,
     TOVA,
     KNorm,
     Random,
@@ -61,9 +64,11 @@ __all__ = [
     "build",
     "build_prefill",
     "build_repair",
+    "build_retrieval",
     "describe",
     "describe_prefill",
     "describe_repair",
+    "describe_retrieval",
 ]
 
 # Fastest while keys are in memory; "bounded" reads less from a disk or a network.
@@ -102,6 +107,16 @@ def build_prefill(settings: str) -> SparsePrefill:
     return _validate(SparsePrefill, settings, "prefill")
 
 
+def build_retrieval(method: Method, settings: str) -> Retrieval | None:
+    """Build a session's retrieval from its settings, a JSON object as text; empty: the method's.
+
+    None without retrieval. Raises BadSettings naming the invalid setting.
+    """
+    given = json.loads(settings)
+    retrieval = _validate(Retrieval, settings, "retrieve") if given else method.retrieval
+    return retrieval if retrieval is not None and retrieval.share else None
+
+
 def describe(name: str) -> pb.MethodInfo:
     """Describe a method: name, summary, JSON schema of its settings, use of episodes.
 
@@ -119,6 +134,11 @@ def describe_repair() -> pb.MethodInfo:
 def describe_prefill() -> pb.MethodInfo:
     """Describe the sparse prefill, as `describe` does for methods."""
     return _describe("sparse", SparsePrefill, False)
+
+
+def describe_retrieval() -> pb.MethodInfo:
+    """Describe the retrieval, as `describe` does for methods."""
+    return _describe("retrieval", Retrieval, False)
 
 
 def _validate(kind: type[_T], settings: str, label: str) -> _T:

@@ -11,6 +11,7 @@ from kvrecall.domain.session_settings import LayerBudgets, Reselection
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import AttentionPooling
 from workers.primitives.selection import top_over_heads, top_per_head
+from workers.retrieval.settings import Retrieval
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ class Method(ABC):
     @property
     def reselection(self) -> Reselection | None:
         """When an answer selects its rows anew, unless the session says otherwise; None: never."""
+        return None
+
+    @property
+    def retrieval(self) -> Retrieval | None:
+        """How decoding steps retrieve rows, unless the session says otherwise; None: they do not."""
         return None
 
     @property

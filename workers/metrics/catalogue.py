@@ -77,6 +77,17 @@ MEMORY = (
         "worker_reselected_rows_total",
         "Rows that re-selections made active again, over all layers and KV heads.",
     ),
+    histogram(
+        "worker_retrieval_seconds",
+        "Time of one step's search for rows to retrieve, and of their reading.",
+        buckets.OUTPUT_TOKEN,
+    ),
+    counter(
+        "worker_retrieved_rows_total",
+        "Rows that steps retrieved, over all layers and KV heads.",
+    ),
+    counter("worker_retrieval_refused_total", "Answers that found no memory to retrieve from."),
+    gauge("worker_retrieval_bytes", "Memory of the rows that sessions retrieve from."),
     gauge(
         "worker_device_memory_bytes",
         "Memory of the accelerator: allocated, reserved, total; absent on a CPU.",

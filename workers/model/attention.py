@@ -38,8 +38,8 @@ def active_attention(
     query: `[B, n_heads, t, head_dim]`; key, value: `[B, n_kv_heads, n, head_dim]`, as
     `ForwardStep.update` returned them. A query sees all rows from before the step, and the new rows
     that are not after its own: `ForwardStep.mask` hides the ends of shorter heads and the future
-    alike. A step's sparse attention runs in its place where it returns anything. Returns
-    `[B, t, n_heads, head_dim]`.
+    alike. A step's sparse attention runs in its place where it returns anything; a step's retrieval
+    adds rows that are not active. Returns `[B, t, n_heads, head_dim]`.
 
     Raises ModelRefused if the model requires more than that (a soft cap, learned sinks, a window):
     leaving it out would change the model's output.
@@ -60,6 +60,9 @@ def active_attention(
     # The query heads of a group become queries of their KV head, so that no row is repeated.
     grouped = query.reshape(batch, n_kv_heads, n_heads // n_kv_heads * tokens, head_dim)
     mask = step.mask(layer, query.dtype)
+    if step.retrieval is not None:
+        rows = (key, value, step.positions(layer))
+        key, value, mask = step.retrieval.extend(layer, grouped, tokens, rows, mask, scaling)
     out = nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=mask, scale=scaling
     )

@@ -78,6 +78,7 @@ class WorkerService:
             methods=[methods.describe(name) for name in methods.METHODS],
             repair=methods.describe_repair(),
             prefill=methods.describe_prefill(),
+            retrieve=methods.describe_retrieval(),
             page_tokens=engine.store.layout.page_tokens,
             token_bytes=engine.store.layout.token_bytes,
             protocol_version=PROTOCOL_VERSION,

@@ -25,6 +25,7 @@ from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
 from workers.generation.prefill import prefill
+from workers.generation.retrieval import prepare_retrieval
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment, keep_recent
 from workers.repair.promotion import RowSwap, apply_swap, expand_to_heads, missing_rows
@@ -78,10 +79,17 @@ def _replay_turn(
     output_end = turn.prompt_tokens + max(0, turn.output_tokens - 1)
     segments = [Segment(tuple(prompt), recorded=False)]
     yield from prefill(
-        engine, resident, segments, keep_distribution=False, on_prompt_end=lambda: None
+        engine,
+        resident,
+        segments,
+        keep_distribution=False,
+        on_prompt_end=lambda: None,
+        answers=turn.output_tokens > 0,
+        source=rows,
     )
     for appended, token in enumerate(turn.token_ids[turn.prompt_tokens : output_end]):
         yield from reselect(engine, resident, appended, pb.ReselectionReport(), rows)
+        yield from prepare_retrieval(engine, resident, 1, rows)
         engine.forward([resident], torch.tensor([[token]]))
         yield None
     session.pending = pending_after(turn)

@@ -19,6 +19,7 @@ from workers.generation.guide import build_guide
 from workers.generation.logprobs import report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.rendering import build_grammars, render_prompt
+from workers.generation.retrieval import prepare_retrieval
 from workers.generation.sampling import Sampler, require_valid
 from workers.generation.steps import Steps, wait_for_writes
 from workers.generation.utterances import utterance_tokens
@@ -92,6 +93,7 @@ def run_turn(
     if plan.reference is not None:
         done.fidelity.CopyFrom(compare_distributions(plan.reference, prefilled.distribution))
     _report_sparse(session, done)
+    _report_retrieval(session, done)
     yield from _evict_and_flush(engine, resident, run)
     _count_tokens(done, plan, token_ids)
     done.seconds.update(run.watch.seconds)
@@ -223,6 +225,7 @@ def _prefill(
         keep_distribution=request.keep_distribution or compares,
         on_prompt_end=lambda: watch.lap("prefill") if recorded else None,
         on_block=lambda tokens: watch.mark("block", tokens=tokens),
+        answers=request.generate,
     )
     run.done.prefilled_tokens = prefilled.tokens
     watch.lap("append" if recorded else "prefill")
@@ -250,7 +253,8 @@ def _generate(
         run.emit(pb.TurnEvent(token=chunk))
 
     def between(output_tokens: int) -> Steps[None]:
-        return reselect(engine, resident, output_tokens, reselections)
+        yield from reselect(engine, resident, output_tokens, reselections)
+        yield from prepare_retrieval(engine, resident, 1)
 
     session = resident.session
     start = session.length
@@ -313,6 +317,15 @@ def _report_sparse(session: WorkerSession, done: pb.TurnDone) -> None:
                 cover_mean=report.cover_mean,
                 density=report.density_mean,
             )
+        )
+
+
+def _report_retrieval(session: WorkerSession, done: pb.TurnDone) -> None:
+    """Report what the turn's steps retrieved, if any did."""
+    if session.retriever is not None and session.retriever.counts.steps:
+        counts = session.retriever.counts
+        done.retrieval.CopyFrom(
+            pb.RetrievalReport(steps=counts.steps, rows=counts.rows, seconds=counts.seconds)
         )
 
 

@@ -6,7 +6,12 @@ from datetime import UTC, datetime
 from gateway.rest.schemas.base import View
 from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, ToolCallView
-from gateway.rest.schemas.turns import ReselectionsView, TurnEpisodeView, TurnPrefillView
+from gateway.rest.schemas.turns import (
+    ReselectionsView,
+    TurnEpisodeView,
+    TurnPrefillView,
+    TurnRetrievalView,
+)
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from services.reading.turn_records import TurnRecord
@@ -70,6 +75,7 @@ class LoggedTurnView(View):
     memory: TurnMemoryView
     reselections: ReselectionsView | None
     prefill: TurnPrefillView | None
+    retrieval: TurnRetrievalView | None
 
     @classmethod
     def from_domain(cls, record: TurnRecord) -> "LoggedTurnView":
@@ -98,6 +104,7 @@ class LoggedTurnView(View):
             memory=TurnMemoryView.from_domain(outcome),
             reselections=ReselectionsView.from_domain(outcome.reselections),
             prefill=TurnPrefillView.from_domain(outcome.prefill),
+            retrieval=TurnRetrievalView.from_domain(outcome.retrieval),
         )
 
 

@@ -87,6 +87,13 @@ class CreateSessionBody(Body):
         exclude_if=lambda value: not value,  # as for expires_after_seconds
         description="Settings of a sparse prefill; their schema is `prefill` of GET /v1/methods.",
     )
+    retrieve: JsonObject = Field(
+        default={},
+        max_length=64,
+        exclude_if=lambda value: not value,  # as for expires_after_seconds
+        description="Settings of retrieval while answers are generated; their schema is `retrieve` of "
+        "GET /v1/methods. Empty: as the method does.",
+    )
     method: Name | None = Field(
         default=None, description="Eviction method; one of GET /v1/methods."
     )
@@ -147,6 +154,7 @@ class CreateSessionBody(Body):
             repair_seconds=self.repair_seconds,
             reselect=None if self.reselect is None else self.reselect.to_domain(),
             prefill=json.dumps(self.prefill, sort_keys=True),
+            retrieve=json.dumps(self.retrieve, sort_keys=True),
             expires_after_seconds=self.expires_after_seconds,
         )
 
@@ -254,6 +262,7 @@ class SessionView(View):
     repair_settings: dict[str, Any]
     repair_seconds: float | None
     prefill: dict[str, Any]
+    retrieve: dict[str, Any]
     method: str
     method_settings: dict[str, Any]
     layer_budgets: str | None
@@ -288,6 +297,7 @@ class SessionView(View):
             repair_settings=json.loads(settings.repair_settings),
             repair_seconds=settings.repair_seconds,
             prefill=json.loads(settings.prefill),
+            retrieve=json.loads(settings.retrieve),
             method=settings.method,
             method_settings=json.loads(settings.method_settings),
             layer_budgets=settings.layer_budgets,

@@ -11,7 +11,7 @@ from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, MessageBody
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Sampling, TokenLogprob
-from kvrecall.domain.reports import PrefillReport, ReselectionReport, TurnOutcome
+from kvrecall.domain.reports import PrefillReport, ReselectionReport, RetrievalReport, TurnOutcome
 from kvrecall.domain.turn_request import TurnRequest
 
 
@@ -230,6 +230,22 @@ class TurnPrefillView(View):
         return None if report is None else cls.model_validate(report)
 
 
+class TurnRetrievalView(View):
+    """What the steps of a turn retrieved from rows that were not active.
+
+    `rows` are counted over all steps, layers and KV heads; `seconds` are of search and reading.
+    """
+
+    steps: int
+    rows: int
+    seconds: float
+
+    @classmethod
+    def from_domain(cls, report: RetrievalReport | None) -> "TurnRetrievalView | None":
+        """Convert from the domain value; None for a turn without retrieval."""
+        return None if report is None else cls.model_validate(report)
+
+
 class TurnView(View):
     """Committed turn. `message` is null when the turn was only appended.
 
@@ -250,6 +266,7 @@ class TurnView(View):
     logprobs: list[LogprobView] | None = None
     reselections: ReselectionsView | None = None
     prefill: TurnPrefillView | None = None
+    retrieval: TurnRetrievalView | None = None
 
     @classmethod
     def from_domain(cls, outcome: TurnOutcome) -> "TurnView":
@@ -276,4 +293,5 @@ class TurnView(View):
             or None,
             reselections=ReselectionsView.from_domain(outcome.reselections),
             prefill=TurnPrefillView.from_domain(outcome.prefill),
+            retrieval=TurnRetrievalView.from_domain(outcome.retrieval),
         )

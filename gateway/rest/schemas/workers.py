@@ -10,7 +10,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 class MethodView(View):
-    """Eviction method, repair or sparse prefill, with the JSON schema of its settings."""
+    """Eviction method, repair, sparse prefill or retrieval, with the JSON schema of its settings."""
 
     name: str
     summary: str
@@ -27,24 +27,27 @@ class MethodView(View):
 
 
 class MethodsView(View):
-    """Eviction methods that a session may use, the repair and the sparse prefill.
+    """Eviction methods that a session may use, the repair, the sparse prefill and the retrieval.
 
-    Their settings are `method_settings`, `repair_settings` and `prefill` of a session.
+    Their settings are `method_settings`, `repair_settings`, `prefill` and `retrieve` of a session.
     """
 
     methods: list[MethodView]
     repair: MethodView | None
     prefill: MethodView | None
+    retrieve: MethodView | None
 
     @classmethod
     def from_domain(cls, info: WorkerInfo) -> "MethodsView":
         """Convert from a worker's description."""
         repair = None if info.repair is None else MethodView.from_domain(info.repair)
         prefill = None if info.prefill is None else MethodView.from_domain(info.prefill)
+        retrieve = None if info.retrieve is None else MethodView.from_domain(info.retrieve)
         return cls(
             methods=[MethodView.from_domain(method) for method in info.methods],
             repair=repair,
             prefill=prefill,
+            retrieve=retrieve,
         )
 
 

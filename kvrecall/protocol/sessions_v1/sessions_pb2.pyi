@@ -229,7 +229,7 @@ class Reselection(_message.Message):
     def __init__(self, every: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect", "prefill")
+    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect", "prefill", "retrieve")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +256,7 @@ class CreateSessionRequest(_message.Message):
     EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
     RESELECT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVE_FIELD_NUMBER: _ClassVar[int]
     idempotency_key: str
     model: str
     budget: int
@@ -275,7 +276,8 @@ class CreateSessionRequest(_message.Message):
     expires_after: _duration_pb2.Duration
     reselect: Reselection
     prefill: _struct_pb2.Struct
-    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    retrieve: _struct_pb2.Struct
+    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session",)
@@ -368,7 +370,7 @@ class ForkOrigin(_message.Message):
     def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable", "reselect", "prefill")
+    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable", "reselect", "prefill", "retrieve")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -404,6 +406,7 @@ class Session(_message.Message):
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     RESELECT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVE_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: SessionState
     model: str
@@ -432,7 +435,8 @@ class Session(_message.Message):
     durable: bool
     reselect: Reselection
     prefill: _struct_pb2.Struct
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    retrieve: _struct_pb2.Struct
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class SessionMemory(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows")
@@ -708,8 +712,18 @@ class Reselections(_message.Message):
     duration: _duration_pb2.Duration
     def __init__(self, count: _Optional[int] = ..., rows_in: _Optional[int] = ..., rows_out: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class TurnRetrieval(_message.Message):
+    __slots__ = ("steps", "rows", "duration")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    rows: int
+    duration: _duration_pb2.Duration
+    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
 class Turn(_message.Message):
-    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections", "prefill")
+    __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections", "prefill", "retrieval")
     class DurationsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -730,6 +744,7 @@ class Turn(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     RESELECTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     session: str
     turn: int
     message: Message
@@ -743,7 +758,8 @@ class Turn(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     reselections: Reselections
     prefill: TurnPrefill
-    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reselections: _Optional[_Union[Reselections, _Mapping]] = ..., prefill: _Optional[_Union[TurnPrefill, _Mapping]] = ...) -> None: ...
+    retrieval: TurnRetrieval
+    def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., memory: _Optional[_Union[TurnMemory, _Mapping]] = ..., durations: _Optional[_Mapping[str, _duration_pb2.Duration]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., episode: _Optional[_Union[TurnEpisode, _Mapping]] = ..., durable: bool = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reselections: _Optional[_Union[Reselections, _Mapping]] = ..., prefill: _Optional[_Union[TurnPrefill, _Mapping]] = ..., retrieval: _Optional[_Union[TurnRetrieval, _Mapping]] = ...) -> None: ...
 
 class TurnPrefill(_message.Message):
     __slots__ = ("blocks", "cover_min", "cover_mean", "density")
@@ -979,14 +995,16 @@ class ListMethodsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListMethodsResponse(_message.Message):
-    __slots__ = ("methods", "repair", "prefill")
+    __slots__ = ("methods", "repair", "prefill", "retrieve")
     METHODS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVE_FIELD_NUMBER: _ClassVar[int]
     methods: _containers.RepeatedCompositeFieldContainer[Method]
     repair: Method
     prefill: Method
-    def __init__(self, methods: _Optional[_Iterable[_Union[Method, _Mapping]]] = ..., repair: _Optional[_Union[Method, _Mapping]] = ..., prefill: _Optional[_Union[Method, _Mapping]] = ...) -> None: ...
+    retrieve: Method
+    def __init__(self, methods: _Optional[_Iterable[_Union[Method, _Mapping]]] = ..., repair: _Optional[_Union[Method, _Mapping]] = ..., prefill: _Optional[_Union[Method, _Mapping]] = ..., retrieve: _Optional[_Union[Method, _Mapping]] = ...) -> None: ...
 
 class Method(_message.Message):
     __slots__ = ("name", "summary", "settings_schema")

@@ -487,6 +487,16 @@ class ReselectionReport(_message.Message):
     seconds: float
     def __init__(self, count: _Optional[int] = ..., rows_in: _Optional[int] = ..., rows_out: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class RetrievalReport(_message.Message):
+    __slots__ = ("steps", "rows", "seconds")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    rows: int
+    seconds: float
+    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class MemoryReport(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot")
     class TierBytesEntry(_message.Message):
@@ -531,7 +541,7 @@ class PrefillReport(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., cover_min: _Optional[float] = ..., cover_mean: _Optional[float] = ..., density: _Optional[float] = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -559,6 +569,7 @@ class TurnDone(_message.Message):
     DEFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESELECTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -579,7 +590,8 @@ class TurnDone(_message.Message):
     deferred_tokens: int
     reselections: ReselectionReport
     prefill: PrefillReport
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ...) -> None: ...
+    retrieval: RetrievalReport
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
     __slots__ = ("token", "tool_call", "done")
@@ -708,7 +720,7 @@ class MethodInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ..., episodes: bool = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes", "protocol_version", "prefill", "call_format")
+    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes", "protocol_version", "prefill", "retrieve", "call_format")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -725,6 +737,7 @@ class WorkerInfo(_message.Message):
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVE_FIELD_NUMBER: _ClassVar[int]
     CALL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
@@ -742,8 +755,9 @@ class WorkerInfo(_message.Message):
     token_bytes: int
     protocol_version: int
     prefill: MethodInfo
+    retrieve: MethodInfo
     call_format: str
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ..., protocol_version: _Optional[int] = ..., prefill: _Optional[_Union[MethodInfo, _Mapping]] = ..., call_format: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ..., protocol_version: _Optional[int] = ..., prefill: _Optional[_Union[MethodInfo, _Mapping]] = ..., retrieve: _Optional[_Union[MethodInfo, _Mapping]] = ..., call_format: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("slots_in_use", "sessions", "queued", "tiers", "lost_pages", "rebuilt_pages", "prefilled_tokens")

@@ -24,6 +24,7 @@ CREATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"method_settings": {"bad": 1}}, "bad_settings", []),
     ({"repair_settings": {"bad": 1}}, "bad_settings", []),
     ({"prefill": {"bad": 1}}, "bad_settings", []),
+    ({"retrieve": {"bad": 1}}, "bad_settings", []),
     ({"seed": -1}, "invalid_request", ["seed"]),
     ({"metadata": {"a": "x" * 1025}}, "invalid_request", ["metadata.a"]),
     ({"episodes": {}}, "episodes_unsupported", ["episodes"]),

@@ -29,6 +29,7 @@ FULL = {
     "repair_seconds": 0.5,
     "reselect": {"every": 8, "first": 4},
     "prefill": {"sparse": "auto", "alpha": 0.98, "sinks": 8},
+    "retrieve": {"share": 0.25, "prompt": 16},
     "expires_after_seconds": 3600.0,
     "seed": 7,
     "tools": [TOOL],
@@ -172,6 +173,7 @@ async def test_the_model_the_methods_and_the_workers_are_described(client: Clien
     assert [method["name"] for method in methods["methods"]] == ["snapkv", "full", "epicache"]
     assert methods["repair"]["summary"] == "bursts around anchors"
     assert methods["prefill"]["summary"] == "lines of blocks"
+    assert methods["retrieve"]["summary"] == "rows of a step"
     load = {"slots": 4, "free_slots": 3, "queued": 0, "sessions": 1, "draining": False}
     (worker,) = (await client.describe("workers"))["workers"]
     stats = worker.pop("stats")

@@ -84,6 +84,13 @@ async def test_a_turn_reports_its_sparse_blocks(both: Both, client: Client, sess
     assert (await client.turn(await session(), USER)).get("prefill") is None
 
 
+async def test_a_turn_reports_its_retrieval(both: Both, client: Client, session: Any) -> None:
+    id = await session(retrieve={"share": 0.25})
+    report = {"steps": 5, "rows": 80, "seconds": 0.125}
+    assert (await client.turn(id, USER))["retrieval"] == report
+    assert (await client.turn(await session(), USER)).get("retrieval") is None
+
+
 async def test_a_turn_can_append_without_generating(client: Client, session: Any) -> None:
     id = await session()
     turn = await client.turn(id, {**USER, "generate": False})

@@ -20,6 +20,7 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
         "repair_seconds": 0.5,
         "reselect": {"every": 8, "first": 4},
         "prefill": {"sparse": "auto", "alpha": 0.98},
+        "retrieve": {"share": 0.25},
         "seed": 7,
         "tools": [TOOL],
         "metadata": {"user": "ann"},
@@ -58,6 +59,7 @@ async def test_omitted_settings_get_defaults(api: Any) -> None:
         None,
     )
     assert view["prefill"] == {}
+    assert view["retrieve"] == {}
 
 
 async def test_pages_list_all_sessions(api: Any) -> None:

@@ -59,6 +59,7 @@ async def test_a_turn_returns_the_reply_usage_and_memory(api: Any) -> None:
         "logprobs": None,
         "reselections": None,
         "prefill": None,
+        "retrieval": None,
     }
 
 

@@ -95,5 +95,10 @@ async def test_the_worker_and_its_methods_are_described(api: Any) -> None:
         "summary": "lines of blocks",
         "settings_schema": {},
     }
+    assert found["retrieve"] == {
+        "name": "retrieval",
+        "summary": "rows of a step",
+        "settings_schema": {},
+    }
     worker = (await api.http.get("/v1/worker")).json()
     assert (worker["model"], worker["min_budget"], worker["max_budget"]) == ("scripted", 16, 1024)

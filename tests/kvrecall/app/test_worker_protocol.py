@@ -85,7 +85,7 @@ async def test_the_worker_describes_its_repair_settings(
 ) -> None:
     async with worker_at(tmp_path) as worker:
         described = await worker.describe()
-        for each in (described.repair, described.prefill):
+        for each in (described.repair, described.prefill, described.retrieve):
             assert each.name
             assert json.loads(each.settings_schema)["properties"]
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvrecall.cli.eval import eval_app
+
 SMALL = (
     "--lengths",
     "160",
@@ -82,6 +84,16 @@ def test_suites_are_listed_with_their_questions(command: Callable[..., Any]) -> 
         name in found.output
         for name in ("longconv", "passkey", "fidelity", "locomo", "mq-niah", "repository")
     )
+
+
+def test_every_suite_explains_its_options(command: Callable[..., Any]) -> None:
+    suites = [suite.name for suite in eval_app.registered_commands]
+    assert {"longconv", "fidelity", "locomo"} <= set(suites)
+    for suite in suites:
+        found = command("eval", suite, "--help")
+        assert found.exit_code == 0, suite
+        assert "--seed" in found.output
+    assert "METHOD[+one_pass" in command("eval", "longconv", "--help").output
 
 
 @pytest.mark.parametrize(

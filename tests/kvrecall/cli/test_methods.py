@@ -9,7 +9,7 @@ import pytest
 
 from kvrecall.cli.methods import format_settings
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.methods import METHODS, describe, describe_prefill, describe_repair
+from workers.methods import METHODS, describe, describe_prefill, describe_repair, describe_retrieval
 
 
 def test_every_method_is_listed_with_its_summary_and_settings(
@@ -25,8 +25,8 @@ def test_every_method_is_listed_with_its_summary_and_settings(
             assert f"{field.name} = {json.dumps(field.default)}" in shown
 
 
-@pytest.mark.parametrize("described", [describe_repair(), describe_prefill()])
-def test_repair_and_prefill_are_listed_with_their_settings(
+@pytest.mark.parametrize("described", [describe_repair(), describe_prefill(), describe_retrieval()])
+def test_repair_prefill_and_retrieval_are_listed_with_their_settings(
     command: Callable[..., Any], described: pb.MethodInfo
 ) -> None:
     shown = " ".join(command("methods").output.split())

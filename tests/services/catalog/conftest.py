@@ -14,6 +14,7 @@ from kvrecall.domain.reports import (
     MemoryReport,
     RepairReport,
     ReselectionReport,
+    RetrievalReport,
     TurnOutcome,
 )
 from kvrecall.domain.session import Session, Turn
@@ -122,6 +123,7 @@ def make_turn() -> Callable[..., TurnCommit]:
             Fidelity(5, 0.25, 0.5),
             REPAIR,
             reselections=ReselectionReport(2, 40, 30, 0.25),
+            retrieval=RetrievalReport(5, 80, 0.125),
         )
         messages = (Message("user", f"turn {number}"),)
         turn = Turn(session, number, messages, (1, 2, 2**32 - 1), outcome, (1, 2))

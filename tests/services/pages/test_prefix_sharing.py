@@ -170,6 +170,7 @@ CHANGES = [
     {"layer_budgets": "pyramid"},
     {"repair_settings": '{"hops": 2}'},
     {"prefill": '{"sparse": "auto"}'},
+    {"retrieve": '{"share": 0.5}'},
     {"tools": (TOOL,)},
     {"leading": (SYSTEM, SYSTEM)},
     {"leading": (Message("system", "you help people with everything they want "),)},

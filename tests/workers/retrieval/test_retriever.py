@@ -1,0 +1,133 @@
+"""What a retriever finds, against brute force; a pass over several sessions against each alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvstore.format.page import PageLayout
+from workers.cache.active_cache import EMPTY
+from workers.cache.transfers import Transfers
+from workers.retrieval.retriever import Retriever
+from workers.retrieval.step import RetrievalStep
+
+HEADS, GROUP, DIM = 2, 3, 8
+LAYOUT = PageLayout(
+    n_layers=1, n_kv_heads=HEADS, head_dim=DIM, dtype=torch.float32, fingerprint="m"
+)
+CPU = Transfers(torch.device("cpu"))
+
+
+def retriever(length: int, count: int, seed: int = 0) -> Retriever:
+    random = torch.Generator().manual_seed(seed)
+    keys, values = torch.randn(2, HEADS, length, DIM, generator=random)
+    made = Retriever(LAYOUT, count)
+    made.arena.append([(keys, values)])
+    return made
+
+
+def padded(heads: list[list[int]]) -> Tensor:
+    width = max(map(len, heads))
+    rows = [[*sorted(head), *[EMPTY] * (width - len(head))] for head in heads]
+    return torch.tensor(rows, dtype=torch.int32).view(len(heads), width)
+
+
+def brute_force(made: Retriever, queries: Tensor, tokens: int, active: Tensor) -> list[set[int]]:
+    """Per head the positions of the best rows that are not active, one softmax after the other."""
+    keys = made.arena.keys(0)
+    best = []
+    for head in range(HEADS):
+        score = torch.zeros(made.arena.length)
+        for member in range(GROUP):
+            own = queries[head].view(GROUP, tokens, DIM)[member]
+            score += torch.stack([(keys[head] @ each * 0.5).softmax(0) for each in own]).amax(0)
+        inactive = [p for p in range(made.arena.length) if p not in active[head].tolist()]
+        inactive.sort(key=lambda position: -float(score[position]))
+        best.append(set(inactive[: made.count]))
+    return best
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    length=st.integers(1, 40),
+    count=st.integers(1, 50),
+    tokens=st.integers(1, 3),
+    active=st.lists(st.sets(st.integers(0, 60)), min_size=HEADS, max_size=HEADS),
+    seed=st.integers(0, 100),
+)
+def test_the_rows_found_are_the_most_attended_ones_that_are_not_active(
+    length: int, count: int, tokens: int, active: list[set[int]], seed: int
+) -> None:
+    made = retriever(length, count, seed)
+    queries = torch.randn(HEADS, GROUP * tokens, DIM, generator=torch.Generator().manual_seed(seed))
+    positions = padded([list(head) for head in active])
+    found = made.find(0, queries, tokens, positions, 0.5)
+    expected = brute_force(made, queries, tokens, positions)
+    for head in range(HEADS):
+        chosen = [p for p in found.positions[head].tolist() if p >= 0]
+        assert len(chosen) == len(set(chosen))
+        assert set(chosen) == expected[head]
+    at = found.positions >= 0
+    heads, _ = at.nonzero(as_tuple=True)
+    assert torch.equal(found.keys[at], made.arena.keys(0)[heads, found.positions[at]])
+    assert made.counts.rows == int(at.sum())
+
+
+def extend(
+    step: RetrievalStep, queries: Tensor, rows: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
+) -> Tensor:
+    """Attention over the extended rows."""
+    keys, values, mask = step.extend(0, queries, 1, rows, mask, None)
+    return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sessions_of_one_pass_attend_as_each_alone(masked: bool) -> None:
+    """One with many rows to find, one with fewer than it may, and one without retrieval."""
+    random = torch.Generator().manual_seed(5)
+    retrievers = [retriever(30, 6, 1), retriever(7, 6, 2), None]
+    queries = torch.randn(3, HEADS, GROUP, DIM, generator=random)
+    keys, values = torch.randn(2, 3, HEADS, 4, DIM, generator=random)
+    positions = torch.tensor([0, 1, 2, 40], dtype=torch.int32).expand(3, HEADS, -1).contiguous()
+    mask = torch.zeros(3, HEADS, 1, 4)
+    if masked:
+        mask[1, 0, 0, 3] = -torch.inf
+    rows = (keys, values, positions)
+    together = extend(RetrievalStep(retrievers, CPU), queries, rows, mask if masked else None)
+    for index, each in enumerate(retrievers):
+        at = slice(index, index + 1)
+        own = (keys[at], values[at], positions[at])
+        if each is None:
+            alone = torch.nn.functional.scaled_dot_product_attention(
+                queries[at], keys[at], values[at], attn_mask=mask[at]
+            )
+        else:
+            step = RetrievalStep([each], CPU)
+            alone = extend(step, queries[at], own, mask[at] if masked else None)
+        torch.testing.assert_close(together[at], alone)
+
+
+def test_all_rows_together_attend_as_the_whole_cache() -> None:
+    """Where every row that is not active is found, attention is that over all rows."""
+    made = retriever(20, 20)
+    keys, values = made.arena.gather(0, torch.arange(20).expand(HEADS, -1))
+    queries = torch.randn(1, HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(1))
+    some = torch.tensor([0, 3, 19], dtype=torch.int32).expand(HEADS, -1)
+    rows = (keys[None][:, :, [0, 3, 19]], values[None][:, :, [0, 3, 19]], some[None])
+    found = extend(RetrievalStep([made], CPU), queries, rows, None)
+    whole = torch.nn.functional.scaled_dot_product_attention(queries, keys[None], values[None])
+    torch.testing.assert_close(found, whole)
+
+
+def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
+    layout = PageLayout(1, HEADS, DIM, torch.bfloat16, "m")
+    made = Retriever(layout, 4)
+    keys = torch.randn(HEADS, 12, DIM, generator=torch.Generator().manual_seed(3)).bfloat16()
+    made.arena.append([(keys, keys)])
+    none = torch.full((HEADS, 1), EMPTY, dtype=torch.int32)
+    queries = keys[:, 5:6].repeat(1, GROUP, 1)
+    found = made.find(0, queries, 1, none, 1.0)
+    assert found.keys.dtype == torch.bfloat16
+    logits = queries[:, 0, None].float() @ keys.float().mT
+    assert found.positions[:, 0].tolist() == logits[:, 0].argmax(1).tolist()

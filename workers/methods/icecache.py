@@ -1,0 +1,36 @@
+"""IceCache: sinks and a window are active; the rest of the budget is retrieved for every token."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from workers.methods.streaming_llm import StreamingLLM
+from workers.retrieval.settings import Retrieval
+
+
+@dataclass(frozen=True)
+class IceCache(StreamingLLM):
+    """Sinks, the newest rows, and while decoding the rows that each query attends to most.
+
+    Source: "IceCache" (2026), sections 3 and 4: of 256 rows 32 are sinks, 32 a window and 192
+    retrieved.
+
+    Deviations: single rows are retrieved, not pages of 16; the first two layers are as the others;
+    a prompt is prefilled within the budget, but for its last `prompt` tokens without retrieval, where
+    the paper's is dense.
+    """
+
+    share: Annotated[
+        float, Field(gt=0, le=0.9, description="Share of the budget for retrieved rows.")
+    ] = 0.75
+    prompt: Annotated[
+        int, Field(ge=0, le=256, description="Last tokens of a prompt that retrieve too.")
+    ] = 32
+
+    name: ClassVar[str] = "icecache"
+
+    @property
+    def retrieval(self) -> Retrieval:
+        """Retrieval of `share` of the budget."""
+        return Retrieval(self.share, self.prompt)

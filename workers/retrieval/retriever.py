@@ -1,0 +1,104 @@
+"""Retriever of one session: finds the rows that a step's queries attend to most in its arena."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvstore.format.page import PageLayout
+from kvstore.index.arena import RowArena
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Rows that were found in one layer, on the host.
+
+    Attributes:
+        positions: int64 `[n_kv_heads, r]`, -1 for none.
+        keys: `[n_kv_heads, r, head_dim]`; any row where there is none.
+        values: As `keys`.
+    """
+
+    positions: Tensor
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def full(self) -> bool:
+        """True if there is a row at every place."""
+        return bool((self.positions >= 0).all())
+
+
+@dataclass(frozen=True)
+class RetrievalCounts:
+    """What the steps of a turn retrieved; rows are counted over all layers and KV heads."""
+
+    steps: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+
+
+class Retriever:
+    """Search of a session's rows by the queries of its own steps.
+
+    Attributes:
+        arena: The rows that can be found.
+        count: Rows per KV head and layer that a step finds at most.
+        ready: The session's steps retrieve now; set before a step, until the turn ends.
+        evictions: The session's evictions that the arena has the rows of.
+        used_at: Monotonic seconds of the last turn that began to retrieve.
+        counts: Of the turn so far.
+    """
+
+    def __init__(self, layout: PageLayout, count: int) -> None:
+        """Create a retriever without rows; layout: of the store's rows."""
+        self.arena = RowArena(layout)
+        self.count = count
+        self.ready = False
+        self.evictions = 0
+        self.used_at = 0.0
+        self.counts = RetrievalCounts()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory on the host."""
+        return self.arena.nbytes
+
+    def begin_turn(self) -> None:
+        """Clear the turn's counts; no step retrieves before the arena has been filled again."""
+        self.ready = False
+        self.counts = RetrievalCounts()
+
+    def find(self, layer: int, queries: Tensor, tokens: int, active: Tensor, scale: float) -> Found:
+        """Find the rows of a layer that queries attend to most, among those that are not active.
+
+        A row's score is the largest weight over the step's tokens in the softmax over the arena's
+        rows, as the mean over the query heads of its KV head; for one token, the rows found hold as
+        much of the group's attention as so many rows can.
+
+        queries: `[n_kv_heads, group * tokens, head_dim]`; active: int32 positions `[n_kv_heads, n]`,
+        `EMPTY` for none. Both are on the host.
+        """
+        started = time.perf_counter()
+        keys = self.arena.keys(layer)
+        heads, length, _ = keys.shape
+        logits = (queries.to(keys.dtype) @ keys.mT).float()
+        weights = (logits * scale).softmax(-1).view(heads, -1, tokens, length)
+        scores = torch.full((heads, length + 1), -1.0)
+        scores[:, :length] = weights.amax(2).mean(1)
+        # Positions behind the arena's end, and `EMPTY`, are no candidates anyway.
+        scores.scatter_(1, active.long().clamp(max=length), -1.0)
+        best = scores.topk(min(self.count, length), dim=1)
+        positions = best.indices.masked_fill(best.values < 0, -1)
+        found = Found(positions, *self.arena.gather(layer, positions))
+        self._count(layer, positions, time.perf_counter() - started)
+        return found
+
+    def _count(self, layer: int, positions: Tensor, seconds: float) -> None:
+        counts = self.counts
+        self.counts = RetrievalCounts(
+            counts.steps + (layer == 0),
+            counts.rows + int((positions >= 0).sum()),
+            counts.seconds + seconds,
+        )

@@ -1,0 +1,41 @@
+"""The settings of a session's retrieval."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Rows that each step finds for its own queries among those that are not active.
+
+    Source: IceCache sections 3 and 4. The paper retrieves whole pages of 16 rows and keeps the first
+    two layers whole on the device. Here every layer retrieves, and single rows: at the same number
+    of rows they hold more of the attention (docs/retrieval.md).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    share: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=0.9,
+            description="Share of the budget for the rows that a step retrieves, as far as the rows "
+            "that are never evicted leave room; 0: off.",
+        ),
+    ] = 0.5
+    prompt: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=256,
+            description="Last tokens of a prompt that retrieve too, all of them the same rows; the "
+            "first token of the answer depends on them.",
+        ),
+    ] = 32
+
+    def rows(self, budget: int, floor: int) -> int:
+        """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""
+        return max(0, min(int(self.share * budget), budget - floor))

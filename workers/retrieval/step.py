@@ -1,0 +1,96 @@
+"""Retrieval within one forward pass: each layer's rows are extended by those that were found."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workers.cache.transfers import Transfers
+from workers.retrieval.retriever import Found, RetrievalCounts, Retriever
+
+
+class RetrievalStep:
+    """The retrieval of a pass over B sessions, some of which may have none.
+
+    Attributes:
+        retrievers: Of each session of the pass; None for one that retrieves nothing.
+    """
+
+    def __init__(self, retrievers: Sequence[Retriever | None], transfers: Transfers) -> None:
+        """Begin a pass."""
+        self.retrievers = tuple(retrievers)
+        self._transfers = transfers
+        self._before = self._sum()
+
+    @property
+    def counts(self) -> RetrievalCounts:
+        """What the pass has found so far, of all its sessions."""
+        before, now = self._before, self._sum()
+        return RetrievalCounts(1, now.rows - before.rows, now.seconds - before.seconds)
+
+    def _sum(self) -> RetrievalCounts:
+        counts = [each.counts for each in self.retrievers if each is not None]
+        return RetrievalCounts(
+            rows=sum(each.rows for each in counts), seconds=sum(each.seconds for each in counts)
+        )
+
+    def extend(
+        self,
+        layer: int,
+        queries: Tensor,
+        tokens: int,
+        rows: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+        scale: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Extend a layer's rows by those found for its queries: no row that is active already.
+
+        queries: `[B, n_kv_heads, group * tokens, head_dim]`. rows: active keys and values
+        `[B, n_kv_heads, n, head_dim]`, and their positions int32 `[B, n_kv_heads, n]`. mask: as
+        `ForwardStep.mask`. Returns keys, values and mask of n + r rows, r of the session that has
+        most; the others' are masked.
+        """
+        keys, values, active = rows
+        scale = keys.shape[-1] ** -0.5 if scale is None else scale
+        host_queries, host_active = queries.detach().cpu(), active.cpu()
+        found = [
+            None
+            if retriever is None
+            else retriever.find(layer, host_queries[index], tokens, host_active[index], scale)
+            for index, retriever in enumerate(self.retrievers)
+        ]
+        added = self._transfers.to_device(_pad(found, keys))
+        added_keys, added_values, present = added
+        if mask is not None or not all(each is not None and each.full for each in found):
+            mask = _extend_mask(mask, present, keys.shape[2], queries.dtype)
+        return torch.cat([keys, added_keys], 2), torch.cat([values, added_values], 2), mask
+
+
+def _pad(found: Sequence[Found | None], like: Tensor) -> list[Tensor]:
+    """Join the sessions' rows: keys and values `[B, n_kv_heads, r, head_dim]`, and which exist."""
+    if len(found) == 1 and found[0] is not None:
+        one = found[0]
+        present = (one.positions >= 0)[None]
+        return [one.keys[None].to(like.dtype), one.values[None].to(like.dtype), present]
+    batch, heads, _, head_dim = like.shape
+    width = max(each.positions.shape[1] for each in found if each is not None)
+    keys = torch.zeros(batch, heads, width, head_dim, dtype=like.dtype)
+    values = torch.zeros_like(keys)
+    present = torch.zeros(batch, heads, width, dtype=torch.bool)
+    for index, each in enumerate(found):
+        if each is not None:
+            r = each.positions.shape[1]
+            keys[index, :, :r] = each.keys
+            values[index, :, :r] = each.values
+            present[index, :, :r] = each.positions >= 0
+    return [keys, values, present]
+
+
+def _extend_mask(mask: Tensor | None, present: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """A mask of n + r columns, 0 or -inf, for `present`, bool `[B, n_kv_heads, r]`."""
+    batch, heads, _ = present.shape
+    hidden = torch.zeros_like(present, dtype=dtype).masked_fill_(~present, -torch.inf)
+    if mask is None:
+        mask = hidden.new_zeros(1, 1, 1, n)
+    mask = mask.expand(batch, heads, -1, -1)
+    return torch.cat([mask, hidden[:, :, None].expand(-1, -1, mask.shape[2], -1)], 3)
