@@ -5,14 +5,14 @@ apart. Times are CPU time on a CPU, so that it can run beside other work, and wa
 """
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from benchmarks.clock import clock
 from benchmarks.sparse_prefill.blocks import DenseAttention, Shape, plant_block
 from benchmarks.throughput import RESULTS, describe
 from kvrecall.reporting.results import Row, build_results, speed_row
@@ -109,10 +109,10 @@ def measure_block(plan: Plan, rows: BlockRows, condition: str) -> Iterator[Row]:
     places = find_places(rows, lines, plan.settings)
     error = float((attend(rows, places) - exact).abs().max())
     times = [
-        (clock(plan, dense), clock(plan, lambda: attend_sparsely(plan, rows, lines)))
+        (clock(plan.device, dense), clock(plan.device, lambda: attend_sparsely(plan, rows, lines)))
         for _ in range(plan.pairs)
     ]
-    search = [clock(plan, lambda: find_lines(plan, rows)) for _ in range(plan.pairs)]
+    search = [clock(plan.device, lambda: find_lines(plan, rows)) for _ in range(plan.pairs)]
     yield speed_row(condition, "dense", "seconds", [pair[0] for pair in times], method="dense")
     yield speed_row(condition, "sparse", "seconds", [pair[1] for pair in times], method="sparse")
     yield speed_row(condition, "search", "seconds", search, method="search")
@@ -132,16 +132,3 @@ def find_lines(plan: Plan, rows: BlockRows) -> Lines | None:
 def attend_sparsely(plan: Plan, rows: BlockRows, lines: Lines) -> Tensor:
     """Attend over a block's lines."""
     return attend(rows, find_places(rows, lines, plan.settings))
-
-
-def clock(plan: Plan, run: Callable[[], object]) -> float:
-    """Seconds of a run: CPU time on a CPU, time until the device is done elsewhere."""
-    if plan.device.type == "cpu":
-        started = time.process_time()
-        run()
-        return time.process_time() - started
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - started

@@ -65,6 +65,8 @@ from kvrecall.client.models import (
     Turn,
     TurnEpisode,
     TurnMemory,
+    TurnPrefill,
+    TurnRetrieval,
     Usage,
 )
 from kvrecall.client.options import Logprobs, TurnOptions
@@ -157,6 +159,8 @@ __all__ = [
     "TurnLog",
     "TurnMemory",
     "TurnOptions",
+    "TurnPrefill",
+    "TurnRetrieval",
     "TurnSpan",
     "TurnStream",
     "Usage",

@@ -31,6 +31,8 @@ RESPONSES = {
     sessions.PendingCall: "PendingCallView",
     models.Repair: "RepairView",
     models.RepairTotals: "RepairTotalsView",
+    models.Reselections: "ReselectionsView",
+    sessions.Reselection: "ReselectionView",
     sessions.Session: "SessionView",
     sessions.SessionPage: "SessionPageView",
     models.Alternative: "AlternativeView",
@@ -39,6 +41,8 @@ RESPONSES = {
     models.Turn: "TurnView",
     models.TurnEpisode: "TurnEpisodeView",
     models.TurnMemory: "TurnMemoryView",
+    models.TurnPrefill: "TurnPrefillView",
+    models.TurnRetrieval: "TurnRetrievalView",
     models.Usage: "UsageView",
     workers.Worker: "WorkerView",
     workers.WorkerLoad: "WorkerLoadView",
@@ -68,6 +72,7 @@ REQUESTS = {models.Message: "MessageBody"}
 OPTIONS = {
     sessions.EpisodeOptions: ("EpisodesBody", set()),
     options.Logprobs: ("LogprobsBody", set()),
+    sessions.ReselectionOptions: ("ReselectionBody", set()),
     sessions.SessionOptions: ("CreateSessionBody", set()),
     options.TurnOptions: ("TurnBody", {"messages", "stream"}),
 }
@@ -135,6 +140,7 @@ NAMES = {schema: model.__name__ for model, schema in RESPONSES.items()} | {
     "ToolCallBody": "ToolCall",
     "EpisodesBody": "EpisodeOptions",
     "LogprobsBody": "Logprobs",
+    "ReselectionBody": "ReselectionOptions",
 }
 
 

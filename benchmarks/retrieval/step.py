@@ -1,0 +1,102 @@
+"""Time of one layer's decoding step over made-up rows: full attention, or retrieval and its parts.
+
+Keys have a few directions of much variance, as a model's have; a query is a noisy key of the last ones.
+Arms run in rotation. Times are CPU time on a CPU, and time until the device is done on a GPU.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.clock import clock
+from benchmarks.throughput import RESULTS, describe
+from kvrecall.reporting.results import Row, build_results, speed_row
+from kvstore.format.page import PageLayout
+from workers.cache.transfers import Transfers
+from workers.retrieval.retriever import Retriever
+from workers.retrieval.step import RetrievalStep
+
+HEADS, GROUP, HEAD_DIM = 4, 7, 128
+CPU_ROWS = (16_384, 65_536)
+GPU_ROWS = (8192, 32_768, 131_072)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--gpu", action="store_true", help="attend on a GPU, in bfloat16")
+    parser.add_argument("--rows", type=int, nargs="+", help="rows per head")
+    parser.add_argument("--budget", type=int, default=256, help="rows; a quarter is active")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1, help="on the host")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    torch.set_num_threads(given.threads)
+    rows = []
+    with torch.inference_mode():
+        for n in given.rows or (GPU_ROWS if given.gpu else CPU_ROWS):
+            for row in measure(n, given):
+                rows.append(row)
+                print(describe(row), flush=True)
+    where = "gpu" if given.gpu else "cpu"
+    model = f"one layer, {HEADS} KV heads, {GROUP} queries each, {HEAD_DIM} channels"
+    results = build_results("retrieval-step", given.seed, model, rows)
+    results.write(given.out or RESULTS / f"retrieval-step-{where}.json")
+
+
+def make_rows(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values `[1, heads, n, d]`, and queries `[1, heads, group, d]`, float32."""
+    random = torch.Generator().manual_seed(seed)
+    scale = torch.logspace(0.5, -0.5, HEAD_DIM)
+    keys = torch.randn(1, HEADS, n, HEAD_DIM, generator=random) * scale
+    values = torch.randn(1, HEADS, n, HEAD_DIM, generator=random)
+    noise = torch.randn(1, HEADS, GROUP, HEAD_DIM, generator=random) * scale
+    return keys, values, keys[:, :, -GROUP:] + noise
+
+
+def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
+    """The rows of one number of stored rows."""
+    device = torch.device("cuda" if given.gpu else "cpu")
+    dtype = torch.bfloat16 if given.gpu else torch.float32
+    keys, values, queries = (each.to(dtype) for each in make_rows(n, given.seed))
+    count = given.budget * 3 // 4
+    retriever = Retriever(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), count)
+    retriever.arena.append([(keys[0], values[0])])
+    step = RetrievalStep([retriever], Transfers(device))
+    active = torch.arange(n - given.budget // 4, n)
+    positions = active.to(torch.int32).expand(1, HEADS, -1).contiguous().to(device)
+    few = tuple(each[:, :, active].to(device) for each in (keys, values))
+    rows = (few[0], few[1], positions)
+    asked = queries.to(device)
+    whole = (keys.to(device), values.to(device))
+    wanted = retriever.search(0, queries[0], 1, positions[0].cpu(), HEAD_DIM**-0.5)
+    extended = step.extend(0, asked, 1, rows, None, None)
+
+    def retrieve() -> Tensor:
+        more_keys, more_values, mask = step.extend(0, asked, 1, rows, None, None)
+        return scaled_dot_product_attention(asked, more_keys, more_values, attn_mask=mask)
+
+    arms: dict[str, Callable[[], object]] = {
+        "full attention": lambda: scaled_dot_product_attention(asked, *whole),
+        "retrieval": retrieve,
+        "retrieval: search": lambda: retriever.search(
+            0, queries[0], 1, positions[0].cpu(), HEAD_DIM**-0.5
+        ),
+        "retrieval: reading": lambda: retriever.arena.gather(0, wanted),
+        "retrieval: attention": lambda: scaled_dot_product_attention(asked, *extended[:2]),
+    }
+    times = {name: list[float]() for name in arms}
+    for number in range(given.rounds + 1):
+        for name, arm in arms.items():
+            seconds = clock(device, arm)
+            if number:  # the first round warms up
+                times[name].append(seconds)
+    condition = f"{n} rows, budget {given.budget}"
+    for name, found in times.items():
+        yield speed_row(condition, name, "seconds", found)
+    pairs = zip(times["full attention"], times["retrieval"], strict=True)
+    yield speed_row(condition, "full attention / retrieval", "ratio", [a / b for a, b in pairs])
