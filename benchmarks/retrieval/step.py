@@ -73,18 +73,18 @@ def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
     rows = (few[0], few[1], positions)
     asked = queries.to(device)
     whole = (keys.to(device), values.to(device))
-    wanted = retriever.search(0, queries[0], 1, positions[0].cpu(), HEAD_DIM**-0.5)
-    extended = step.extend(0, asked, 1, rows, None, None)
+    wanted = retriever.search(0, queries[0], positions[0].cpu(), HEAD_DIM**-0.5)
+    extended = step.extend(0, asked, rows, None, None)
 
     def retrieve() -> Tensor:
-        more_keys, more_values, mask = step.extend(0, asked, 1, rows, None, None)
+        more_keys, more_values, mask = step.extend(0, asked, rows, None, None)
         return scaled_dot_product_attention(asked, more_keys, more_values, attn_mask=mask)
 
     arms: dict[str, Callable[[], object]] = {
         "full attention": lambda: scaled_dot_product_attention(asked, *whole),
         "retrieval": retrieve,
         "retrieval: search": lambda: retriever.search(
-            0, queries[0], 1, positions[0].cpu(), HEAD_DIM**-0.5
+            0, queries[0], positions[0].cpu(), HEAD_DIM**-0.5
         ),
         "retrieval: reading": lambda: retriever.arena.gather(0, wanted),
         "retrieval: attention": lambda: scaled_dot_product_attention(asked, *extended[:2]),

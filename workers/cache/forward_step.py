@@ -42,7 +42,6 @@ class RowRetrieval(Protocol):
         self,
         layer: int,
         queries: Tensor,
-        tokens: int,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
         scale: float | None,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from workers.engine.session import Distribution, ResidentSession
 from workers.generation.retrieval import RowSource, prepare_retrieval
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
-from workers.retrieval.settings import Retrieval
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,11 @@ class PrefillResult:
 class _Block:
     """Tokens start..stop-1 of the prefill, appended in one step.
 
-    `retrieves`: the step retrieves rows. `decodes`: it evicts only for room, as decoding does.
+    `decodes`: as in decoding, the step retrieves rows, and evicts only for room.
     """
 
     start: int
     stop: int
-    retrieves: bool = False
     decodes: bool = False
 
     @property
@@ -64,9 +62,9 @@ def prefill(
     recorded one are appended: at the first token's logits, if there were no recorded text.
     `on_block` is called with the tokens of each block that is appended.
 
-    Where an answer follows (`answers`), the last tokens of the prompt are a block of their own that
-    retrieves as the answer will (`Retrieval.prompt`), and so does every token of recorded text.
-    source: of the rows to retrieve from, the engine's store unless given.
+    Where an answer follows (`answers`), the last tokens of the prompt are steps of their own, which
+    retrieve as the answer's will (`Retrieval.prompt`). With `keep_distribution` so do these and all
+    tokens of recorded text. source: of the rows to retrieve from, the engine's store unless given.
     """
     session = resident.session
     pending = session.pending
@@ -75,17 +73,13 @@ def prefill(
     session.pending = []
     expected: list[Tensor] = []
     prompt = recorded.index(True) if True in recorded else len(recorded)
-    retrieval = resident.config.retrieval if answers or keep_distribution else None
-    blocks = _split(
-        len(token_ids),
-        prompt if keep_distribution else len(token_ids),
-        engine.settings.block_tokens,
-        retrieval,
-    )
+    decoded = 0
+    if (retrieval := resident.config.retrieval) is not None and (answers or keep_distribution):
+        decoded = retrieval.prompt + (len(recorded) - prompt if keep_distribution else 0)
     logits = torch.empty(0)
-    for block in blocks:
-        if block.retrieves:
-            yield from prepare_retrieval(engine, resident, block.tokens, source)
+    for block in _split(len(token_ids), engine.settings.block_tokens, decoded):
+        if block.decodes:
+            yield from prepare_retrieval(engine, resident, source)
         # The logits at a token are the distribution of the next one.
         wanted = [
             i
@@ -117,17 +111,10 @@ def prefill(
     return PrefillResult(logits, distribution, len(token_ids))
 
 
-def _split(tokens: int, prompt: int, size: int, retrieval: Retrieval | None) -> list[_Block]:
-    """Split so many tokens, of which the first `prompt` are no recorded text, into blocks."""
-    if retrieval is None:
-        return _split_evenly(0, tokens, size)
-    first = max(0, prompt - retrieval.prompt)
+def _split(tokens: int, size: int, decoded: int) -> list[_Block]:
+    """Split so many tokens into blocks; the last `decoded` are steps of their own."""
+    first = max(0, tokens - decoded)
     return [
-        *_split_evenly(0, first, size),
-        *(replace(block, retrieves=True) for block in _split_evenly(first, prompt, size)),
-        *(_Block(i, i + 1, retrieves=True, decodes=True) for i in range(prompt, tokens)),
+        *(_Block(start, min(first, start + size)) for start in range(0, first, size)),
+        *(_Block(start, start + 1, decodes=True) for start in range(first, tokens)),
     ]
-
-
-def _split_evenly(start: int, stop: int, size: int) -> list[_Block]:
-    return [_Block(first, min(stop, first + size)) for first in range(start, stop, size)]

@@ -35,9 +35,9 @@ class RowSource(Protocol):
 
 
 def prepare_retrieval(
-    engine: Engine, resident: ResidentSession, tokens: int, source: RowSource | None = None
+    engine: Engine, resident: ResidentSession, source: RowSource | None = None
 ) -> Steps[None]:
-    """Prepare the session's next step, of `tokens` tokens, to retrieve.
+    """Prepare the session's next step, of one token, to retrieve.
 
     Afterwards every row of the session is active, or in the arena. What is retrieved is therefore a
     function of the session's tokens alone, however far writes have come. Rows are read again from
@@ -51,7 +51,7 @@ def prepare_retrieval(
     session = resident.session
     if not resident.config.retrieved:
         return
-    engine.make_room(resident, tokens + resident.config.retrieved)
+    engine.make_room(resident, 1 + resident.config.retrieved)
     if not bool((engine.cache.lengths[:, resident.slot] < session.length).any()):
         return
     retriever = session.retriever

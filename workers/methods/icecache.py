@@ -17,8 +17,8 @@ class IceCache(StreamingLLM):
     retrieved.
 
     Deviations: single rows are retrieved, not pages of 16; the first two layers are as the others;
-    a prompt is prefilled within the budget, but for its last `prompt` tokens without retrieval, where
-    the paper's is dense.
+    a prompt is prefilled within the budget, where the paper's prefill is dense, and only its last
+    `prompt` tokens retrieve.
     """
 
     share: Annotated[
@@ -26,7 +26,7 @@ class IceCache(StreamingLLM):
     ] = 0.75
     prompt: Annotated[
         int, Field(ge=0, le=256, description="Last tokens of a prompt that retrieve too.")
-    ] = 32
+    ] = 1
 
     name: ClassVar[str] = "icecache"
 

@@ -62,7 +62,7 @@ def active_attention(
     mask = step.mask(layer, query.dtype)
     if step.retrieval is not None:
         rows = (key, value, step.positions(layer))
-        key, value, mask = step.retrieval.extend(layer, grouped, tokens, rows, mask, scaling)
+        key, value, mask = step.retrieval.extend(layer, grouped, rows, mask, scaling)
     out = nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=mask, scale=scaling
     )

@@ -70,34 +70,29 @@ class Retriever:
         self.ready = False
         self.counts = RetrievalCounts()
 
-    def find(self, layer: int, queries: Tensor, tokens: int, active: Tensor, scale: float) -> Found:
+    def find(self, layer: int, queries: Tensor, active: Tensor, scale: float) -> Found:
         """Find the rows of a layer that queries attend to most, among those that are not active.
 
         Arguments as `search`. Counts the rows and the time.
         """
         started = time.perf_counter()
-        positions = self.search(layer, queries, tokens, active, scale)
+        positions = self.search(layer, queries, active, scale)
         found = Found(positions, *self.arena.gather(layer, positions))
         self._count(layer, positions, time.perf_counter() - started)
         return found
 
-    def search(
-        self, layer: int, queries: Tensor, tokens: int, active: Tensor, scale: float
-    ) -> Tensor:
+    def search(self, layer: int, queries: Tensor, active: Tensor, scale: float) -> Tensor:
         """Search the positions of these rows: int64 `[n_kv_heads, r]`, -1 for none, r <= `count`.
 
-        A row's score is the largest weight over the step's tokens in the softmax over the arena's
-        rows, as the mean over the query heads of its KV head; for one token, the rows found hold as
-        much of the group's attention as so many rows can.
+        A row's score is its weight in the softmax over the arena's rows, the mean over the query
+        heads of its KV head: the rows found hold as much of the group's attention as so many can.
 
-        queries: `[n_kv_heads, group * tokens, head_dim]`; active: int32 positions `[n_kv_heads, n]`,
+        queries: `[n_kv_heads, group, head_dim]`; active: int32 positions `[n_kv_heads, n]`,
         `EMPTY` for none. Both are on the host.
         """
         keys = self.arena.keys(layer)
         heads, length, _ = keys.shape
         weights = ((queries * scale).to(keys.dtype) @ keys.mT).float().softmax(-1)
-        if tokens > 1:
-            weights = weights.view(heads, -1, tokens, length).amax(2)
         # The last column takes the positions behind the arena's end, and `EMPTY`: no candidates.
         scores = torch.full((heads, length + 1), -1.0)
         torch.mean(weights, 1, out=scores[:, :length])

@@ -31,10 +31,10 @@ class Retrieval:
         Field(
             ge=0,
             le=256,
-            description="Last tokens of a prompt that retrieve too, all of them the same rows; the "
-            "first token of the answer depends on them.",
+            description="Last tokens of a prompt that are steps of their own and retrieve, before an "
+            "answer; its first token depends on the last of them.",
         ),
-    ] = 32
+    ] = 1
 
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""

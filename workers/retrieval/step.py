@@ -38,14 +38,13 @@ class RetrievalStep:
         self,
         layer: int,
         queries: Tensor,
-        tokens: int,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
         scale: float | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Extend a layer's rows by those found for its queries: no row that is active already.
 
-        queries: `[B, n_kv_heads, group * tokens, head_dim]`. rows: active keys and values
+        queries: of one token, `[B, n_kv_heads, group, head_dim]`. rows: active keys and values
         `[B, n_kv_heads, n, head_dim]`, and their positions int32 `[B, n_kv_heads, n]`. mask: as
         `ForwardStep.mask`. Returns keys, values and mask of n + r rows, r of the session that has
         most; the others' are masked.
@@ -56,7 +55,7 @@ class RetrievalStep:
         found = [
             None
             if retriever is None
-            else retriever.find(layer, host_queries[index], tokens, host_active[index], scale)
+            else retriever.find(layer, host_queries[index], host_active[index], scale)
             for index, retriever in enumerate(self.retrievers)
         ]
         added = self._transfers.to_device(_pad(found, keys))

@@ -89,7 +89,7 @@ def _replay_turn(
     )
     for appended, token in enumerate(turn.token_ids[turn.prompt_tokens : output_end]):
         yield from reselect(engine, resident, appended, pb.ReselectionReport(), rows)
-        yield from prepare_retrieval(engine, resident, 1, rows)
+        yield from prepare_retrieval(engine, resident, rows)
         engine.forward([resident], torch.tensor([[token]]))
         yield None
     session.pending = pending_after(turn)

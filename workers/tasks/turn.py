@@ -254,7 +254,7 @@ def _generate(
 
     def between(output_tokens: int) -> Steps[None]:
         yield from reselect(engine, resident, output_tokens, reselections)
-        yield from prepare_retrieval(engine, resident, 1)
+        yield from prepare_retrieval(engine, resident)
 
     session = resident.session
     start = session.length

@@ -33,15 +33,14 @@ def padded(heads: list[list[int]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int32).view(len(heads), width)
 
 
-def brute_force(made: Retriever, queries: Tensor, tokens: int, active: Tensor) -> list[set[int]]:
+def brute_force(made: Retriever, queries: Tensor, active: Tensor) -> list[set[int]]:
     """Per head the positions of the best rows that are not active, one softmax after the other."""
     keys = made.arena.keys(0)
     best = []
     for head in range(HEADS):
         score = torch.zeros(made.arena.length)
         for member in range(GROUP):
-            own = queries[head].view(GROUP, tokens, DIM)[member]
-            score += torch.stack([(keys[head] @ each * 0.5).softmax(0) for each in own]).amax(0)
+            score += (keys[head] @ queries[head, member] * 0.5).softmax(0)
         inactive = [p for p in range(made.arena.length) if p not in active[head].tolist()]
         inactive.sort(key=lambda position: -float(score[position]))
         best.append(set(inactive[: made.count]))
@@ -52,18 +51,17 @@ def brute_force(made: Retriever, queries: Tensor, tokens: int, active: Tensor) -
 @given(
     length=st.integers(1, 40),
     count=st.integers(1, 50),
-    tokens=st.integers(1, 3),
     active=st.lists(st.sets(st.integers(0, 60)), min_size=HEADS, max_size=HEADS),
     seed=st.integers(0, 100),
 )
 def test_the_rows_found_are_the_most_attended_ones_that_are_not_active(
-    length: int, count: int, tokens: int, active: list[set[int]], seed: int
+    length: int, count: int, active: list[set[int]], seed: int
 ) -> None:
     made = retriever(length, count, seed)
-    queries = torch.randn(HEADS, GROUP * tokens, DIM, generator=torch.Generator().manual_seed(seed))
+    queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(seed))
     positions = padded([list(head) for head in active])
-    found = made.find(0, queries, tokens, positions, 0.5)
-    expected = brute_force(made, queries, tokens, positions)
+    found = made.find(0, queries, positions, 0.5)
+    expected = brute_force(made, queries, positions)
     for head in range(HEADS):
         chosen = [p for p in found.positions[head].tolist() if p >= 0]
         assert len(chosen) == len(set(chosen))
@@ -78,7 +76,7 @@ def extend(
     step: RetrievalStep, queries: Tensor, rows: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
 ) -> Tensor:
     """Attention over the extended rows."""
-    keys, values, mask = step.extend(0, queries, 1, rows, mask, None)
+    keys, values, mask = step.extend(0, queries, rows, mask, None)
     return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
 
 
@@ -127,7 +125,7 @@ def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
     made.arena.append([(keys, keys)])
     none = torch.full((HEADS, 1), EMPTY, dtype=torch.int32)
     queries = keys[:, 5:6].repeat(1, GROUP, 1)
-    found = made.find(0, queries, 1, none, 1.0)
+    found = made.find(0, queries, none, 1.0)
     assert found.keys.dtype == torch.bfloat16
     logits = queries[:, 0, None].float() @ keys.float().mT
     assert found.positions[:, 0].tolist() == logits[:, 0].argmax(1).tolist()

@@ -146,11 +146,11 @@ def test_the_last_tokens_of_a_prompt_retrieve_only_where_an_answer_follows(
     worker.turn("s", words(90), generate=False)
     worker.engine.passes.clear()
     assert not worker.turn("s", words(20), generate=False).HasField("retrieval")
-    assert (1, 8) not in worker.engine.passes
+    assert (1, 1) not in worker.engine.passes
     worker.engine.passes.clear()
     done = worker.turn("s", words(20), max_tokens=1)
-    assert done.retrieval.steps == 1
-    assert worker.engine.passes[-1] == (1, 8)
+    assert done.retrieval.steps == 8
+    assert worker.engine.passes[-8:] == [(1, 1)] * 8
 
 
 def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory(
