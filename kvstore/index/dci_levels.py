@@ -12,6 +12,8 @@ from kvstore.index.dci_settings import DciSettings
 _CHUNK = 1 << 22
 # Largest norm that the lifted space has room for, in units of the largest norm there is.
 _HEADROOM = 1.25
+# Multiples of it are spread evenly over the fractions.
+_GOLDEN = (5**0.5 - 1) / 2
 # Arrays grow by a share of their length: less memory is reserved, for more copies.
 _GROWTH = 1 / 32
 
@@ -80,8 +82,13 @@ def build_levels(keys: Tensor, settings: DciSettings) -> list[Nodes]:
 
 
 def promote(n: int, count: int, device: torch.device) -> Tensor:
-    """Promote `count` of `n` by counting, as the authors' code does; int64 `[count]`."""
-    return torch.arange(count, device=device) * n // count + n // count // 2
+    """Promote one of each `count` equal stretches of `n`, by counting; int64 `[count]`.
+
+    Every 1/r-th, as in the authors' code, would be the same line of each record where the text
+    repeats a form of that length. So the place within a stretch varies, by the golden ratio.
+    """
+    stretch = torch.arange(count, device=device, dtype=torch.float64)
+    return ((stretch + (stretch * _GOLDEN).frac()) * n / count).long()
 
 
 def lift(points: Tensor) -> Tensor:

@@ -15,8 +15,6 @@ node's keys and their standard deviation along the query.
 
 # Rows of the smallest segment; as many rows at the end, less one, are in none and always candidates.
 SMALLEST_SEGMENT = 256
-# Segments of one size that are built anew as one.
-_FAN = 4
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,8 @@ class DciSettings:
         promotion: Share of the rows that are promoted to nodes, then that of the nodes which are
             promoted to the nodes of the level above, and so on. (0.01, 0.2, 0.2, 0.2) in the
             authors' code.
-        segment: Rows of the largest segment; a multiple of 256 by a power of 4. The paper's single
-            tree is a segment as long as the session.
+        segment: Rows of the largest segment; 256 times a power of 2. The paper's single tree is a
+            segment as long as the session.
 
     Raises IndexSettingsError when a value is out of range.
     """
@@ -58,10 +56,10 @@ class DciSettings:
             )
         size = SMALLEST_SEGMENT
         while size < self.segment:
-            size *= _FAN
+            size *= 2
         if size != self.segment:
             raise IndexSettingsError(
-                f"segment is {self.segment}; take {SMALLEST_SEGMENT} rows times a power of {_FAN}"
+                f"segment is {self.segment}; take {SMALLEST_SEGMENT} rows times a power of 2"
             )
 
     def budget(self, rows: int) -> int:
@@ -79,14 +77,15 @@ class DciSettings:
     def segments(self, rows: int) -> Iterator[int]:
         """Sizes of the segments of the first `rows` rows, in their order.
 
-        Full segments first, then smaller ones, each at most three times. So a segment of four times
-        the rows takes the place of four, and a row is built into a segment once per size.
+        Full segments first, then smaller ones, one of each size at most: with the 256 rows that
+        complete it a segment takes the place of all smaller ones. So a row is built into a segment
+        once per size, and which segments there are does not depend on how the rows arrived.
         """
         size = self.segment
         while size >= SMALLEST_SEGMENT:
             yield from [size] * (rows // size)
             rows %= size
-            size //= _FAN
+            size //= 2
 
 
 PAPER = DciSettings(

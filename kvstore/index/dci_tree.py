@@ -1,10 +1,10 @@
 """DCI-tree over a layer's keys (IceCache, section 3.3): nodes of similar keys, searched top-down.
 
 Flat tensors with a leading axis of KV heads, for CPU and GPU. The rows are divided by their positions
-into segments (`DciSettings.segments`); each has a small tree of its own, and a search descends all of
-them as one. So an insertion never changes a node: it appends a segment, or replaces the four last
-segments of a size by one. What is found does not depend on the pieces in which rows were added, nor
-on rows that were forgotten.
+into segments (`DciSettings.segments`); each has a small tree of its own, and a search descends all
+of them as one. So an insertion never changes a node: it appends a segment, or puts a larger one in
+place of the smaller ones at the end. What is found does not depend on the pieces in which rows were
+added, nor on rows that were forgotten.
 """
 
 import torch
@@ -78,7 +78,7 @@ class DciTree:
 
         Nodes are taken in turns, the best of each query, then the second best of each: no query
         takes the whole budget. Returns positions, int64 `[n_kv_heads, m]`, each once, -1 for none.
-        m is about the budget of `DciSettings.budget`.
+        m is a little less than `DciSettings.budget`, and more only where the best nodes are larger.
         """
         covered = sum(self._sizes)
         budget = self._settings.budget(self._rows)
