@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from kvstore.index.base import KeyIndex
-from kvstore.index.dci_levels import lift
 from kvstore.index.dci_settings import PAPER, DciSettings
 from kvstore.index.dci_tree import DciTree
 
 # The shares are to be compared: the floor of the default would be half of 4,096 rows.
 OURS = replace(DciSettings(), scan_floor=0)
+TWO_LEVELS = replace(OURS, promotion=(*OURS.promotion, 0.2))
 # The paper's parents and ranking, in nodes of our size.
 PAPER_SMALL_NODES = replace(PAPER, promotion=OURS.promotion)
 _FAISS_LINKS = 16
@@ -45,15 +45,17 @@ class EveryRow:
 
 
 class FaissGraphs:
-    """HNSW graphs of faiss over the lifted keys; candidates are the best 256 rows of each query.
+    """HNSW graphs of faiss over lifted keys; the best 256 rows of each query, some twice.
 
-    Rows are lifted with the first keys' largest norm: a later key may lie a little off the sphere.
+    Keys are lifted onto a sphere (IceCache, B.1) of twice the first keys' largest norm: by inner
+    product itself the graphs find fewer.
     """
 
     def __init__(self) -> None:
         self._faiss: Any = import_module("faiss")
         self._faiss.omp_set_num_threads(1)
         self._graphs: list[Any] = []
+        self._radius = 1.0
         self.rows = 0
 
     @property
@@ -63,11 +65,13 @@ class FaissGraphs:
 
     def extend(self, keys: Tensor) -> None:
         """Insert the rows from `rows` on."""
-        lifted = lift(keys.float())[:, self.rows :]
         if not self._graphs:
-            self._graphs = [self._open(lifted.shape[-1]) for _ in keys]
-        for graph, points in zip(self._graphs, lifted, strict=True):
-            graph.add(points.contiguous().numpy())
+            self._graphs = [self._open(keys.shape[-1] + 1) for _ in keys]
+            self._radius = 2 * float(keys.norm(dim=-1).max())
+        points = keys[:, self.rows :] / self._radius
+        height = (1 - points.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
+        for graph, lifted in zip(self._graphs, torch.cat([points, height], -1), strict=True):
+            graph.add(lifted.numpy())
         self.rows = keys.shape[1]
 
     def candidates(self, queries: Tensor) -> Tensor:
@@ -100,6 +104,7 @@ def list_subjects() -> dict[str, Callable[[], KeyIndex]]:
         "dci tree": lambda: DciTree(OURS),
         "dci tree, 10%": lambda: DciTree(replace(OURS, scan=0.1)),
         "dci tree, 5%": lambda: DciTree(replace(OURS, scan=0.05)),
+        "dci tree, two levels": lambda: DciTree(TWO_LEVELS),
         "dci tree, paper": lambda: DciTree(PAPER),
         "dci tree, paper in small nodes": lambda: DciTree(PAPER_SMALL_NODES),
     }
