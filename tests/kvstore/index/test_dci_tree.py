@@ -10,7 +10,7 @@ from benchmarks.key_index.keys import KeySet
 from kvstore.errors import IndexSettingsError
 from kvstore.index.dci_levels import assign, build_levels, lift, promote
 from kvstore.index.dci_settings import PAPER, DciSettings
-from kvstore.index.dci_tree import DciTree, interleave
+from kvstore.index.dci_tree import DciTree, descend, interleave
 
 SMALL = DciSettings(scan_floor=0)
 
@@ -87,13 +87,14 @@ def test_without_refinement_a_row_is_below_the_nearest_promoted_one() -> None:
 
 
 def test_lifted_keys_rank_by_distance_as_by_inner_product() -> None:
-    keys = 7 * random_keys(300)
+    keys = 7 * random_keys(300).double()
     lifted = lift(keys)
-    torch.testing.assert_close(lifted.norm(dim=-1), torch.ones(2, 300))
-    query = torch.nn.functional.normalize(random_keys(1, seed=1), dim=-1)
+    torch.testing.assert_close(lifted.norm(dim=-1), torch.ones(2, 300).double())
+    query = torch.nn.functional.normalize(random_keys(1, seed=1).double(), dim=-1)
     flat = torch.nn.functional.pad(query, (0, 1))
     by_distance = torch.cdist(flat, lifted)[:, 0].argsort()
-    assert torch.equal(by_distance, -(query @ keys.transpose(1, 2))[:, 0].argsort().flip(-1) * -1)
+    by_product = (query @ keys.transpose(1, 2))[:, 0].argsort(descending=True)
+    assert torch.equal(by_distance, by_product)
 
 
 def test_refinement_brings_rows_nearer_to_their_centre() -> None:
@@ -120,6 +121,18 @@ def test_upper_levels_lose_little(real_keys: KeySet, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("kvstore.index.dci_tree._FLAT", 16)
     descended = recall(replace(SMALL, promotion=(1 / 16, 1 / 5)), real_keys)
     assert flat - 0.1 < descended <= flat
+
+
+def test_a_head_with_fewer_nodes_to_choose_from_has_no_others() -> None:
+    (nodes,) = build_levels(random_keys(256), SMALL)
+    among = torch.tensor([[0, 1, 2], [4, -1, -1]])
+    found = descend(nodes, random_keys(1, seed=1), among, 256).tolist()
+    for head, chosen in enumerate(([0, 1, 2], [4])):
+        expected = []
+        for node in chosen:
+            start, size = int(nodes.starts[head, node]), int(nodes.sizes[head, node])
+            expected += nodes.members[head, start : start + size].tolist()
+        assert sorted(row for row in found[head] if row >= 0) == sorted(expected)
 
 
 def test_as_many_rows_are_returned_as_the_settings_say(real_keys: KeySet) -> None:
@@ -168,6 +181,7 @@ def test_equal_keys_and_zeros_are_indexed(settings: DciSettings) -> None:
     index = DciTree(settings)
     index.extend(torch.zeros(2, 700, 8))
     index.check()
+    assert index.nbytes > 4 * 2 * 512  # a member of 4 bytes for each row of a segment
     assert (index.candidates(torch.ones(2, 1, 8)) >= 0).sum(1).min() >= 188
 
 
