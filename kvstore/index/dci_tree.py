@@ -54,7 +54,7 @@ class DciTree:
         Raises RowRangeError when there are fewer keys than rows, or another number of heads.
         """
         heads, n, _ = keys.shape
-        if n < self._rows or (self._rows and heads != self._heads):
+        if n < self._rows or self._heads not in (0, heads):
             raise RowRangeError(
                 f"keys of {heads} heads and {n} rows were given to an index of {self._heads} heads "
                 f"and {self._rows} rows; give all keys of the layer"
