@@ -2,6 +2,7 @@
 
     KvStoreError
     ├── TierSettingsError      also a ValueError
+    ├── IndexSettingsError     also a ValueError
     ├── RowShapeError
     ├── RowRangeError
     ├── PageError
@@ -28,6 +29,10 @@ class KvStoreError(Exception):
 
 class TierSettingsError(KvStoreError, ValueError):
     """The configured tiers cannot be combined or reached."""
+
+
+class IndexSettingsError(KvStoreError, ValueError):
+    """A setting of an index over keys is out of range."""
 
 
 class RowShapeError(KvStoreError):

@@ -1,0 +1,11 @@
+"""Keys of the reference model, and queries of the tokens behind them."""
+
+import pytest
+
+from benchmarks.key_index.keys import KeySet, reference_keys
+
+
+@pytest.fixture(scope="session")
+def real_keys() -> KeySet:
+    """4,000 rows of the reference model, and queries of eight tokens."""
+    return reference_keys(4000, tokens=8, seed=5)
