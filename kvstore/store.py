@@ -292,8 +292,7 @@ class RowStore:
     def gather_heads(self, session: str, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Gather one layer with positions per KV head, int64 `[n_kv_heads, m]`.
 
-        Returns keys and values `[n_kv_heads, m, head_dim]`; position -1 yields zeros. Raises as
-        `gather`.
+        Returns keys and values `[n_kv_heads, m, head_dim]`, zeros for -1. Raises as `gather`.
         """
         with self._sessions.locked(session) as state:
             return self._reader.gather_layers(state, [positions], range(layer, layer + 1))[0]
@@ -372,19 +371,20 @@ class RowStore:
         return self._stack.placement.count_pending()
 
     def check(self) -> None:
-        """Wait for the writer, then raise InvariantError unless tiers and page tables agree.
+        """Finish all background work, then raise InvariantError unless tiers and tables agree.
 
-        In a shared lowest tier only the sessions that are open here are checked. Raises a tier's
-        error when no tier accepts a page.
+        In a shared lowest tier only sessions that are open here. Raises a tier's error when no
+        tier accepts a page.
         """
         self._through.finish()
+        self._prefetcher.finish()
         self._stack.tiers.check()
         check_store(self._context, self._sessions)
 
     def close(self) -> None:
         """Flush every session, then close the tiers, even when the flush fails.
 
-        May be called twice. Raises a tier's error when rows are in none of the durable tiers.
+        May be called twice. Raises a tier's error when rows are in no durable tier.
         """
         if not self._sessions.close():
             return

@@ -17,6 +17,7 @@ from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
 from workers.retrieval.retriever import Retriever
+from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
 
 HEADS, GROUP, HEAD_DIM = 4, 7, 128
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", action="store_true", help="attend on a GPU, in bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", help="rows per head")
     parser.add_argument("--budget", type=int, default=256, help="rows; a quarter is active")
+    parser.add_argument("--scan", type=float, default=0.1, help="of the tree")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1, help="on the host")
 
@@ -63,32 +65,23 @@ def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
     device = torch.device("cuda" if given.gpu else "cpu")
     dtype = torch.bfloat16 if given.gpu else torch.float32
     keys, values, queries = (each.to(dtype) for each in make_rows(n, given.seed))
-    count = given.budget * 3 // 4
-    retriever = Retriever(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), count)
-    retriever.arena.append([(keys[0], values[0])])
-    step = RetrievalStep([retriever], Transfers(device))
     active = torch.arange(n - given.budget // 4, n)
     positions = active.to(torch.int32).expand(1, HEADS, -1).contiguous().to(device)
-    few = tuple(each[:, :, active].to(device) for each in (keys, values))
-    rows = (few[0], few[1], positions)
-    asked = queries.to(device)
+    rows = (keys[:, :, active].to(device), values[:, :, active].to(device), positions)
     whole = (keys.to(device), values.to(device))
-    wanted = retriever.search(0, queries[0], positions[0].cpu(), HEAD_DIM**-0.5)
-    extended = step.extend(0, asked, rows, None, None)
-
-    def retrieve() -> Tensor:
-        more_keys, more_values, mask = step.extend(0, asked, rows, None, None)
-        return scaled_dot_product_attention(asked, more_keys, more_values, attn_mask=mask)
-
+    asked = queries.to(device)
     arms: dict[str, Callable[[], object]] = {
-        "full attention": lambda: scaled_dot_product_attention(asked, *whole),
-        "retrieval": retrieve,
-        "retrieval: search": lambda: retriever.search(
-            0, queries[0], positions[0].cpu(), HEAD_DIM**-0.5
-        ),
-        "retrieval: reading": lambda: retriever.arena.gather(0, wanted),
-        "retrieval: attention": lambda: scaled_dot_product_attention(asked, *extended[:2]),
+        "full attention": lambda: scaled_dot_product_attention(asked, *whole)
     }
+    for index in ("exact", "tree"):
+        settings = Retrieval(index=index, scan=given.scan)
+        retriever = Retriever(
+            PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings, given.budget * 3 // 4
+        )
+        retriever.arena.append([(keys[0], values[0])])
+        for _ in retriever.index_rows():
+            pass
+        arms |= retrieval_arms(index, retriever, queries, asked, rows)
     times = {name: list[float]() for name in arms}
     for number in range(given.rounds + 1):
         for name, arm in arms.items():
@@ -98,5 +91,33 @@ def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
     condition = f"{n} rows, budget {given.budget}"
     for name, found in times.items():
         yield speed_row(condition, name, "seconds", found)
-    pairs = zip(times["full attention"], times["retrieval"], strict=True)
-    yield speed_row(condition, "full attention / retrieval", "ratio", [a / b for a, b in pairs])
+    for index in ("exact", "tree"):
+        pairs = zip(times["full attention"], times[index], strict=True)
+        ratios = [a / b for a, b in pairs]
+        yield speed_row(condition, f"full attention / {index}", "ratio", ratios)
+
+
+def retrieval_arms(
+    name: str,
+    retriever: Retriever,
+    queries: Tensor,
+    asked: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+) -> dict[str, Callable[[], object]]:
+    """A step with retrieval, and its parts; `asked`: the queries on the device."""
+    step = RetrievalStep([retriever], Transfers(asked.device))
+    scale = HEAD_DIM**-0.5
+    active = rows[2][0].cpu()
+    wanted = retriever.search(0, queries[0], active, scale)
+    extended = step.extend(0, asked, rows, None, None)
+
+    def retrieve() -> Tensor:
+        keys, values, mask = step.extend(0, asked, rows, None, None)
+        return scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
+
+    return {
+        name: retrieve,
+        f"{name}: search": lambda: retriever.search(0, queries[0], active, scale),
+        f"{name}: reading": lambda: retriever.arena.gather(0, wanted),
+        f"{name}: attention": lambda: scaled_dot_product_attention(asked, *extended[:2]),
+    }

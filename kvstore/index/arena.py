@@ -63,15 +63,12 @@ class RowArena:
 
         Returns keys and values `[n_kv_heads, m, head_dim]`.
         """
-        rows = self._layers[layer]
-        heads, capacity, head_dim = rows.shape[1:]
-        first = capacity * torch.arange(heads)[:, None]
-        indices = (first + positions.clamp(min=0)).flatten()
-        keys, values = (
-            part.reshape(-1, head_dim).index_select(0, indices).view(heads, -1, head_dim)
-            for part in rows
-        )
-        return keys, values
+        keys, values = self._layers[layer]
+        return _select(keys, positions), _select(values, positions)
+
+    def gather_keys(self, layer: int, positions: Tensor) -> Tensor:
+        """Gather keys alone, as `gather`."""
+        return _select(self._layers[layer][0], positions)
 
     def _grow(self, layer: int, length: int) -> None:
         old = self._layers[layer]
@@ -82,3 +79,11 @@ class RowArena:
     def _allocate(self, capacity: int) -> Tensor:
         shape = (2, self._layout.n_kv_heads, capacity, self._layout.head_dim)
         return torch.empty(shape, dtype=self._layout.dtype)
+
+
+def _select(rows: Tensor, positions: Tensor) -> Tensor:
+    """Select positions, int64 `[heads, m]`, of rows `[heads, capacity, head_dim]`."""
+    heads, capacity, head_dim = rows.shape
+    first = capacity * torch.arange(heads)[:, None]
+    indices = (first + positions.clamp(min=0)).flatten()
+    return rows.reshape(-1, head_dim).index_select(0, indices).view(heads, -1, head_dim)

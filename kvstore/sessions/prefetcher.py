@@ -19,6 +19,7 @@ class Prefetcher:
         self._sessions = sessions
         self._waiting: dict[str, None] = {}
         self._changed = Condition()
+        self._fetching = False
         self._closed = False
         self._thread = Thread(target=self._run, name="kvstore-prefetch", daemon=True)
         self._thread.start()
@@ -27,13 +28,18 @@ class Prefetcher:
         """Queue a session to prefetch its pages."""
         with self._changed:
             self._waiting[session] = None
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Wait until every session that was requested is fetched, or the prefetcher is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not (self._waiting or self._fetching))
 
     def close(self) -> None:
         """Stop after the session that is being fetched. May be called twice."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
@@ -66,10 +72,13 @@ class Prefetcher:
 
     def _next(self) -> str | None:
         with self._changed:
+            self._fetching = False
+            self._changed.notify_all()
             while not self._closed and not self._waiting:
                 self._changed.wait()
             if self._closed:
                 return None
             session = next(iter(self._waiting))
             del self._waiting[session]
+            self._fetching = True
             return session

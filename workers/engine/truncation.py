@@ -21,6 +21,6 @@ def truncate(cache: ActiveCache, store_io: StoreIO, resident: ResidentSession, l
     session.queries.drop_last(dropped)
     session.block = session.block[: max(0, len(session.block) - dropped)]
     if session.retriever is not None:
-        session.retriever.arena.truncate(length)
+        session.retriever.truncate(length)
     if session.stored:
         store_io.truncate(session, length)

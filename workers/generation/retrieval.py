@@ -61,20 +61,23 @@ def prepare_retrieval(
         engine.metrics.inc("worker_retrieval_refused_total")
         session.retriever = None
         return
-    retriever = session.retriever = retriever or Retriever(
-        engine.store.layout, resident.config.retrieved
-    )
+    if retriever is None:
+        settings = resident.config.retrieval
+        assert settings is not None, "rows are retrieved only with settings"
+        retriever = Retriever(engine.store.layout, settings, resident.config.retrieved)
+        session.retriever = retriever
     yield from wait_for_writes(engine, session)
-    yield from _fill(retriever.arena, session, source or engine.store)
+    yield from _fill(retriever, session, source or engine.store)
     retriever.evictions = session.evictions
     retriever.used_at = time.monotonic()
     retriever.ready = True
 
 
-def _fill(arena: RowArena, session: WorkerSession, source: RowSource) -> Steps[None]:
-    """Copy the session's rows into its arena, from the end of the last full page on."""
+def _fill(retriever: Retriever, session: WorkerSession, source: RowSource) -> Steps[None]:
+    """Copy the session's rows into its arena, from the end of the last full page on; index them."""
     page = source.layout.page_tokens
-    arena.truncate(min(arena.length, session.length) // page * page)
+    arena = retriever.arena
+    retriever.truncate(min(arena.length, session.length) // page * page)
     heads, layers = source.layout.n_kv_heads, source.layout.n_layers
     while arena.length < session.length:
         stop = min(session.length, arena.length + _TOKENS_AT_ONCE)
@@ -82,6 +85,7 @@ def _fill(arena: RowArena, session: WorkerSession, source: RowSource) -> Steps[N
         with map_store_errors():
             arena.append(source.gather_selection(session.name, [span] * layers))
         yield None
+    yield from retriever.index_rows()
 
 
 def _reserve_memory(engine: Engine, session: WorkerSession) -> bool:

@@ -1,6 +1,7 @@
 """Retriever of one session: finds the rows that a step's queries attend to most in its arena."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from kvstore.format.page import PageLayout
 from kvstore.index.arena import RowArena
+from kvstore.index.base import KeyIndex
+from workers.retrieval.settings import Retrieval
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,7 @@ class Retriever:
         counts: Of the turn so far.
     """
 
-    def __init__(self, layout: PageLayout, count: int) -> None:
+    def __init__(self, layout: PageLayout, settings: Retrieval, count: int) -> None:
         """Create a retriever without rows; layout: of the store's rows."""
         self.arena = RowArena(layout)
         self.count = count
@@ -59,16 +62,37 @@ class Retriever:
         self.evictions = 0
         self.used_at = 0.0
         self.counts = RetrievalCounts()
+        self._settings = settings
+        self._indexes: list[KeyIndex | None] = [None] * layout.n_layers
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory on the host."""
-        return self.arena.nbytes
+        return self.arena.nbytes + sum(each.nbytes for each in self._indexes if each is not None)
 
     def begin_turn(self) -> None:
         """Clear the turn's counts; no step retrieves before the arena has been filled again."""
         self.ready = False
         self.counts = RetrievalCounts()
+
+    def truncate(self, length: int) -> None:
+        """Drop the rows from position `length` on."""
+        self.arena.truncate(length)
+        for index in self._indexes:
+            if index is not None:
+                index.truncate(length)
+
+    def index_rows(self) -> Iterator[None]:
+        """Index the arena's rows, if the settings say so for so many; yields after each layer."""
+        for layer in range(len(self._indexes)):
+            index = self._settings.create_index(self.arena.length)
+            if index is None:
+                self._indexes[layer] = None
+                continue
+            index = self._indexes[layer] or index
+            index.extend(self.arena.keys(layer))
+            self._indexes[layer] = index
+            yield None
 
     def find(self, layer: int, queries: Tensor, active: Tensor, scale: float) -> Found:
         """Find the rows of a layer that queries attend to most, among those that are not active.
@@ -84,21 +108,28 @@ class Retriever:
     def search(self, layer: int, queries: Tensor, active: Tensor, scale: float) -> Tensor:
         """Search the positions of these rows: int64 `[n_kv_heads, r]`, -1 for none, r <= `count`.
 
-        A row's score is its weight in the softmax over the arena's rows, the mean over the query
-        heads of its KV head: the rows found hold as much of the group's attention as so many can.
+        A row's score is its weight in the softmax over the rows that are scored, the mean over the
+        query heads of its KV head: of these the rows found hold as much of the group's attention as
+        so many can.
 
         queries: `[n_kv_heads, group, head_dim]`; active: int32 positions `[n_kv_heads, n]`,
         `EMPTY` for none. Both are on the host.
         """
         keys = self.arena.keys(layer)
-        heads, length, _ = keys.shape
-        weights = ((queries * scale).to(keys.dtype) @ keys.mT).float().softmax(-1)
-        # The last column takes the positions behind the arena's end, and `EMPTY`: no candidates.
-        scores = torch.full((heads, length + 1), -1.0)
-        torch.mean(weights, 1, out=scores[:, :length])
-        scores.scatter_(1, active.long().clamp(max=length), -1.0)
-        best = scores.topk(min(self.count, length), dim=1)
-        return best.indices.masked_fill(best.values < 0, -1)
+        if (index := self._indexes[layer]) is None:
+            # One column more: for positions behind the arena's end, and `EMPTY`, no candidates.
+            scores = torch.full((len(keys), keys.shape[1] + 1), -1.0)
+            torch.mean(_weigh(queries, keys, scale), 1, out=scores[:, :-1])
+            scores.scatter_(1, active.long().clamp(max=keys.shape[1]), -1.0)
+            return _take_best(scores, self.count)
+        candidates = index.candidates(queries.float())
+        excluded = torch.zeros(len(keys), keys.shape[1] + 1, dtype=torch.bool)
+        excluded.scatter_(1, active.long().clamp(max=keys.shape[1]), True)
+        excluded = excluded.gather(1, candidates.clamp(min=0)) | (candidates < 0)
+        some = self.arena.gather_keys(layer, candidates)
+        scores = _weigh(queries, some, scale).mean(1).masked_fill_(excluded, -1.0)
+        best = _take_best(scores, self.count)
+        return candidates.gather(1, best.clamp(min=0)).masked_fill(best < 0, -1)
 
     def _count(self, layer: int, positions: Tensor, seconds: float) -> None:
         counts = self.counts
@@ -107,3 +138,14 @@ class Retriever:
             counts.rows + int((positions >= 0).sum()),
             counts.seconds + seconds,
         )
+
+
+def _weigh(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """Attention weights, float32 `[n_kv_heads, group, n]`."""
+    return ((queries * scale).to(keys.dtype) @ keys.mT).float().softmax(-1)
+
+
+def _take_best(scores: Tensor, count: int) -> Tensor:
+    """Indices of each head's best scores, int64, the best first; -1 where a score is negative."""
+    best = scores.topk(min(count, scores.shape[1]), dim=1)
+    return best.indices.masked_fill(best.values < 0, -1)

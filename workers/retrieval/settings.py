@@ -1,9 +1,16 @@
 """The settings of a session's retrieval."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
+
+from kvstore.index.base import KeyIndex
+from kvstore.index.dci_settings import DciSettings
+from kvstore.index.dci_tree import DciTree
+
+# Rows per head up to which scoring all of them takes no longer than a search of the tree.
+_MOST_EXACT = 65_536
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,23 @@ class Retrieval:
             "answer; its first token depends on the last of them.",
         ),
     ] = 1
+
+    index: Annotated[
+        Literal["auto", "exact", "tree"],
+        Field(
+            description="exact: every stored row is scored; tree: those of a DCI-tree's best nodes; "
+            "auto: exact up to 65,536 rows per head."
+        ),
+    ] = "auto"
+    scan: Annotated[
+        float, Field(gt=0, le=1, description="Share of the rows that a search of the tree scores.")
+    ] = 0.1
+
+    def create_index(self, rows: int) -> KeyIndex | None:
+        """Create a layer's index for a session of so many rows per head; None: all are scored."""
+        if self.index == "exact" or (self.index == "auto" and rows <= _MOST_EXACT):
+            return None
+        return DciTree(DciSettings(scan=self.scan))
 
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""

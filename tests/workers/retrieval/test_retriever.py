@@ -4,12 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from kvstore.format.page import PageLayout
 from workers.cache.active_cache import EMPTY
 from workers.cache.transfers import Transfers
 from workers.retrieval.retriever import Retriever
+from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
 
 HEADS, GROUP, DIM = 2, 3, 8
@@ -22,7 +24,7 @@ CPU = Transfers(torch.device("cpu"))
 def retriever(length: int, count: int, seed: int = 0) -> Retriever:
     random = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, HEADS, length, DIM, generator=random)
-    made = Retriever(LAYOUT, count)
+    made = Retriever(LAYOUT, Retrieval(index="exact"), count)
     made.arena.append([(keys, values)])
     return made
 
@@ -120,7 +122,7 @@ def test_all_rows_together_attend_as_the_whole_cache() -> None:
 
 def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
     layout = PageLayout(1, HEADS, DIM, torch.bfloat16, "m")
-    made = Retriever(layout, 4)
+    made = Retriever(layout, Retrieval(index="exact"), 4)
     keys = torch.randn(HEADS, 12, DIM, generator=torch.Generator().manual_seed(3)).bfloat16()
     made.arena.append([(keys, keys)])
     none = torch.full((HEADS, 1), EMPTY, dtype=torch.int32)
@@ -129,3 +131,48 @@ def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
     assert found.keys.dtype == torch.bfloat16
     logits = queries[:, 0, None].float() @ keys.float().mT
     assert found.positions[:, 0].tolist() == logits[:, 0].argmax(1).tolist()
+
+
+def test_a_tree_that_scans_everything_finds_what_scoring_every_row_finds() -> None:
+    tree = Retriever(LAYOUT, Retrieval(index="tree", scan=1.0), 40)
+    exact = retriever(3000, 40)
+    tree.arena.append([exact.arena.gather(0, torch.arange(3000).expand(HEADS, -1))])
+    list(tree.index_rows())
+    assert tree.nbytes > exact.nbytes
+    queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
+    active = torch.arange(2990, 3005, dtype=torch.int32).expand(HEADS, -1)
+    found, expected = (each.find(0, queries, active, 0.5) for each in (tree, exact))
+    assert torch.equal(found.positions.sort(1).values, expected.positions.sort(1).values)
+    for each in (tree, exact):
+        each.truncate(100)
+    list(tree.index_rows())
+    found, expected = (each.find(0, queries, active, 0.5) for each in (tree, exact))
+    assert torch.equal(found.positions.sort(1).values, expected.positions.sort(1).values)
+    assert int(found.positions.max()) < 100
+
+
+def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one() -> None:
+    made = Retriever(LAYOUT, Retrieval(index="tree", scan=0.1), 64)
+    exact = retriever(30_000, 64)
+    made.arena.append([exact.arena.gather(0, torch.arange(30_000).expand(HEADS, -1))])
+    list(made.index_rows())
+    queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
+    best = exact.search(0, queries, torch.full((HEADS, 1), EMPTY, dtype=torch.int32), 1.0)
+    active = best[:, :8].int().sort(1).values
+    found = made.search(0, queries, active, 1.0)
+    for head in range(HEADS):
+        rows = found[head].tolist()
+        assert len(set(rows)) == 64
+        assert not set(rows) & set(active[head].tolist())
+        assert len(set(rows) & set(best[head].tolist())) > 20
+
+
+@pytest.mark.parametrize(
+    ("index", "rows", "tree"),
+    [("auto", 65_536, False), ("auto", 65_537, True), ("exact", 10**6, False), ("tree", 1, True)],
+)
+def test_a_tree_serves_long_sessions_and_those_that_ask_for_it(
+    index: str, rows: int, tree: bool
+) -> None:
+    settings = TypeAdapter(Retrieval).validate_python({"index": index})
+    assert (settings.create_index(rows) is not None) == tree

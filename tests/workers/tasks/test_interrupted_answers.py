@@ -26,8 +26,12 @@ SPECS: dict[str, dict[str, Any]] = {
     },
     "both": {
         "method": "icecache",
-        "method_settings": '{"share": 0.3, "prompt": 8}',
-        "options": json.dumps({"reselect": {"every": 8, "first": 4}}),
+        "options": json.dumps(
+            {
+                "reselect": {"every": 8, "first": 4},
+                "retrieve": '{"share": 0.3, "index": "tree", "scan": 0.5}',
+            }
+        ),
     },
 }
 LIMITS: dict[str, Any] = {"block_tokens": 32, "recent": 8}
@@ -156,6 +160,7 @@ def test_pages_that_were_lost_are_computed_again_over_the_same_rows(
     before = store.gather("s", everything)
     pages = range(-(-state.length // PAGE))
     for epoch, lost in enumerate(([pages[-2]], [1, pages[-1]], pages), 2):
+        worker.check()  # no page is on its way into memory any more
         for page in lost:
             lose_page(store, "s", page)
         lost_spec = pb.SessionSpec(session="s", epoch=epoch, **spec)
