@@ -29,6 +29,11 @@ NOT_SHOWN = MappingProxyType(
         "tier_compactions_total": f"{_BESIDE}: Dead bytes",
         "tool_events_total": f"{_BESIDE}: Pauses that timed out",
         "worker_calls_total": f"{_BESIDE}: p95 of calls to workers",
+        "worker_prefill_cover": "turns report it; a session's own choice of alpha",
+        "worker_prefill_density": "turns report it; a session's own choice of alpha",
+        "worker_retrieval_bytes": f"{_BESIDE}: Evictions; bounded by a setting",
+        "worker_retrieval_refused_total": f"{_BESIDE}: Evictions; answers go on without",
+        "worker_retrieval_seconds": f"{_BESIDE}: Time of a forward pass, which contains it",
         "worker_info": "the values of the variable `worker` come from it",
     }
 )

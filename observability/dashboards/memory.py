@@ -54,11 +54,12 @@ ROWS = (
     Panel(
         "Evictions",
         "Rows evicted a second by method. Much more than tokens come in: sessions are opened again and "
-        "again; see Takeovers. Rows that re-selections bring back count in every layer and head.",
+        "again; see Takeovers. Rows that answers bring back count in every layer and head.",
         Unit.PER_SECOND,
         (
             Query(rate("eviction_rows_total", WORKER, "method"), "{{method}}"),
             Query(rate("worker_reselected_rows_total", WORKER), "brought back by re-selections"),
+            Query(rate("worker_retrieved_rows_total", WORKER), "retrieved for one token"),
         ),
     ),
 )
