@@ -19,10 +19,13 @@ Reduction = Literal["max", "mean"]
 
 @dataclass(frozen=True)
 class AttentionPooling:
-    """How attention becomes a score: over a KV head's group, then over `width` neighbouring tokens."""
+    """How attention becomes a score: over a KV head's group, then over `width` neighbouring tokens.
+
+    The defaults are SnapKV's.
+    """
 
     group: Reduction = "mean"
-    width: int = 1
+    width: int = 7
     kind: Reduction = "max"
 
 
