@@ -119,8 +119,11 @@ def test_a_fork_by_replay_is_the_session_as_it_was(
 def test_pages_that_were_lost_are_computed_again_over_the_re_selected_rows(
     make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
 ) -> None:
-    """Scans of the replay read what it has computed itself, whole pages and a part of one."""
-    worker = make_worker(**LIMITS)
+    """Scans of the replay read what it has computed itself, whole pages and a part of one.
+
+    All pages fit into RAM: one on its way to another tier would come back after its loss.
+    """
+    worker = make_worker(ram_pages=32, **LIMITS)
     said = told(worker, words)
     state = said[-1][0].state
     log = [logged(*turn) for turn in said]
