@@ -67,7 +67,8 @@ class Reselection:
     """When an answer's own queries select the active rows anew, among all stored rows.
 
     After `first` tokens of the answer and every `every` tokens after that. `whole_tokens`: all
-    layers and heads select the same tokens, by their mean attention; False: each head its own.
+    layers and heads select the same tokens, by their mean attention, with their
+    neighbours as in repairs; False: each head its own rows.
     """
 
     every: Annotated[int, Field(ge=1, le=256)] = 16

@@ -19,13 +19,10 @@ Reduction = Literal["max", "mean"]
 
 @dataclass(frozen=True)
 class AttentionPooling:
-    """How attention becomes a score: over a KV head's group, then over `width` neighbouring tokens.
-
-    The defaults are SnapKV's.
-    """
+    """How attention becomes a score: over a KV head's group, then over `width` neighbouring tokens."""
 
     group: Reduction = "mean"
-    width: int = 7
+    width: int = 1
     kind: Reduction = "max"
 
 

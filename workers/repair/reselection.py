@@ -51,10 +51,11 @@ def reselect(
     """Make the rows active that the answer's last tokens attend to most, if that is due now.
 
     All stored rows are candidates, scored in every layer and KV head by the softmax of the last
-    `every` queries of the answer over all rows, with the mean over the queries; whole tokens by the
-    mean over layers and heads. Rows that evictions protect stay; of the others the best tokens
-    become active, or those rows that the session's method selects in each layer, as many as the
-    budget has, the reserve for repairs included. Rows that a repair promoted become ordinary ones.
+    `every` queries of the answer over all rows, with the mean over the queries. A whole token's
+    score is the mean over layers and heads, spread to its neighbours as in the session's repairs.
+    Rows that evictions protect stay; of the others the best tokens become active, or those rows
+    that the session's method selects in each layer, as many as the budget has, the reserve for
+    repairs included. Rows that a repair promoted become ordinary ones.
 
     Yields between pages and layers, so that other sessions decode. Nothing happens while all rows
     are active. source: of the rows, the engine's store unless given. Adds to `report`. Raises the
@@ -92,7 +93,7 @@ def _score_rows(
 ) -> Generator[None, None, list[Tensor]]:
     """Score all rows by the last `tokens` queries: per layer float32 `[n_kv_heads, length]`.
 
-    Of whole tokens all rows have the same score.
+    Of whole tokens all rows have the same score, the utility that a repair would give the token.
     """
     session = resident.session
     observed = session.queries.observed().last(tokens)
@@ -106,15 +107,14 @@ def _score_rows(
         transfers=engine.cache.transfers,
     )
     scores = result.scores.to(engine.cache.device)
-    shape = scores.shape
     if whole_tokens:
-        scores = scores.mean((0, 1), keepdim=True)
-    positions = _all_positions(engine, session.length)[: scores.shape[1]]
+        by_token = scores.mean((0, 1))
+        # Every query attends to the sinks: they must not bring their neighbours.
+        by_token[: engine.settings.sinks] = 0
+        return list(resident.config.repair.utility(by_token).expand_as(scores))
+    positions = _all_positions(engine, session.length)
     first = session.length - observed.tokens
-    pooled = [
-        smooth_before(layer, positions, first, pooling.width, pooling.kind) for layer in scores
-    ]
-    return list(torch.stack(pooled).expand(shape))
+    return [smooth_before(layer, positions, first, pooling.width, pooling.kind) for layer in scores]
 
 
 def _select_rows(

@@ -144,13 +144,19 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
 ) -> None:
     """By brute force: the causal softmax over all keys, its mean over the answer's last tokens.
 
-    Of whole tokens the mean over all layers and heads.
+    Of whole tokens the mean over all layers and heads, spread as the session's repairs are.
     """
     budget, sinks, recent = 40, 2, 16
     worker = make_worker(block_tokens=64, sinks=sinks, recent=recent, turn_share=0.0)
     settings = f'{{"every": {tokens}, "first": 4, "window": 16, "group": "{group}"}}'
     options = f'{{"reselect": {{"every": {tokens}, "first": 4}}}}' if whole else ""
-    worker.open(method="loopserve", budget=budget, method_settings=settings, options=options)
+    worker.open(
+        method="loopserve",
+        budget=budget,
+        method_settings=settings,
+        options=options,
+        repair_settings='{"before": 1, "after": 2, "fade_before": 0.5, "fade_after": 0.5}',
+    )
     worker.turn("s", words(300), generate=False)
     resident = speak(worker, 20)
     observed = resident.session.queries.observed().last(tokens)
@@ -163,7 +169,10 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
     ).mean(3)
     scores = by_query.mean(2) if group == "mean" else by_query.amax(2)
     if whole:
-        scores = scores.mean((0, 1)).expand_as(scores)
+        means = [0.0] * sinks + scores.mean((0, 1)).tolist()[sinks:]
+        near = [range(max(0, p - 2), min(length, p + 2)) for p in range(length)]
+        utility = [max(means[a] * 0.5 ** abs(p - a) for a in near[p]) for p in range(length)]
+        scores = torch.tensor(utility).expand_as(scores)
     stay = {*range(sinks), *range(length - recent, length)}
     for found, of_layer in zip(active(worker), scores.tolist(), strict=True):
         for rows, score in zip(found, of_layer, strict=True):
