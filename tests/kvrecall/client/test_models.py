@@ -31,6 +31,8 @@ RESPONSES = {
     sessions.PendingCall: "PendingCallView",
     models.Repair: "RepairView",
     models.RepairTotals: "RepairTotalsView",
+    sessions.Reselection: "ReselectionView",
+    models.Reselections: "ReselectionsView",
     sessions.Session: "SessionView",
     sessions.SessionPage: "SessionPageView",
     models.Alternative: "AlternativeView",
@@ -68,6 +70,7 @@ REQUESTS = {models.Message: "MessageBody"}
 OPTIONS = {
     sessions.EpisodeOptions: ("EpisodesBody", set()),
     options.Logprobs: ("LogprobsBody", set()),
+    sessions.ReselectionOptions: ("ReselectionBody", set()),
     sessions.SessionOptions: ("CreateSessionBody", set()),
     options.TurnOptions: ("TurnBody", {"messages", "stream"}),
 }
