@@ -65,6 +65,7 @@ from kvrecall.client.models import (
     Turn,
     TurnEpisode,
     TurnMemory,
+    TurnPrefill,
     Usage,
 )
 from kvrecall.client.options import Logprobs, TurnOptions
@@ -157,6 +158,7 @@ __all__ = [
     "TurnLog",
     "TurnMemory",
     "TurnOptions",
+    "TurnPrefill",
     "TurnSpan",
     "TurnStream",
     "Usage",

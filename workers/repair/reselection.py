@@ -127,7 +127,7 @@ def _select_rows(
     session = resident.session
     config = resident.config
     method = config.method
-    # Where all heads have the same scores, a method that lets them compete would serve the first.
+    # Of equal tokens a method that lets the heads compete would give the first head all.
     select = top_per_head if whole_tokens else method.select
     positions = _all_positions(engine, session.length)
     ranks = combine_scores(method, scores, [positions] * len(scores), session.episode.segments)

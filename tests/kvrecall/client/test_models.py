@@ -41,6 +41,7 @@ RESPONSES = {
     models.Turn: "TurnView",
     models.TurnEpisode: "TurnEpisodeView",
     models.TurnMemory: "TurnMemoryView",
+    models.TurnPrefill: "TurnPrefillView",
     models.Usage: "UsageView",
     workers.Worker: "WorkerView",
     workers.WorkerLoad: "WorkerLoadView",
@@ -137,6 +138,7 @@ NAMES = {schema: model.__name__ for model, schema in RESPONSES.items()} | {
     "MessageBody": "Message",
     "ToolCallBody": "ToolCall",
     "EpisodesBody": "EpisodeOptions",
+    "ReselectionBody": "ReselectionOptions",
     "LogprobsBody": "Logprobs",
 }
 

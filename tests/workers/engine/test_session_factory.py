@@ -149,10 +149,10 @@ def test_a_session_keeps_the_queries_of_its_re_selections_whatever_its_method_ob
     assert config.kept_queries == 16
 
 
-def test_loopserve_selects_in_each_head_and_the_option_by_whole_tokens(
+def test_a_session_s_own_re_selection_comes_before_its_method_s(
     configure: Callable[..., SessionConfig],
 ) -> None:
     paper = configure(method="loopserve").reselection
-    ours = configure(method="loopserve", options='{"reselect": {}}').reselection
+    ours = configure(method="loopserve", options='{"reselect": {"every": 4}}').reselection
     assert paper == Reselection(16, 16, whole_tokens=False)
-    assert ours == Reselection(16, 16, whole_tokens=True)
+    assert ours == Reselection(4, 16, whole_tokens=True)

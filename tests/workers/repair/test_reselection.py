@@ -193,13 +193,19 @@ def test_whole_tokens_are_the_same_in_every_layer_and_head(
     assert found == [[found[0][0]] * 2] * 2
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "options"),
+    [
+        ("loopserve", '{"every": 1, "first": 1, "window": 1}', ""),
+        ("adakv", '{"window": 1}', '{"reselect": {"every": 1, "first": 1}}'),
+    ],
+)
 def test_rows_of_equal_score_are_taken_from_the_beginning(
-    make_worker: Callable[..., Any],
+    method: str, settings: str, options: str, make_worker: Callable[..., Any]
 ) -> None:
     """Heads that attend to nothing in particular: zero queries give every row the same weight."""
     worker = make_worker(block_tokens=64, sinks=0, recent=4, turn_share=0.0)
-    once = '{"every": 1, "first": 1, "window": 1}'
-    worker.open(method="loopserve", budget=20, method_settings=once)
+    worker.open(method=method, budget=20, method_settings=settings, options=options)
     worker.turn("s", "the river " * 60, generate=False)
     resident = speak(worker, 1)
     observed = resident.session.queries.observed()
@@ -212,6 +218,22 @@ def test_rows_of_equal_score_are_taken_from_the_beginning(
     # The observation window of one token is among the recent rows.
     expected = [*range(16), *range(length - 4, length)]
     assert active(worker) == [[expected] * 2] * 2
+
+
+def test_sinks_do_not_bring_their_neighbours(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Queries that are the first row's key: they attend to it most, as all do to a sink."""
+    worker = make_worker(block_tokens=64, sinks=1, recent=4, turn_share=0.0)
+    worker.open(method="tova", budget=20, options='{"reselect": {"every": 1, "first": 1}}')
+    worker.turn("s", words(150), generate=False)
+    resident = speak(worker, 1)
+    positions = resident.session.queries.observed().positions
+    resident.session.queries.clear()
+    first = stored_keys(worker)[:, :, :1].repeat_interleave(2, 1)
+    resident.session.queries.push(first, positions)
+    run(worker, resident, 1)
+    assert not set(range(1, 15)) <= set(active(worker)[0][0])
 
 
 def test_the_prompt_of_the_turn_is_not_protected_whole(
@@ -290,28 +312,6 @@ def test_any_method_that_evicts_may_re_select(
         for peak, bound in zip(said.memory.peak_rows, said.memory.bound_rows, strict=True)
     )
     worker.check()
-
-
-def test_evictions_observe_the_method_s_own_window_alone(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    """A method that looks at fewer queries than a re-selection evicts as it does without one."""
-    worker = make_worker(block_tokens=32, recent=8)
-    for name, options in (("with", '{"reselect": {"every": 64, "first": 64}}'), ("without", "")):
-        worker.open(name, method="tova", budget=48, options=options)
-    states = [worker.turn(name, words(120), max_tokens=9).state for name in ("with", "without")]
-    assert states[0].selection == states[1].selection
-
-
-# Settings
-
-
-def test_a_session_s_own_rhythm_comes_before_its_method_s(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    worker = make_worker(block_tokens=32, recent=8)
-    worker.open(method="loopserve", budget=48, options=EVERY_4)
-    assert worker.turn("s", words(90), max_tokens=14).reselections.count == 3
 
 
 # Steps
