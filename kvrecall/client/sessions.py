@@ -23,6 +23,8 @@ class ReselectionOptions(TypedDict, total=False):
 
     every: int
     first: int
+    # The same tokens in all layers and heads; False: each head its own rows.
+    whole_tokens: bool
 
 
 class SessionOptions(TypedDict, total=False):
@@ -82,6 +84,7 @@ class Reselection:
 
     every: int
     first: int
+    whole_tokens: bool
 
 
 @dataclass(frozen=True)

@@ -40,5 +40,5 @@ class LoopServe(SnapKV):
 
     @property
     def reselection(self) -> Reselection:
-        """After `first` tokens and every `every` after that."""
-        return Reselection(self.every, self.first)
+        """After `first` tokens and every `every` after that, each head its own rows."""
+        return Reselection(self.every, self.first, whole_tokens=False)

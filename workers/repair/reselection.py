@@ -1,7 +1,8 @@
 """Re-selection: while a session answers, the answer's queries select its rows anew among all stored.
 
 LoopServe section 5.2, Algorithm 6. What was evicted while the prompt was read can return as soon as
-the answer asks for it, and leaves again when it does not.
+the answer asks for it, and leaves again when it does not. Ours is the selection of whole tokens: a
+head that will need a row with the next token alone gets it from those that look for it already.
 """
 
 import time
@@ -21,6 +22,7 @@ from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
 from workers.generation.steps import Steps, wait_for_writes
 from workers.primitives.scoring import smooth_before
+from workers.primitives.selection import top_per_head
 from workers.repair.scan.exact import HeadReduction, scan_by_head
 from workers.repair.scan.pages import PageSource
 
@@ -49,9 +51,11 @@ def reselect(
     """Make the rows active that the answer's last tokens attend to most, if that is due now.
 
     All stored rows are candidates, scored in every layer and KV head by the softmax of the last
-    `every` queries of the answer over all rows, with the mean over the queries. Rows that evictions
-    protect stay; the session's method selects among the others, as many as its budget has, the
-    reserve for repairs included. Rows that a repair promoted become ordinary ones.
+    `every` queries of the answer over all rows, with the mean over the queries. A whole token's
+    score is the mean over layers and heads, spread to its neighbours as in the session's repairs.
+    Rows that evictions protect stay; of the others the best tokens become active, or those rows
+    that the session's method selects in each layer, as many as the budget has, the reserve for
+    repairs included. Rows that a repair promoted become ordinary ones.
 
     Yields between pages and layers, so that other sessions decode. Nothing happens while all rows
     are active. source: of the rows, the engine's store unless given. Adds to `report`. Raises the
@@ -67,10 +71,9 @@ def reselect(
     source = source or engine.store
     yield from wait_for_writes(engine, session)
     with map_store_errors():
-        scores = yield from _score_rows(
-            engine, resident, source, min(reselection.every, output_tokens)
-        )
-        wanted = yield from _select_rows(engine, resident, scores)
+        tokens = min(reselection.every, output_tokens)
+        scores = yield from _score_rows(engine, resident, source, tokens, reselection.whole_tokens)
+        wanted = yield from _select_rows(engine, resident, scores, reselection.whole_tokens)
         moves = become(engine.cache, source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
@@ -86,9 +89,12 @@ def reselect(
 
 
 def _score_rows(
-    engine: Engine, resident: ResidentSession, source: StoredRows, tokens: int
+    engine: Engine, resident: ResidentSession, source: StoredRows, tokens: int, whole_tokens: bool
 ) -> Generator[None, None, list[Tensor]]:
-    """Score all rows by the last queries: per layer float32 `[n_kv_heads, length]`."""
+    """Score all rows by the last `tokens` queries: per layer float32 `[n_kv_heads, length]`.
+
+    Of whole tokens all rows have the same score, the utility that a repair would give the token.
+    """
     session = resident.session
     observed = session.queries.observed().last(tokens)
     pooling = resident.config.method.attention_pooling
@@ -100,16 +106,19 @@ def _score_rows(
         reduction=HeadReduction("mean", pooling.group, causal=True),
         transfers=engine.cache.transfers,
     )
+    scores = result.scores.to(engine.cache.device)
+    if whole_tokens:
+        by_token = scores.mean((0, 1))
+        # Every query attends to the sinks: they must not bring their neighbours.
+        by_token[: engine.settings.sinks] = 0
+        return list(resident.config.repair.utility(by_token).expand_as(scores))
     positions = _all_positions(engine, session.length)
     first = session.length - observed.tokens
-    return [
-        smooth_before(layer.to(engine.cache.device), positions, first, pooling.width, pooling.kind)
-        for layer in result.scores
-    ]
+    return [smooth_before(layer, positions, first, pooling.width, pooling.kind) for layer in scores]
 
 
 def _select_rows(
-    engine: Engine, resident: ResidentSession, scores: list[Tensor]
+    engine: Engine, resident: ResidentSession, scores: list[Tensor], whole_tokens: bool
 ) -> Generator[None, None, list[Tensor]]:
     """Select each layer's rows among all: int64 positions `[n_kv_heads, m]`, -1 for none.
 
@@ -118,6 +127,8 @@ def _select_rows(
     session = resident.session
     config = resident.config
     method = config.method
+    # Of equal tokens a method that lets the heads compete would give the first head all.
+    select = top_per_head if whole_tokens else method.select
     positions = _all_positions(engine, session.length)
     ranks = combine_scores(method, scores, [positions] * len(scores), session.episode.segments)
     wanted = list[Tensor]()
@@ -128,7 +139,7 @@ def _select_rows(
         stays = protected_rows(positions, session, engine.settings, layer, turn_over=False)
         rows = config.layer_rows[layer] + config.reserve
         # An index among all rows is the row's position.
-        wanted.append(method.select(ranked.masked_fill(stays, torch.inf), positions, rows))
+        wanted.append(select(ranked.masked_fill(stays, torch.inf), positions, rows))
         yield None
     return wanted
 

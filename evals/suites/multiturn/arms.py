@@ -64,6 +64,7 @@ _ARMS = (
     Arm("snapkv+repair", parse_config("snapkv"), repairs=True),
     # Answers have some ten tokens: the paper's interval of 16 would never come.
     Arm("loopserve", parse_config('loopserve{"every":4,"first":4}')),
+    Arm("snapkv+reselect", parse_config("snapkv"), {"reselect": {"every": 4, "first": 4}}),
     Arm("keydiff+reselect", parse_config("keydiff"), {"reselect": {"every": 4, "first": 4}}),
 )
 # The arms of a run that names none, by name. A method with options of its session is one more line.

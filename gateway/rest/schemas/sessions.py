@@ -34,10 +34,15 @@ class ReselectionBody(Body):
     first: int = Field(
         default=16, ge=1, lt=2**31, description="Tokens of the answer before the first selection."
     )
+    whole_tokens: bool = Field(
+        default=True,
+        description="Select the same tokens in all layers and heads, by their mean attention; false: "
+        "each head selects its own rows.",
+    )
 
     def to_domain(self) -> Reselection:
         """Convert to the domain value."""
-        return Reselection(self.every, self.first)
+        return Reselection(self.every, self.first, self.whole_tokens)
 
 
 class CreateSessionBody(Body):
@@ -225,10 +230,11 @@ class ForkOriginView(View):
 
 
 class ReselectionView(View):
-    """When an answer selects the active rows anew, in tokens of the answer."""
+    """When an answer selects the active rows anew, in tokens of the answer, and whether by token."""
 
     every: int
     first: int
+    whole_tokens: bool
 
 
 class SessionMemoryView(View):

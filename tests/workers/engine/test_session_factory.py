@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvrecall.domain.session_settings import Reselection
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import SessionConfig
 from workers.engine.session_factory import build_config, needs_sensitivity
@@ -123,3 +124,35 @@ def test_impossible_settings_are_refused(
 ) -> None:
     with pytest.raises(BadSettings, match=message):
         configure(**spec)
+
+
+def test_a_method_that_keeps_every_row_refuses_re_selections(
+    configure: Callable[..., SessionConfig],
+) -> None:
+    with pytest.raises(BadSettings, match="full keeps every row"):
+        configure(method="full", options='{"reselect": {}}')
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "options"),
+    [
+        ("loopserve", '{"every": 16, "first": 16, "window": 8}', ""),
+        ("snapkv", '{"window": 8}', '{"reselect": {"every": 16, "first": 16}}'),
+        ("tova", "{}", '{"reselect": {"every": 16, "first": 16}}'),
+    ],
+)
+def test_a_session_keeps_the_queries_of_its_re_selections_whatever_its_method_observes(
+    method: str, settings: str, options: str, configure: Callable[..., SessionConfig]
+) -> None:
+    config = configure(method=method, method_settings=settings, options=options)
+    assert config.method.observation.window < 16
+    assert config.kept_queries == 16
+
+
+def test_a_session_s_own_re_selection_comes_before_its_method_s(
+    configure: Callable[..., SessionConfig],
+) -> None:
+    paper = configure(method="loopserve").reselection
+    ours = configure(method="loopserve", options='{"reselect": {"every": 4}}').reselection
+    assert paper == Reselection(16, 16, whole_tokens=False)
+    assert ours == Reselection(4, 16, whole_tokens=True)

@@ -16,7 +16,7 @@ from workers.cache.active_cache import EMPTY
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession
-from workers.errors import BadSettings, StorageFailed
+from workers.errors import StorageFailed
 from workers.methods import METHODS, build
 from workers.primitives.scoring import attention
 from workers.repair.reselection import due, reselect
@@ -138,14 +138,25 @@ def test_a_budget_that_holds_all_restores_the_full_cache_bit_for_bit(
 
 @pytest.mark.parametrize("tokens", [1, 4, 16])
 @pytest.mark.parametrize("group", ["mean", "max"])
+@pytest.mark.parametrize("whole", [False, True])
 def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
-    tokens: int, group: str, make_worker: Callable[..., Any], words: Callable[..., str]
+    tokens: int, group: str, whole: bool, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """By brute force: the causal softmax over all keys, its mean over the answer's last tokens."""
+    """By brute force: the causal softmax over all keys, its mean over the answer's last tokens.
+
+    Of whole tokens the mean over all layers and heads, spread as the session's repairs are.
+    """
     budget, sinks, recent = 40, 2, 16
     worker = make_worker(block_tokens=64, sinks=sinks, recent=recent, turn_share=0.0)
     settings = f'{{"every": {tokens}, "first": 4, "window": 16, "group": "{group}"}}'
-    worker.open(method="loopserve", budget=budget, method_settings=settings)
+    options = f'{{"reselect": {{"every": {tokens}, "first": 4}}}}' if whole else ""
+    worker.open(
+        method="loopserve",
+        budget=budget,
+        method_settings=settings,
+        options=options,
+        repair_settings='{"before": 1, "after": 2, "fade_before": 0.5, "fade_after": 0.5}',
+    )
     worker.turn("s", words(300), generate=False)
     resident = speak(worker, 20)
     observed = resident.session.queries.observed().last(tokens)
@@ -153,22 +164,48 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
     keys = stored_keys(worker)
     length = keys.shape[2]
     positions = torch.arange(length).expand(2, -1)
-    for layer, found in enumerate(active(worker)):
-        weights = attention(observed.queries[layer], keys[layer], positions, observed.positions)
-        by_head = weights.mean(2).mean(1) if group == "mean" else weights.mean(2).amax(1)
-        for head, rows in enumerate(found):
-            stay = {*range(sinks), *range(length - recent, length)}
-            rest = sorted(set(range(length)) - stay, key=lambda p: (-float(by_head[head, p]), p))
+    by_query = torch.stack(
+        [attention(observed.queries[n], keys[n], positions, observed.positions) for n in range(2)]
+    ).mean(3)
+    scores = by_query.mean(2) if group == "mean" else by_query.amax(2)
+    if whole:
+        means = [0.0] * sinks + scores.mean((0, 1)).tolist()[sinks:]
+        near = [range(max(0, p - 2), min(length, p + 2)) for p in range(length)]
+        utility = [max(means[a] * 0.5 ** abs(p - a) for a in near[p]) for p in range(length)]
+        scores = torch.tensor(utility).expand_as(scores)
+    stay = {*range(sinks), *range(length - recent, length)}
+    for found, of_layer in zip(active(worker), scores.tolist(), strict=True):
+        for rows, score in zip(found, of_layer, strict=True):
+            rest = sorted(set(range(length)) - stay, key=lambda p: (-score[p], p))
             assert rows == sorted([*stay, *rest[: budget - len(stay)]])
 
 
+@pytest.mark.parametrize("method", EVICTING)
+def test_whole_tokens_are_the_same_in_every_layer_and_head(
+    method: str, make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(method=method, budget=48, layer_budgets="uniform", options=EVERY_4)
+    worker.turn("s", words(150), generate=False)
+    run(worker, speak(worker, 4), 4)
+    found = active(worker)
+    assert len(found[0][0]) == 48
+    assert found == [[found[0][0]] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "options"),
+    [
+        ("loopserve", '{"every": 1, "first": 1, "window": 1}', ""),
+        ("adakv", '{"window": 1}', '{"reselect": {"every": 1, "first": 1}}'),
+    ],
+)
 def test_rows_of_equal_score_are_taken_from_the_beginning(
-    make_worker: Callable[..., Any],
+    method: str, settings: str, options: str, make_worker: Callable[..., Any]
 ) -> None:
     """Heads that attend to nothing in particular: zero queries give every row the same weight."""
     worker = make_worker(block_tokens=64, sinks=0, recent=4, turn_share=0.0)
-    once = '{"every": 1, "first": 1, "window": 1}'
-    worker.open(method="loopserve", budget=20, method_settings=once)
+    worker.open(method=method, budget=20, method_settings=settings, options=options)
     worker.turn("s", "the river " * 60, generate=False)
     resident = speak(worker, 1)
     observed = resident.session.queries.observed()
@@ -181,6 +218,22 @@ def test_rows_of_equal_score_are_taken_from_the_beginning(
     # The observation window of one token is among the recent rows.
     expected = [*range(16), *range(length - 4, length)]
     assert active(worker) == [[expected] * 2] * 2
+
+
+def test_sinks_do_not_bring_their_neighbours(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Queries that are the first row's key: they attend to it most, as all do to a sink."""
+    worker = make_worker(block_tokens=64, sinks=1, recent=4, turn_share=0.0)
+    worker.open(method="tova", budget=20, options='{"reselect": {"every": 1, "first": 1}}')
+    worker.turn("s", words(150), generate=False)
+    resident = speak(worker, 1)
+    positions = resident.session.queries.observed().positions
+    resident.session.queries.clear()
+    first = stored_keys(worker)[:, :, :1].repeat_interleave(2, 1)
+    resident.session.queries.push(first, positions)
+    run(worker, resident, 1)
+    assert not set(range(1, 15)) <= set(active(worker)[0][0])
 
 
 def test_the_prompt_of_the_turn_is_not_protected_whole(
@@ -259,53 +312,6 @@ def test_any_method_that_evicts_may_re_select(
         for peak, bound in zip(said.memory.peak_rows, said.memory.bound_rows, strict=True)
     )
     worker.check()
-
-
-def test_evictions_observe_the_method_s_own_window_alone(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    """A method that looks at fewer queries than a re-selection evicts as it does without one."""
-    worker = make_worker(block_tokens=32, recent=8)
-    for name, options in (("with", '{"reselect": {"every": 64, "first": 64}}'), ("without", "")):
-        worker.open(name, method="tova", budget=48, options=options)
-    states = [worker.turn(name, words(120), max_tokens=9).state for name in ("with", "without")]
-    assert states[0].selection == states[1].selection
-
-
-# Settings
-
-
-def test_a_method_that_keeps_every_row_refuses_re_selections(
-    make_worker: Callable[..., Any],
-) -> None:
-    with pytest.raises(BadSettings, match="full keeps every row"):
-        make_worker().open(method="full", options=EVERY_4)
-
-
-@pytest.mark.parametrize(
-    ("method", "settings", "options"),
-    [
-        ("loopserve", '{"every": 16, "first": 16, "window": 8}', ""),
-        ("snapkv", '{"window": 8}', '{"reselect": {"every": 16, "first": 16}}'),
-        ("tova", "{}", '{"reselect": {"every": 16, "first": 16}}'),
-    ],
-)
-def test_a_session_keeps_the_queries_of_its_re_selections_whatever_its_method_observes(
-    method: str, settings: str, options: str, make_worker: Callable[..., Any]
-) -> None:
-    worker = make_worker()
-    worker.open(method=method, method_settings=settings, options=options)
-    session = worker.engine.session("s")
-    assert session.config.method.observation.window < 16
-    assert session.config.kept_queries == 16
-
-
-def test_a_session_s_own_rhythm_comes_before_its_method_s(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    worker = make_worker(block_tokens=32, recent=8)
-    worker.open(method="loopserve", budget=48, options=EVERY_4)
-    assert worker.turn("s", words(90), max_tokens=14).reselections.count == 3
 
 
 # Steps

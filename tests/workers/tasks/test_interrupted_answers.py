@@ -248,3 +248,14 @@ def test_any_order_of_turns_repairs_and_interruptions_gives_the_same_answers(
         choices.choice([disturbed.reopen, disturbed.move, disturbed.swap_out])()
         worker.check()
     assert sum(rows_found(done) > 0 for done in calm.done) > 4
+
+
+def test_evictions_observe_the_method_s_own_window_alone(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """A method that looks at fewer queries than a re-selection evicts as it does without one."""
+    worker = make_worker(block_tokens=32, recent=8)
+    for name, options in (("with", '{"reselect": {"every": 64, "first": 64}}'), ("without", "")):
+        worker.open(name, method="tova", budget=48, options=options)
+    states = [worker.turn(name, words(120), max_tokens=9).state for name in ("with", "without")]
+    assert states[0].selection == states[1].selection
