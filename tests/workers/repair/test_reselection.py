@@ -189,7 +189,8 @@ def test_whole_tokens_are_the_same_in_every_layer_and_head(
     worker.turn("s", words(150), generate=False)
     run(worker, speak(worker, 4), 4)
     found = active(worker)
-    assert len(found[0][0]) == 48
+    (rows,) = set(worker.engine.sessions["s"].config.layer_rows)
+    assert len(found[0][0]) == rows
     assert found == [[found[0][0]] * 2] * 2
 
 
