@@ -63,7 +63,7 @@ def prefill(
     `on_block` is called with the tokens of each block that is appended.
 
     Where an answer follows (`answers`), the last tokens of the prompt are steps of their own, which
-    retrieve as the answer's will (`Retrieval.prompt`). With `keep_distribution` so do these and all
+    retrieve as the answer's will (`Retrieval.prompt_tokens`). With `keep_distribution` so do these and all
     tokens of recorded text. source: of the rows to retrieve from, the engine's store unless given.
     """
     session = resident.session
@@ -75,7 +75,7 @@ def prefill(
     prompt = recorded.index(True) if True in recorded else len(recorded)
     decoded = 0
     if (retrieval := resident.config.retrieval) is not None and (answers or keep_distribution):
-        decoded = retrieval.prompt + (len(recorded) - prompt if keep_distribution else 0)
+        decoded = retrieval.prompt_tokens + (len(recorded) - prompt if keep_distribution else 0)
     logits = torch.empty(0)
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded):
         if block.decodes:

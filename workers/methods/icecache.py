@@ -18,13 +18,13 @@ class IceCache(StreamingLLM):
 
     Deviations: single rows are retrieved, not pages of 16; the first two layers are as the others;
     a prompt is prefilled within the budget, where the paper's prefill is dense, and only its last
-    `prompt` tokens retrieve.
+    `prompt_tokens` retrieve.
     """
 
     share: Annotated[
         float, Field(gt=0, le=0.9, description="Share of the budget for retrieved rows.")
     ] = 0.75
-    prompt: Annotated[
+    prompt_tokens: Annotated[
         int, Field(ge=0, le=256, description="Last tokens of a prompt that retrieve too.")
     ] = 1
 
@@ -33,4 +33,4 @@ class IceCache(StreamingLLM):
     @property
     def retrieval(self) -> Retrieval:
         """Retrieval of `share` of the budget."""
-        return Retrieval(self.share, self.prompt)
+        return Retrieval(self.share, self.prompt_tokens)

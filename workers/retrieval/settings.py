@@ -33,7 +33,7 @@ class Retrieval:
             "that are never evicted leave room; 0: off.",
         ),
     ] = 0.5
-    prompt: Annotated[
+    prompt_tokens: Annotated[
         int,
         Field(
             ge=0,

@@ -29,7 +29,7 @@ FULL = {
     "repair_seconds": 0.5,
     "reselect": {"every": 8, "first": 4, "whole_tokens": False},
     "prefill": {"sparse": "auto", "alpha": 0.98, "sinks": 8},
-    "retrieve": {"share": 0.25, "prompt": 16},
+    "retrieve": {"share": 0.25, "prompt_tokens": 16},
     "expires_after_seconds": 3600.0,
     "seed": 7,
     "tools": [TOOL],

@@ -22,7 +22,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "retrieval": {
         "method": "snapkv",
         "method_settings": '{"window": 8, "pool": 1}',
-        "options": json.dumps({"retrieve": '{"share": 0.3, "prompt": 8}'}),
+        "options": json.dumps({"retrieve": '{"share": 0.3, "prompt_tokens": 8}'}),
     },
     "both": {
         "method": "icecache",

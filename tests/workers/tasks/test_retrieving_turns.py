@@ -24,7 +24,7 @@ def measured(worker: Any, sample: str) -> float:
     return float(sum(each.value for each in samples if each.name == sample))
 
 
-ALL = {"budget": 360, "method": "streaming_llm", "options": retrieve(share=0.9, prompt=256)}
+ALL = {"budget": 360, "method": "streaming_llm", "options": retrieve(share=0.9, prompt_tokens=256)}
 """36 rows per head are active between turns, and 324 retrieved: all others of a short session."""
 
 
@@ -101,7 +101,7 @@ def test_retrieved_rows_count_towards_the_bound_and_the_peak(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(**LIMITS)
-    worker.open("s", budget=64, method="snapkv", options=retrieve(share=0.5, prompt=8))
+    worker.open("s", budget=64, method="snapkv", options=retrieve(share=0.5, prompt_tokens=8))
     worker.open("few", budget=32, method="snapkv")
     for name in ("s", "few"):
         done = worker.turn(name, words(120), max_tokens=60)
@@ -142,7 +142,7 @@ def test_the_last_tokens_of_a_prompt_retrieve_only_where_an_answer_follows(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(**LIMITS)
-    worker.open("s", budget=64, method="snapkv", options=retrieve(share=0.5, prompt=8))
+    worker.open("s", budget=64, method="snapkv", options=retrieve(share=0.5, prompt_tokens=8))
     worker.turn("s", words(90), generate=False)
     worker.engine.passes.clear()
     assert not worker.turn("s", words(20), generate=False).HasField("retrieval")
