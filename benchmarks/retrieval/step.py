@@ -108,7 +108,7 @@ def retrieval_arms(
     step = RetrievalStep([retriever], Transfers(asked.device))
     scale = HEAD_DIM**-0.5
     active = rows[2][0].cpu()
-    wanted = retriever.search(0, queries[0], active, scale)
+    wanted, _ = retriever.search(0, queries[0], active, scale)
     extended = step.extend(0, asked, rows, None, None)
 
     def retrieve() -> Tensor:
@@ -119,5 +119,7 @@ def retrieval_arms(
         name: retrieve,
         f"{name}: search": lambda: retriever.search(0, queries[0], active, scale),
         f"{name}: reading": lambda: retriever.arena.gather(0, wanted),
-        f"{name}: attention": lambda: scaled_dot_product_attention(asked, *extended[:2]),
+        f"{name}: attention": lambda: scaled_dot_product_attention(
+            asked, extended[0], extended[1], attn_mask=extended[2]
+        ),
     }

@@ -1,7 +1,7 @@
 """IceCache: sinks and a window are active; the rest of the budget is retrieved for every token."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,8 @@ class IceCache(StreamingLLM):
     Source: "IceCache" (2026), sections 3 and 4: of 256 rows 32 are sinks, 32 a window and 192
     retrieved.
 
-    Deviations: single rows are retrieved, not pages of 16; the first two layers are as the others;
+    Deviations: single rows are retrieved, not pages of 16, and drawn by their weight (`choice`), not
+    the best ones; the first two layers are as the others;
     a prompt is prefilled within the budget, where the paper's prefill is dense, and only its last
     `prompt_tokens` retrieve.
     """
@@ -28,9 +29,16 @@ class IceCache(StreamingLLM):
         int, Field(ge=0, le=256, description="Last tokens of a prompt that retrieve too.")
     ] = 1
 
+    choice: Annotated[
+        Literal["sample", "best"],
+        Field(
+            description="How rows are retrieved: drawn by their weight, or those of most weight."
+        ),
+    ] = "sample"
+
     name: ClassVar[str] = "icecache"
 
     @property
     def retrieval(self) -> Retrieval:
         """Retrieval of `share` of the budget."""
-        return Retrieval(self.share, self.prompt_tokens)
+        return Retrieval(self.share, self.prompt_tokens, self.choice)

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvstore.format.page import PageLayout
 from kvstore.index.arena import RowArena
 from kvstore.index.base import KeyIndex
+from workers.retrieval.sampling import draw, take_best
 from workers.retrieval.settings import Retrieval
 
 
@@ -21,16 +22,19 @@ class Found:
         positions: int64 `[n_kv_heads, r]`, -1 for none.
         keys: `[n_kv_heads, r, head_dim]`; any row where there is none.
         values: As `keys`.
+        bias: What is added to the rows' logits, float32 `[n_kv_heads, r]`: 0 for a row that stands
+            for itself alone, more for one that stands for others too, -inf where there is none.
     """
 
     positions: Tensor
     keys: Tensor
     values: Tensor
+    bias: Tensor
 
     @property
-    def full(self) -> bool:
-        """True if there is a row at every place."""
-        return bool((self.positions >= 0).all())
+    def biased(self) -> bool:
+        """True if a logit is changed."""
+        return bool((self.bias != 0).any())
 
 
 @dataclass(frozen=True)
@@ -95,41 +99,51 @@ class Retriever:
             yield None
 
     def find(self, layer: int, queries: Tensor, active: Tensor, scale: float) -> Found:
-        """Find the rows of a layer that queries attend to most, among those that are not active.
+        """Find rows of a layer for queries, among those that are not active; see `search`.
 
-        Arguments as `search`. Counts the rows and the time.
+        Counts the rows and the time.
         """
         started = time.perf_counter()
-        positions = self.search(layer, queries, active, scale)
-        found = Found(positions, *self.arena.gather(layer, positions))
+        positions, bias = self.search(layer, queries, active, scale)
+        found = Found(positions, *self.arena.gather(layer, positions), bias)
         self._count(layer, positions, time.perf_counter() - started)
         return found
 
-    def search(self, layer: int, queries: Tensor, active: Tensor, scale: float) -> Tensor:
-        """Search the positions of these rows: int64 `[n_kv_heads, r]`, -1 for none, r <= `count`.
+    def search(
+        self, layer: int, queries: Tensor, active: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Search the rows of a layer that a step retrieves, at most `count` in each head.
 
-        A row's score is its weight in the softmax over the rows that are scored, the mean over the
-        query heads of its KV head: of these the rows found hold as much of the group's attention as
-        so many can.
+        A row's weight is that in the softmax over the rows that are scored, the mean over the query
+        heads of its KV head. Where there are no more rows than `count`, all are taken; otherwise as
+        `Retrieval.choice` says (see `workers.retrieval.sampling`).
 
         queries: `[n_kv_heads, group, head_dim]`; active: int32 positions `[n_kv_heads, n]`,
-        `EMPTY` for none. Both are on the host.
+        `EMPTY` for none. Both are on the host. Returns positions, int64 `[n_kv_heads, r]`, -1 for
+        none, and their bias, see `Found`.
         """
         keys = self.arena.keys(layer)
+        length = keys.shape[1]
+        # One column more: for positions behind the arena's end, and `EMPTY`, no candidates.
+        excluded = active.long().clamp(max=length)
         if (index := self._indexes[layer]) is None:
-            # One column more: for positions behind the arena's end, and `EMPTY`, no candidates.
-            scores = torch.full((len(keys), keys.shape[1] + 1), -1.0)
-            torch.mean(_weigh(queries, keys, scale), 1, out=scores[:, :-1])
-            scores.scatter_(1, active.long().clamp(max=keys.shape[1]), -1.0)
-            return _take_best(scores, self.count)
+            weights = torch.full((len(keys), length + 1), -1.0)
+            torch.mean(_weigh(queries, keys, scale), 1, out=weights[:, :-1])
+            return self._select(weights.scatter_(1, excluded, -1.0))
         candidates = index.candidates(queries.float())
-        excluded = torch.zeros(len(keys), keys.shape[1] + 1, dtype=torch.bool)
-        excluded.scatter_(1, active.long().clamp(max=keys.shape[1]), True)
-        excluded = excluded.gather(1, candidates.clamp(min=0)) | (candidates < 0)
+        marks = torch.zeros(len(keys), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
+        marks = marks.gather(1, candidates.clamp(min=0)) | (candidates < 0)
         some = self.arena.gather_keys(layer, candidates)
-        scores = _weigh(queries, some, scale).mean(1).masked_fill_(excluded, -1.0)
-        best = _take_best(scores, self.count)
-        return candidates.gather(1, best.clamp(min=0)).masked_fill(best < 0, -1)
+        weights = _weigh(queries, some, scale).mean(1).masked_fill_(marks, -1.0)
+        taken, bias = self._select(weights)
+        return candidates.gather(1, taken.clamp(min=0)).masked_fill(taken < 0, -1), bias
+
+    def _select(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Select at most `count` indices of weights `[n_kv_heads, n]`, negative for no candidate."""
+        few = int((weights >= 0).sum(1).max()) <= self.count
+        if few or self._settings.choice == "best":
+            return take_best(weights, self.count)
+        return draw(weights, self.count)
 
     def _count(self, layer: int, positions: Tensor, seconds: float) -> None:
         counts = self.counts
@@ -143,9 +157,3 @@ class Retriever:
 def _weigh(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
     """Attention weights, float32 `[n_kv_heads, group, n]`."""
     return ((queries * scale).to(keys.dtype) @ keys.mT).float().softmax(-1)
-
-
-def _take_best(scores: Tensor, count: int) -> Tensor:
-    """Indices of each head's best scores, int64, the best first; -1 where a score is negative."""
-    best = scores.topk(min(count, scores.shape[1]), dim=1)
-    return best.indices.masked_fill(best.values < 0, -1)

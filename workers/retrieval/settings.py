@@ -43,6 +43,13 @@ class Retrieval:
         ),
     ] = 1
 
+    choice: Annotated[
+        Literal["sample", "best"],
+        Field(
+            description="sample: rows are drawn by their weight, and stand for those that are not; "
+            "best: the rows of most weight, as in the paper."
+        ),
+    ] = "sample"
     index: Annotated[
         Literal["auto", "exact", "tree"],
         Field(

@@ -59,37 +59,35 @@ class RetrievalStep:
             for index, retriever in enumerate(self.retrievers)
         ]
         added = self._transfers.to_device(_pad(found, keys))
-        added_keys, added_values, present = added
-        if mask is not None or not all(each is not None and each.full for each in found):
-            mask = _extend_mask(mask, present, keys.shape[2], queries.dtype)
+        added_keys, added_values, bias = added
+        if mask is not None or any(each is None or each.biased for each in found):
+            mask = _extend_mask(mask, bias.to(queries.dtype), keys.shape[2])
         return torch.cat([keys, added_keys], 2), torch.cat([values, added_values], 2), mask
 
 
 def _pad(found: Sequence[Found | None], like: Tensor) -> list[Tensor]:
-    """Join the sessions' rows: keys and values `[B, n_kv_heads, r, head_dim]`, and which exist."""
+    """Join the sessions' rows: keys and values `[B, n_kv_heads, r, head_dim]`, and their bias."""
     if len(found) == 1 and found[0] is not None:
         one = found[0]
-        present = (one.positions >= 0)[None]
-        return [one.keys[None].to(like.dtype), one.values[None].to(like.dtype), present]
+        return [one.keys[None].to(like.dtype), one.values[None].to(like.dtype), one.bias[None]]
     batch, heads, _, head_dim = like.shape
     width = max(each.positions.shape[1] for each in found if each is not None)
     keys = torch.zeros(batch, heads, width, head_dim, dtype=like.dtype)
     values = torch.zeros_like(keys)
-    present = torch.zeros(batch, heads, width, dtype=torch.bool)
+    bias = torch.full((batch, heads, width), -torch.inf)
     for index, each in enumerate(found):
         if each is not None:
             r = each.positions.shape[1]
             keys[index, :, :r] = each.keys
             values[index, :, :r] = each.values
-            present[index, :, :r] = each.positions >= 0
-    return [keys, values, present]
+            bias[index, :, :r] = each.bias
+    return [keys, values, bias]
 
 
-def _extend_mask(mask: Tensor | None, present: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """A mask of n + r columns, 0 or -inf, for `present`, bool `[B, n_kv_heads, r]`."""
-    batch, heads, _ = present.shape
-    hidden = torch.zeros_like(present, dtype=dtype).masked_fill_(~present, -torch.inf)
+def _extend_mask(mask: Tensor | None, bias: Tensor, n: int) -> Tensor:
+    """A mask of n + r columns, which is added to logits; bias: `[B, n_kv_heads, r]`."""
+    batch, heads, _ = bias.shape
     if mask is None:
-        mask = hidden.new_zeros(1, 1, 1, n)
+        mask = bias.new_zeros(1, 1, 1, n)
     mask = mask.expand(batch, heads, -1, -1)
-    return torch.cat([mask, hidden[:, :, None].expand(-1, -1, mask.shape[2], -1)], 3)
+    return torch.cat([mask, bias[:, :, None].expand(-1, -1, mask.shape[2], -1)], 3)

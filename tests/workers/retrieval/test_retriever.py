@@ -24,7 +24,7 @@ CPU = Transfers(torch.device("cpu"))
 def retriever(length: int, count: int, seed: int = 0) -> Retriever:
     random = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, HEADS, length, DIM, generator=random)
-    made = Retriever(LAYOUT, Retrieval(index="exact"), count)
+    made = Retriever(LAYOUT, Retrieval(index="exact", choice="best"), count)
     made.arena.append([(keys, values)])
     return made
 
@@ -122,7 +122,7 @@ def test_all_rows_together_attend_as_the_whole_cache() -> None:
 
 def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
     layout = PageLayout(1, HEADS, DIM, torch.bfloat16, "m")
-    made = Retriever(layout, Retrieval(index="exact"), 4)
+    made = Retriever(layout, Retrieval(index="exact", choice="best"), 4)
     keys = torch.randn(HEADS, 12, DIM, generator=torch.Generator().manual_seed(3)).bfloat16()
     made.arena.append([(keys, keys)])
     none = torch.full((HEADS, 1), EMPTY, dtype=torch.int32)
@@ -134,7 +134,7 @@ def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
 
 
 def test_a_tree_that_scans_everything_finds_what_scoring_every_row_finds() -> None:
-    tree = Retriever(LAYOUT, Retrieval(index="tree", scan=1.0), 40)
+    tree = Retriever(LAYOUT, Retrieval(index="tree", choice="best", scan=1.0), 40)
     exact = retriever(3000, 40)
     tree.arena.append([exact.arena.gather(0, torch.arange(3000).expand(HEADS, -1))])
     list(tree.index_rows())
@@ -152,14 +152,14 @@ def test_a_tree_that_scans_everything_finds_what_scoring_every_row_finds() -> No
 
 
 def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one() -> None:
-    made = Retriever(LAYOUT, Retrieval(index="tree", scan=0.1), 64)
+    made = Retriever(LAYOUT, Retrieval(index="tree", choice="best", scan=0.1), 64)
     exact = retriever(30_000, 64)
     made.arena.append([exact.arena.gather(0, torch.arange(30_000).expand(HEADS, -1))])
     list(made.index_rows())
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
-    best = exact.search(0, queries, torch.full((HEADS, 1), EMPTY, dtype=torch.int32), 1.0)
+    best, _ = exact.search(0, queries, torch.full((HEADS, 1), EMPTY, dtype=torch.int32), 1.0)
     active = best[:, :8].int().sort(1).values
-    found = made.search(0, queries, active, 1.0)
+    found, _ = made.search(0, queries, active, 1.0)
     for head in range(HEADS):
         rows = found[head].tolist()
         assert len(set(rows)) == 64
@@ -176,3 +176,42 @@ def test_a_tree_serves_long_sessions_and_those_that_ask_for_it(
 ) -> None:
     settings = TypeAdapter(Retrieval).validate_python({"index": index})
     assert (settings.create_index(rows) is not None) == tree
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000), active=st.sets(st.integers(0, 200)), count=st.integers(1, 60))
+def test_drawn_rows_are_distinct_and_never_active(seed: int, active: set[int], count: int) -> None:
+    made = retriever(200, count, seed)
+    drawing = Retriever(LAYOUT, Retrieval(), count)
+    drawing.arena.append([made.arena.gather(0, torch.arange(200).expand(HEADS, -1))])
+    queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(seed))
+    found = drawing.find(0, queries, padded([sorted(active)] * HEADS), 0.5)
+    assert found.positions.shape[1] <= count
+    for head in found.positions.tolist():
+        rows = [p for p in head if p >= 0]
+        assert len(rows) == len(set(rows))
+        assert not set(rows) & active
+    assert torch.equal(found.positions < 0, found.bias.isneginf())
+    assert bool((found.bias[found.positions >= 0] >= 0).all())
+
+
+def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best_ones() -> None:
+    """Where attention is spread over many rows whose values are like their keys."""
+    random = torch.Generator().manual_seed(4)
+    exact = retriever(2000, 48)
+    keys, _ = exact.arena.gather(0, torch.arange(2000).expand(HEADS, -1))
+    values = keys
+    rows = (keys[None][:, :, :4], values[None][:, :, :4])
+    active = torch.arange(4, dtype=torch.int32).expand(1, HEADS, -1).contiguous()
+    errors: dict[str, list[float]] = {"best": [], "sample": []}
+    for choice, found in errors.items():
+        made = Retriever(LAYOUT, TypeAdapter(Retrieval).validate_python({"choice": choice}), 48)
+        made.arena.append([(keys, values)])
+        step = RetrievalStep([made], CPU)
+        for _ in range(40):
+            queries = torch.randn(1, HEADS, GROUP, DIM, generator=random)
+            whole = torch.nn.functional.scaled_dot_product_attention(
+                queries, keys[None], values[None]
+            )
+            found.append(float((extend(step, queries, (*rows, active), None) - whole).norm()))
+    assert sum(errors["sample"]) < 0.7 * sum(errors["best"])
