@@ -68,6 +68,15 @@ def test_rows_whose_weights_underflow_can_be_drawn() -> None:
     assert bool(bias.isfinite().all())
 
 
+def test_a_row_that_has_all_the_weight_leaves_the_other_draws_to_the_rest() -> None:
+    weights = torch.zeros(1, 300)
+    weights[0, 11] = 1.0
+    indices, bias = draw(weights, 30)
+    assert (indices >= 0).sum() == 30
+    assert float(bias[indices == 11]) == 0.0
+    assert torch.allclose(bias[indices != 11], torch.tensor(299 / 29).log(), atol=0.01)
+
+
 def test_the_best_rows_stand_for_themselves() -> None:
     indices, bias = take_best(torch.tensor([[0.1, -1.0, 0.7, 0.2]]), 5)
     assert indices.tolist() == [[2, 3, 0, -1]]
