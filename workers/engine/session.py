@@ -106,6 +106,7 @@ class WorkerSession:
     - `evictions`: number of times that rows left the active set since the session was opened.
     - `retriever`: the rows that its steps may retrieve; None before the first such step, and while
       other sessions need its memory.
+    - `retrieval_refused`: there was no memory for that; the turn goes on without.
     """
 
     config: SessionConfig
@@ -133,6 +134,7 @@ class WorkerSession:
     keep_rows: Callable[[int, Tensor], None] | None = None
     evictions: int = 0
     retriever: Retriever | None = None
+    retrieval_refused: bool = False
 
     @classmethod
     def create(cls, config: SessionConfig) -> "WorkerSession":
@@ -178,6 +180,7 @@ class WorkerSession:
         self.queries.clear()
         self.block.clear()
         self.sparse_reports.clear()
+        self.retrieval_refused = False
         if self.retriever is not None:
             self.retriever.begin_turn()
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession
-from workers.generation.retrieval import RowSource, prepare_retrieval
+from workers.generation.retrieval import prepare_retrieval
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
 

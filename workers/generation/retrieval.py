@@ -1,14 +1,11 @@
 """Preparation of a session's steps for retrieval: room in the slot, and rows in the arena."""
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from kvstore.format.page import PageLayout
 from kvstore.index.arena import RowArena
+from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.store_io import map_store_errors
@@ -17,21 +14,6 @@ from workers.retrieval.retriever import Retriever
 
 # Tokens whose rows are copied into the arena before others run.
 _TOKENS_AT_ONCE = 512
-
-
-class RowSource(Protocol):
-    """A source of a session's rows: `kvstore.store.RowStore`, or one with the same methods."""
-
-    @property
-    def layout(self) -> PageLayout:
-        """Shape of a page."""
-        ...
-
-    def gather_selection(
-        self, session: str, selection: Sequence[Tensor]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Gather per layer int64 `[n_kv_heads, m]`: keys and values `[n_kv_heads, m, head_dim]`."""
-        ...
 
 
 def prepare_retrieval(
@@ -49,7 +31,7 @@ def prepare_retrieval(
     store.
     """
     session = resident.session
-    if not resident.config.retrieved:
+    if not resident.config.retrieved or session.retrieval_refused:
         return
     engine.make_room(resident, 1 + resident.config.retrieved)
     if not bool((engine.cache.lengths[:, resident.slot] < session.length).any()):
@@ -60,6 +42,7 @@ def prepare_retrieval(
     if not _reserve_memory(engine, session):
         engine.metrics.inc("worker_retrieval_refused_total")
         session.retriever = None
+        session.retrieval_refused = True
         return
     if retriever is None:
         settings = resident.config.retrieval
@@ -67,23 +50,25 @@ def prepare_retrieval(
         retriever = Retriever(engine.store.layout, settings, resident.config.retrieved)
         session.retriever = retriever
     yield from wait_for_writes(engine, session)
-    yield from _fill(retriever, session, source or engine.store)
+    yield from _fill(engine, retriever, session, source or engine.store)
     retriever.evictions = session.evictions
     retriever.used_at = time.monotonic()
     retriever.ready = True
 
 
-def _fill(retriever: Retriever, session: WorkerSession, source: RowSource) -> Steps[None]:
+def _fill(
+    engine: Engine, retriever: Retriever, session: WorkerSession, source: RowSource
+) -> Steps[None]:
     """Copy the session's rows into its arena, from the end of the last full page on; index them."""
-    page = source.layout.page_tokens
+    layout = engine.store.layout
     arena = retriever.arena
-    retriever.truncate(min(arena.length, session.length) // page * page)
-    heads, layers = source.layout.n_kv_heads, source.layout.n_layers
+    first = min(arena.length, session.length)
+    retriever.truncate(first - first % layout.page_tokens)
     while arena.length < session.length:
         stop = min(session.length, arena.length + _TOKENS_AT_ONCE)
-        span = torch.arange(arena.length, stop).expand(heads, -1).contiguous()
+        span = torch.arange(arena.length, stop).expand(layout.n_kv_heads, -1).contiguous()
         with map_store_errors():
-            arena.append(source.gather_selection(session.name, [span] * layers))
+            arena.append(source.gather_selection(session.name, [span] * layout.n_layers))
         yield None
     yield from retriever.index_rows()
 
