@@ -1,0 +1,33 @@
+"""The benchmarks of retrieval run at small sizes, with every arm and its ratio."""
+
+import argparse
+
+from benchmarks.retrieval import answers, step
+
+
+def test_a_step_is_timed_with_its_parts() -> None:
+    parser = argparse.ArgumentParser()
+    step.add_arguments(parser)
+    given = parser.parse_args(["--rounds", "2", "--budget", "64"])
+    given.seed = 0
+    rows = list(step.measure(1000, given))
+    metrics = {row["metric"]: row for row in rows}
+    for index in ("exact", "tree"):
+        assert {index, f"{index}: search", f"{index}: reading", f"{index}: attention"} <= set(
+            metrics
+        )
+        assert metrics[f"full attention / {index}"]["n"] == 2
+    assert all(row["median"] > 0 for row in rows)
+
+
+def test_answers_are_timed_by_method() -> None:
+    parser = argparse.ArgumentParser()
+    answers.add_arguments(parser)
+    given = parser.parse_args(["--rounds", "1", "--budget", "64"])
+    given.seed = 0
+    rows = list(answers.measure(300, given))
+    for unit in ("second", "CPU second"):
+        of_unit = [row for row in rows if row["unit"] == f"tokens per {unit}"]
+        assert len(of_unit) == len(answers.METHODS)
+        assert [row["ratio_to"] for row in of_unit if "ratio" in row] == [answers.BASELINE] * 2
+    assert 0 < rows[-1]["median"] < 1
