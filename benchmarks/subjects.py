@@ -238,6 +238,19 @@ def kvrecall_batch_speed(worker: Worker, sessions: Sequence[str], tokens: int) -
     return counted / max(1e-9, ended - began)
 
 
+def clock(device: torch.device, run: Callable[[], object]) -> float:
+    """Seconds of a run: CPU time of the process on a CPU, time until the device is done elsewhere."""
+    if device.type == "cpu":
+        started = time.process_time()
+        run()
+        return time.process_time() - started
+    torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    run()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
 def without_end_of_turn(
     model: LoadedModel, tokenizer: ChatTokenizer
 ) -> tuple[LoadedModel, ChatTokenizer]:

@@ -1,6 +1,6 @@
 """What retrieval costs while decoding, beside a budget without it and beside the full cache.
 
-`python -m benchmarks.retrieval answers` decodes with the packaged model after 4,096 and 16,384 tokens.
+`python -m benchmarks.retrieval answers` decodes with the packaged model after 4,096 and 15,872 tokens.
 `python -m benchmarks.retrieval step` takes one layer of the shape of a 7B model with made-up rows, and
 the time of its parts; `step --gpu` attends on a GPU, in bfloat16, with the rows on the host.
 Result files go to `benchmarks/results/`.

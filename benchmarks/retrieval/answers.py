@@ -25,7 +25,7 @@ from workers.model.tokenizer import load_tokenizer
 
 BASELINE = "budget"
 METHODS = {BASELINE: "streaming_llm", "retrieval": "icecache", "full": "full"}
-CONTEXTS = (4096, 16_384)
+CONTEXTS = (4096, 15_872)
 OUTPUT_TOKENS = 65
 BLOCK_TOKENS = 256
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.clock import clock
+from benchmarks.subjects import clock
 from benchmarks.throughput import RESULTS, describe
 from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout

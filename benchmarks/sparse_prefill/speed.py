@@ -12,8 +12,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from benchmarks.clock import clock
 from benchmarks.sparse_prefill.blocks import DenseAttention, Shape, plant_block
+from benchmarks.subjects import clock
 from benchmarks.throughput import RESULTS, describe
 from kvrecall.reporting.results import Row, build_results, speed_row
 from workers.sparse.attention import attend, find_places
