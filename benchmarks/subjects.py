@@ -1,7 +1,7 @@
 """Subjects of the throughput benchmark: transformers' own generate and kvrecall's engine."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
