@@ -91,8 +91,9 @@ def _qa(writer: _Writer) -> list[Turn]:
         others = writer.distractors(attribute)
         stated += [*own, *others]
         open_facts.append(list(own))
-        asked = _draw_evidence(rng, number, writer.size.turns, open_facts)
-        facts = [open_facts[index].pop(rng.randrange(len(open_facts[index]))) for index in asked]
+        asked, facts = _draw_asked(rng, number, writer.size.turns, open_facts)
+        for index, fact in zip(asked, facts, strict=True):
+            open_facts[index].remove(fact)
         turns.append(
             Turn(
                 writer.shuffled(writer.segment(number, fact) for fact in [*own, *others]),
@@ -105,6 +106,18 @@ def _qa(writer: _Writer) -> list[Turn]:
             )
         )
     return turns
+
+
+def _draw_asked(
+    rng: Random, number: int, turns: int, open_facts: Sequence[Sequence[Fact]]
+) -> tuple[list[int], list[Fact]]:
+    """Turns that a question is about and a fact of each, whose values begin unlike each other."""
+    for _ in range(_DRAWS):
+        asked = _draw_evidence(rng, number, turns, open_facts)
+        facts = [rng.choice(open_facts[index]) for index in asked]
+        if len({fact.value[0] for fact in facts}) == len(facts):
+            return asked, facts
+    raise BadExample("no two facts that are still to be asked for begin unlike each other")
 
 
 def _draw_evidence(
