@@ -12,8 +12,8 @@ CLIENT      ?=
 FAULTS      ?= 2000
 SEED        ?= 11
 
-.PHONY: demo test lint docs types unit integration test-operations image-check chart-files clients faults faults-can-fail \
-	vendor proto clean
+.PHONY: demo test lint docs types unit explore integration test-operations image-check chart-files clients \
+	faults faults-can-fail vendor proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
@@ -38,6 +38,11 @@ types: $(VENV)/.test
 # torch's threads do not compete for the cores.
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m unit -n 2
+
+# Property tests with examples that no run before has drawn, and more of them. A failure prints its example.
+explore: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/pytest --hypothesis-profile explore -m "unit or integration" -n 2 \
+	  $$(grep -rl "from hypothesis" tests --include "test_*.py" | sort)
 
 # Processes, servers, Redis, whole suites and long property tests. File by file, in their order, with the
 # slow ones, which start processes, first, so that no core is idle at the end. The HTTP API's tests
