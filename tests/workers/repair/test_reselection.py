@@ -52,8 +52,9 @@ def active(worker: Any, name: str = "s") -> list[list[list[int]]]:
 
 def stored_keys(worker: Any, name: str = "s") -> Tensor:
     """All of a session's keys, `[n_layers, n_kv_heads, length, head_dim]`."""
-    length = worker.engine.session(name).length
-    return worker.engine.store.gather(name, torch.arange(length))[:, 0]
+    session = worker.engine.session(name)
+    worker.engine.store_io.wait_written(session)
+    return worker.engine.store.gather(name, torch.arange(session.length))[:, 0]
 
 
 def speak(worker: Any, count: int, name: str = "s") -> ResidentSession:
