@@ -163,10 +163,16 @@ class Worker:
         budget: int,
         settings: str = "{}",
         state: pb.SessionState | None = None,
+        options: str = "",
     ) -> None:
         """Open a new session, or one as it was in `state`."""
         spec = pb.SessionSpec(
-            session=session, epoch=1, budget=budget, method=method, method_settings=settings
+            session=session,
+            epoch=1,
+            budget=budget,
+            method=method,
+            method_settings=settings,
+            options=options,
         )
         self.scheduler.open(pb.OpenRequest(spec=spec, state=state)).result()
 

@@ -14,13 +14,13 @@ from workers.errors import WorkerError
 Build = Literal["none", EpisodeBuild]
 FULL = "full"
 SYNTAX = (
-    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity][~RETRIEVED]"
-    '[{"setting": value}]'
+    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity][^stored]"
+    '[~RETRIEVED][{"setting": value}]'
 )
 
 _CONFIG = re.compile(
     r"(?P<method>\w+)(\+(?P<build>\w+))?(/(?P<medoids>\d+))?(@(?P<layers>\w+))?"
-    r"(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
+    r"(?P<attend>\^stored)?(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
     re.DOTALL,
 )
 _SHARE = re.compile(r"1/([1-9]\d*)")
@@ -32,7 +32,8 @@ class RunConfig:
 
     `settings` is the method's JSON text; empty `layer_budgets` leaves the split to the method.
     `medoids` are utterances of a patched prompt; 0: as many as by default. `retrieved` is the share of
-    the budget that answers retrieve rows with; 0: as the method says.
+    the budget that answers retrieve rows with; 0: as the method says. `attends_to_stored`: prompts
+    attend to every stored row.
     """
 
     name: str
@@ -42,6 +43,7 @@ class RunConfig:
     settings: str = "{}"
     medoids: int = 0
     retrieved: float = 0.0
+    attends_to_stored: bool = False
 
     @property
     def evicts(self) -> bool:
@@ -49,11 +51,19 @@ class RunConfig:
         return methods.METHODS[self.method].evicts
 
     @property
+    def worker_options(self) -> dict[str, str]:
+        """The session's options that act in the worker, `WorkerOptions` as JSON values."""
+        options = {}
+        if self.retrieved:
+            options["retrieve"] = json.dumps({"share": self.retrieved})
+        if self.attends_to_stored:
+            options["prefill"] = json.dumps({"attend": "stored"})
+        return options
+
+    @property
     def options(self) -> str:
-        """The session's options that act in the worker, as a specification has them."""
-        if not self.retrieved:
-            return ""
-        return json.dumps({"retrieve": json.dumps({"share": self.retrieved})})
+        """The same, as a specification has them."""
+        return json.dumps(self.worker_options) if self.worker_options else ""
 
     @property
     def has_episodes(self) -> bool:
@@ -88,9 +98,19 @@ def parse_config(text: str) -> RunConfig:
         raise BadConfig(f"{text!r}: without episodes there are no medoids; write {SYNTAX}")
     name = method.name + (f"+{build}" if episodic else "") + (f"/{medoids}" if medoids else "")
     retrieved = float(found["retrieved"] or 0)
-    name += (f"@{layers}" if layers else "") + (f"~{retrieved}" if retrieved else "")
-    name += found["settings"] or ""
-    return RunConfig(name, method.name, cast("Build", build), layers, settings, medoids, retrieved)
+    attends_to_stored = bool(found["attend"])
+    name += (f"@{layers}" if layers else "") + ("^stored" if attends_to_stored else "")
+    name += (f"~{retrieved}" if retrieved else "") + (found["settings"] or "")
+    return RunConfig(
+        name,
+        method.name,
+        cast("Build", build),
+        layers,
+        settings,
+        medoids,
+        retrieved,
+        attends_to_stored,
+    )
 
 
 def parse_configs(texts: Sequence[str]) -> tuple[RunConfig, ...]:

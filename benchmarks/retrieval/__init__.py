@@ -1,1 +1,1 @@
-"""Cost of retrieval while decoding: whole answers of a model, and one layer's step at large sizes."""
+"""Cost of stored rows: whole answers of a model, whole prompts, and one layer's step at large sizes."""

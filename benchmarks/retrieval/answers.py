@@ -21,7 +21,7 @@ from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import load_model
-from workers.model.tokenizer import load_tokenizer
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
 BASELINE = "budget"
 METHODS = {BASELINE: "streaming_llm", "retrieval": "icecache", "full": "full"}
@@ -56,14 +56,19 @@ def measure(context: int, given: argparse.Namespace) -> Iterator[Row]:
     model, tokenizer = without_end_of_turn(model, load_tokenizer(MODEL_PATH, model.eos_token_ids))
     most = context + BLOCK_TOKENS + OUTPUT_TOKENS
     settings = WorkerSettings(slots=len(METHODS), max_budget=most, block_tokens=BLOCK_TOKENS)
-    lines = (each.user for each in generate(given.seed, 3 * context, split="held_out").exchanges)
-    text = str(tokenizer.inner.decode(tokenizer.encode(" ".join(lines))[:context]))
+    text = build_text(tokenizer, context, given.seed)
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker.start(model, tokenizer, Path(folder), settings)
         try:
             yield from time_answers(worker, text, context, given)
         finally:
             worker.close()
+
+
+def build_text(tokenizer: ChatTokenizer, tokens: int, seed: int) -> str:
+    """Build a text of so many tokens in the packaged model's language."""
+    lines = (each.user for each in generate(seed, 3 * tokens, split="held_out").exchanges)
+    return str(tokenizer.inner.decode(tokenizer.encode(" ".join(lines))[:tokens]))
 
 
 def time_answers(

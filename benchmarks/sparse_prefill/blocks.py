@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.sparse.block_rows import BlockRows
+from workers.prefill.block_rows import BlockRows
 
 # Lengths of the lines' common direction in keys and in queries: the lines hold 0.99 of the weight.
 _KEY = 12.0

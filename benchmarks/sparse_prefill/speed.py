@@ -16,10 +16,10 @@ from benchmarks.sparse_prefill.blocks import DenseAttention, Shape, plant_block
 from benchmarks.subjects import clock
 from benchmarks.throughput import RESULTS, describe
 from kvrecall.reporting.results import Row, build_results, speed_row
-from workers.sparse.attention import attend, find_places
-from workers.sparse.block_rows import BlockRows
-from workers.sparse.lines import Lines, choose_lines
-from workers.sparse.settings import SparsePrefill
+from workers.prefill.attention import attend, find_places
+from workers.prefill.block_rows import BlockRows
+from workers.prefill.lines import Lines, choose_lines
+from workers.prefill.settings import Prefill
 
 SMALL = Shape(4, 2, 64)
 QWEN_7B = Shape(28, 4, 128)
@@ -35,7 +35,7 @@ class Plan:
     shape: Shape
     rows: tuple[int, ...]
     blocks: tuple[int, ...]
-    settings: SparsePrefill
+    settings: Prefill
     pairs: int
     seed: int
     device: torch.device
@@ -73,7 +73,7 @@ def build_plan(given: argparse.Namespace) -> Plan:
         QWEN_7B if given.gpu else SMALL,
         tuple(given.rows or (GPU_ROWS if given.gpu else (16_384,))),
         tuple(given.blocks or (GPU_BLOCKS if given.gpu else (512,))),
-        SparsePrefill("on", alpha=given.alpha),
+        Prefill(sparse="on", alpha=given.alpha),
         given.pairs,
         given.seed,
         torch.device("cuda" if given.gpu else "cpu"),

@@ -40,7 +40,7 @@ class SessionOptions(TypedDict, total=False):
     repair_scan: Literal["exact", "bounded", "summary"] | None
     repair_settings: Mapping[str, Any]
     repair_seconds: float | None
-    # Sparse prefill: {"sparse": "off" | "auto" | "on", "alpha": 0.99, ...}.
+    # {"attend": "active" | "stored", "sparse": "off" | "auto" | "on", "alpha": 0.99, ...}
     prefill: Mapping[str, Any]
     # Retrieval while answers are generated: {"share": 0.5, ...}.
     retrieve: Mapping[str, Any]

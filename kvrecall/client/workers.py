@@ -7,7 +7,7 @@ from kvrecall.client.models import JsonObject
 
 @dataclass(frozen=True)
 class Method:
-    """Eviction method, repair, sparse prefill or retrieval, with the JSON schema of its settings."""
+    """Eviction method, repair, prefill or retrieval, with the JSON schema of its settings."""
 
     name: str
     summary: str
@@ -16,7 +16,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Methods:
-    """Eviction methods of the service, repair (`repair_settings`), sparse prefill and retrieval."""
+    """Eviction methods of the service, repair (`repair_settings`), prefill and retrieval."""
 
     methods: tuple[Method, ...]
     repair: Method | None

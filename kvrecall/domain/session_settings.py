@@ -81,7 +81,7 @@ class WorkerOptions:
     """Options that act in the worker alone: gateway and services pass them on unchanged.
 
     `repair_seconds`: deadline of one repair; None: none. `reselect`: None leaves it to the method.
-    `prefill`: a JSON object, the settings of a sparse prefill. `retrieve`: a JSON object, the
+    `prefill`: a JSON object, what prompts attend to. `retrieve`: a JSON object, the
     settings of retrieval while decoding; an empty one leaves it to the method.
     """
 

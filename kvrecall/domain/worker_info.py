@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """An eviction method, repair, sparse prefill or retrieval. `settings_schema` is the JSON schema of its settings.
+    """An eviction method, repair, prefill or retrieval. `settings_schema` is the JSON schema of its settings.
 
     `episodes`: evictions observe with the active episode's prompt, so a session may have episodes.
     """

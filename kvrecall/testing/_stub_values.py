@@ -45,7 +45,7 @@ def worker_info() -> pb.WorkerInfo:
         repair=pb.MethodInfo(
             name="repairkv", summary="bursts around anchors", settings_schema="{}"
         ),
-        prefill=pb.MethodInfo(name="sparse", summary="lines of blocks", settings_schema="{}"),
+        prefill=pb.MethodInfo(name="prefill", summary="lines of blocks", settings_schema="{}"),
         retrieve=pb.MethodInfo(name="retrieval", summary="rows of a step", settings_schema="{}"),
         page_tokens=PAGE_TOKENS,
         token_bytes=64,

@@ -2,7 +2,7 @@
 
 import argparse
 
-from benchmarks.retrieval import answers, step
+from benchmarks.retrieval import answers, prompts, step
 
 
 def test_a_step_is_timed_with_its_parts() -> None:
@@ -31,3 +31,14 @@ def test_answers_are_timed_by_method() -> None:
         assert len(of_unit) == len(answers.METHODS)
         assert [row["ratio_to"] for row in of_unit if "ratio" in row] == [answers.BASELINE] * 2
     assert 0 < rows[-1]["median"] < 1
+
+
+def test_prompts_are_timed_by_what_they_attend_to() -> None:
+    parser = argparse.ArgumentParser()
+    prompts.add_arguments(parser)
+    given = parser.parse_args(["--rounds", "1", "--budget", "64"])
+    given.seed = 0
+    rows = list(prompts.measure(600, given))
+    of_unit = [row for row in rows if row["unit"] == "tokens per CPU second"]
+    assert len(of_unit) == len(prompts.ARMS)
+    assert all(row["median"] > 0 for row in of_unit)

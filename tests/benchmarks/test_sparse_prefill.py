@@ -6,13 +6,13 @@ from benchmarks.sparse_prefill.blocks import DenseAttention, Shape, plant_block
 from benchmarks.sparse_prefill.fidelity import cut_turn, result_rows
 from benchmarks.sparse_prefill.speed import Plan, measure
 from evals.harness import load
-from workers.sparse.attention import _attend_exactly
-from workers.sparse.settings import SparsePrefill
+from workers.prefill.attention import _attend_exactly
+from workers.prefill.settings import Prefill
 
 
 def test_planted_lines_are_found_at_their_density() -> None:
     shape = Shape(4, 2, 64)
-    settings = SparsePrefill("on", alpha=0.955)
+    settings = Prefill(sparse="on", alpha=0.955)
     cpu = torch.device("cpu")
     plan = Plan(shape, (2048,), (128,), settings, 2, 0, cpu, torch.float32)
     rows = list(measure(plan))

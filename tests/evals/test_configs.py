@@ -1,5 +1,7 @@
 """Run configurations and budgets, parsed from text."""
 
+import json
+
 import pytest
 
 from evals.configs import budget_rows, parse_config, parse_configs
@@ -43,6 +45,16 @@ def test_utterances_of_a_patched_prompt_follow_the_build() -> None:
     assert config.name == 'epicache+one_pass/8@uniform{"pool": 1}'
     assert parse_config("epicache+per_episode/32").medoids == 32
     assert parse_config("epicache").medoids == 0
+
+
+def test_options_of_the_session_follow_the_budgets_over_layers() -> None:
+    config = parse_config('snapkv@uniform^stored~0.5{"pool": 5}')
+    assert config.name == 'snapkv@uniform^stored~0.5{"pool": 5}'
+    assert json.loads(config.options) == {
+        "retrieve": '{"share": 0.5}',
+        "prefill": '{"attend": "stored"}',
+    }
+    assert parse_config("snapkv").options == ""
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from reference import MODEL_PATH
 from workers.cache.active_cache import ActiveCache, KVShape
+from workers.cache.forward_step import BlockAttention
 from workers.engine.engine import Engine, Parts
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
@@ -175,10 +176,14 @@ class WatchedEngine(Engine):
         self.passes: list[tuple[int, int]] = []
 
     def forward(
-        self, residents: Sequence[ResidentSession], token_ids: Tensor, logits_to_keep: int = 1
+        self,
+        residents: Sequence[ResidentSession],
+        token_ids: Tensor,
+        logits_to_keep: int = 1,
+        attention: BlockAttention | None = None,
     ) -> Tensor:
         self.passes.append((token_ids.shape[0], token_ids.shape[1]))
-        return super().forward(residents, token_ids, logits_to_keep)
+        return super().forward(residents, token_ids, logits_to_keep, attention)
 
 
 class LocalWorker:

@@ -16,7 +16,7 @@ _STATIC_ROWS = 256
 
 
 class BlockAttention(Protocol):
-    """Attention of one block's queries that a step runs in place of the exact one."""
+    """Attention of one block's queries that a step runs in place of that to its active rows."""
 
     def attend(
         self,
@@ -27,7 +27,7 @@ class BlockAttention(Protocol):
         positions: Tensor,
         scale: float | None,
     ) -> Tensor | None:
-        """Attend in one layer; None where exact attention is to run.
+        """Attend in one layer; None where attention to the active rows is to run.
 
         query: `[1, n_heads, t, head_dim]`; key, value: `[1, n_kv_heads, n, head_dim]`; positions:
         int32 `[1, n_kv_heads, n]`, `EMPTY` where there is no row; scale None: head_dim ** -0.5.
@@ -67,7 +67,8 @@ class ForwardStep(Cache):
         new_values: As `new_keys`.
         observed: After the pass, the post-RoPE queries of the last `observe` tokens per layer,
             `[B, n_heads, observe, head_dim]`.
-        sparse: What attends in place of exact attention; None, unless it is set before the pass.
+        block_attention: What attends in place of attention to the active rows; None, unless it is set
+            before the pass.
         retrieval: What adds rows to the active ones; None, unless it is set before the pass.
     """
 
@@ -91,7 +92,7 @@ class ForwardStep(Cache):
         self.observe = observe
         self.slot_list = list(slots)
         self.static = static
-        self.sparse: BlockAttention | None = None
+        self.block_attention: BlockAttention | None = None
         self.retrieval: RowRetrieval | None = None
         self.query_positions = query_positions.to(cache.device, torch.int32, non_blocking=True)
         self.control = self._reserve(query_positions.shape[1])

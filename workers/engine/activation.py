@@ -22,6 +22,14 @@ class RowSource(Protocol):
         ...
 
 
+class LayerSource(RowSource, Protocol):
+    """A source that single layers can be read from as well."""
+
+    def gather_heads(self, session: str, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Read positions of one layer, as `gather_selection`."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class RowMoves:
     """What a change of the active rows moved; rows are counted over all layers and KV heads.

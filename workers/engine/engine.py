@@ -12,7 +12,7 @@ from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
-from workers.cache.forward_step import ForwardStep
+from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine import memory_report, recording
 from workers.engine.eviction import evict, over_budget
 from workers.engine.session import ResidentSession, WorkerSession
@@ -264,20 +264,23 @@ class Engine:
     # Forward passes
 
     def forward(
-        self, residents: Sequence[ResidentSession], token_ids: Tensor, logits_to_keep: int = 1
+        self,
+        residents: Sequence[ResidentSession],
+        token_ids: Tensor,
+        logits_to_keep: int = 1,
+        attention: BlockAttention | None = None,
     ) -> Tensor:
         """Append `token_ids` int64 `[B, t]` to B sessions and write their rows to the store.
 
-        Returns logits float32 `[B, logits_to_keep, vocabulary]`. Rows are evicted first where a
-        slot would otherwise exceed its bound. Attention reads slots in ascending order without a
-        copy. After an exception no token is appended to any of the sessions.
+        Returns logits float32 `[B, logits_to_keep, vocabulary]`; evicts first where a slot has no
+        room. `attention`: of one session's block. After an exception no session has been appended to.
         """
         tokens = token_ids.shape[1]
         for resident in residents:
             self.make_room(resident, tokens)
         observe = max(recording.observed_tokens(resident.session, tokens) for resident in residents)
         step = self._begin_step(residents, tokens, observe)
-        recording.begin(step, residents)
+        recording.begin(step, residents, attention)
         try:
             logits = self.model.forward(token_ids, step, logits_to_keep)
             recorded = [

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from kvrecall.metrics.page import Metrics
 from workers.cache.active_cache import ActiveCache
-from workers.cache.forward_step import ForwardStep
+from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine.accumulation import received_weights
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
+from workers.prefill.sparse_block import SparseBlock
 from workers.primitives.observation import Observed, RecentQueries
 from workers.retrieval.step import RetrievalStep
-from workers.sparse.block import SparseBlock
 
 
 @dataclass(frozen=True)
@@ -75,22 +75,12 @@ def observe_prompt(step: ForwardStep) -> Observed:
     )
 
 
-def begin(step: ForwardStep, residents: Sequence[ResidentSession]) -> None:
-    """Give a pass its sparse attention and its retrieval, as far as its sessions have them."""
-    step.sparse = _begin_sparse(step, residents)
+def begin(
+    step: ForwardStep, residents: Sequence[ResidentSession], attention: BlockAttention | None
+) -> None:
+    """Give a pass the attention of its block, and its retrieval, as far as its sessions have them."""
+    step.block_attention = attention
     step.retrieval = _begin_retrieval(step, residents)
-
-
-def _begin_sparse(step: ForwardStep, residents: Sequence[ResidentSession]) -> SparseBlock | None:
-    """Begin the sparse attention of a block that a prefill appends to one session.
-
-    None for decoding steps and for sessions without it.
-    """
-    session = residents[0].session
-    settings = session.config.sparse
-    if len(residents) > 1 or step.query_positions.shape[1] == 1 or not settings.enabled:
-        return None
-    return SparseBlock(settings, session.config.seed, session.length)
 
 
 def _begin_retrieval(
@@ -115,7 +105,10 @@ def report(step: ForwardStep, residents: Sequence[ResidentSession], metrics: Met
 
     A sparse block is added to those of the turn, unless no layer was sparse.
     """
-    if isinstance(step.sparse, SparseBlock) and (found := step.sparse.report) is not None:
+    if (
+        isinstance(step.block_attention, SparseBlock)
+        and (found := step.block_attention.report) is not None
+    ):
         residents[0].session.sparse_reports.append(found)
         metrics.observe("worker_prefill_density", found.density_mean)
         metrics.observe("worker_prefill_cover", found.cover_mean)

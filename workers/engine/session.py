@@ -20,11 +20,11 @@ from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.methods import DEFAULT_SCAN, Method, RepairKV
 from workers.model.tokenizer import ChatMessage
+from workers.prefill.settings import Prefill
+from workers.prefill.sparse_block import SparseReport
 from workers.primitives.observation import Observed, RecentQueries
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.settings import Retrieval
-from workers.sparse.block import SparseReport
-from workers.sparse.settings import SparsePrefill
 
 # Objects of a session, its configuration and its entries in tables.
 _SESSION_BYTES = 4096
@@ -51,7 +51,7 @@ class SessionConfig:
     tools: tuple[Any, ...] = ()
     repair: RepairKV = field(default_factory=RepairKV)
     repair_scan: RepairScan = DEFAULT_SCAN
-    sparse: SparsePrefill = field(default_factory=SparsePrefill)
+    prefill: Prefill = field(default_factory=Prefill)
     retrieval: Retrieval | None = None
     retrieved: int = 0
     options: WorkerOptions = field(default_factory=WorkerOptions)

@@ -13,9 +13,9 @@ from workers.engine.settings import WorkerSettings
 from workers.errors import BadSettings
 from workers.methods import Method, RepairKV
 from workers.model.loader import LoadedModel
+from workers.prefill.settings import Prefill
 from workers.primitives import budgets
 from workers.retrieval.settings import Retrieval
-from workers.sparse.settings import SparsePrefill
 
 
 def build_config(
@@ -60,7 +60,7 @@ def build_config(
         tools=_parse_tools(spec),
         repair=repair,
         repair_scan=scan,
-        sparse=_build_sparse(options.prefill, method),
+        prefill=_build_prefill(options.prefill, method),
         retrieval=retrieval,
         retrieved=retrieved,
         options=options,
@@ -149,19 +149,31 @@ def _parse_layer_budgets(spec: pb.SessionSpec, method: Method) -> LayerBudgets:
     )
 
 
-def _build_sparse(prefill: str, method: Method) -> SparsePrefill:
-    """Build a session's sparse prefill. Raises BadSettings.
+def _build_prefill(settings: str, method: Method) -> Prefill:
+    """Build the settings of a session's prefill. Raises BadSettings where they act in no block.
 
-    A method that accumulates over every query computes all of their weights, and would undo it.
+    A method that accumulates over every query computes all of their weights, and would undo what is
+    sparse.
     """
-    sparse = methods.build_prefill(prefill)
-    if sparse.enabled and method.observation.accumulate:
+    prefill = methods.build_prefill(settings)
+    sparse = prefill.sparse != "off"
+    if prefill.attend == "stored" and not method.evicts:
         raise BadSettings(
-            f"prefill.sparse {sparse.sparse!r} and the method {method.name} exclude each other: "
+            f"prefill.attend: method {method.name} keeps every row active; leave it out, or take a "
+            "method that evicts"
+        )
+    if prefill.attend == "stored" and sparse:
+        raise BadSettings(
+            "prefill.attend 'stored' and prefill.sparse exclude each other: sparse blocks attend to "
+            "lines of the active rows; leave one of them out"
+        )
+    if sparse and method.observation.accumulate:
+        raise BadSettings(
+            f"prefill.sparse {prefill.sparse!r} and the method {method.name} exclude each other: "
             f"{method.name} sums the attention of every query. Leave prefill.sparse off, or use a "
             "method that observes the last queries, such as snapkv"
         )
-    return sparse
+    return prefill
 
 
 def _build_retrieval(retrieve: str, method: Method) -> Retrieval | None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.engine.activation import RowSource
+from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession
+from workers.generation.block_attention import begin_block
 from workers.generation.retrieval import prepare_retrieval
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
@@ -53,7 +54,7 @@ def prefill(
     on_prompt_end: Callable[[], None],
     on_block: Callable[[int], None] = lambda _: None,
     answers: bool = False,
-    source: RowSource | None = None,
+    source: LayerSource | None = None,
 ) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
@@ -79,8 +80,11 @@ def prefill(
         decoded = retrieval.prompt_tokens + (len(recorded) - prompt if keep_distribution else 0)
     logits = torch.empty(0)
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded):
+        attention = None
         if block.decodes:
             yield from prepare_retrieval(engine, resident, source)
+        else:
+            attention = yield from begin_block(engine, resident, block.tokens, source)
         # The logits at a token are the distribution of the next one.
         wanted = [
             i
@@ -90,7 +94,7 @@ def prefill(
         logits_to_keep = block.tokens if wanted else 1
         began = time.perf_counter()
         tokens = torch.tensor([token_ids[block.start : block.stop]])
-        block_logits = engine.forward([resident], tokens, logits_to_keep)[0]
+        block_logits = engine.forward([resident], tokens, logits_to_keep, attention)[0]
         seconds = time.perf_counter() - began
         engine.metrics.observe("worker_step_seconds", seconds, kind="prefill")
         engine.prefilled_tokens += block.tokens

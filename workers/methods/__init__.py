@@ -1,4 +1,4 @@
-"""Eviction methods, repair, sparse prefill and retrieval by name; a new method is one file and one line in `_ALL`."""
+"""Eviction methods, repair, prefill and retrieval by name; a new method is one file and one line in `_ALL`."""
 
 import json
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ from workers.methods.scissorhands import Scissorhands
 from workers.methods.snapkv import SnapKV
 from workers.methods.streaming_llm import StreamingLLM
 from workers.methods.tova import TOVA
+from workers.prefill.settings import Prefill
 from workers.retrieval.settings import Retrieval
-from workers.sparse.settings import SparsePrefill
 
 _ALL: tuple[type[Method], ...] = (
     Full,
@@ -99,12 +99,12 @@ def build_repair(settings: str, scan: str) -> tuple[RepairKV, RepairScan]:
     return _validate(RepairKV, settings, "repair_settings"), chosen
 
 
-def build_prefill(settings: str) -> SparsePrefill:
-    """Build a session's sparse prefill from its settings, a JSON object as text.
+def build_prefill(settings: str) -> Prefill:
+    """Build what a session's prompts attend to from its settings, a JSON object as text.
 
     Raises BadSettings naming the invalid setting.
     """
-    return _validate(SparsePrefill, settings, "prefill")
+    return _validate(Prefill, settings, "prefill")
 
 
 def build_retrieval(method: Method, settings: str) -> Retrieval | None:
@@ -132,8 +132,8 @@ def describe_repair() -> pb.MethodInfo:
 
 
 def describe_prefill() -> pb.MethodInfo:
-    """Describe the sparse prefill, as `describe` does for methods."""
-    return _describe("sparse", SparsePrefill, False)
+    """Describe the prefill, as `describe` does for methods."""
+    return _describe("prefill", Prefill, False)
 
 
 def describe_retrieval() -> pb.MethodInfo:

@@ -38,7 +38,7 @@ def active_attention(
     query: `[B, n_heads, t, head_dim]`; key, value: `[B, n_kv_heads, n, head_dim]`, as
     `ForwardStep.update` returned them. A query sees all rows from before the step, and the new rows
     that are not after its own: `ForwardStep.mask` hides the ends of shorter heads and the future
-    alike. A step's sparse attention runs in its place where it returns anything; a step's retrieval
+    alike. A step's block attention runs in its place where it returns anything; a step's retrieval
     adds rows that are not active. Returns `[B, t, n_heads, head_dim]`.
 
     Raises ModelRefused if the model requires more than that (a soft cap, learned sinks, a window):
@@ -51,8 +51,8 @@ def active_attention(
         )
     step.record(query)
     layer = cast("int", module.layer_idx)
-    if step.sparse is not None:
-        out = step.sparse.attend(layer, query, key, value, step.positions(layer), scaling)
+    if step.block_attention is not None:
+        out = step.block_attention.attend(layer, query, key, value, step.positions(layer), scaling)
         if out is not None:
             return out.transpose(1, 2), None
     batch, n_heads, tokens, head_dim = query.shape

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvrecall.domain.session_settings import Reselection
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.engine.activation import RowMoves, RowSource, become
+from workers.engine.activation import LayerSource, RowMoves, become
 from workers.engine.engine import Engine
 from workers.engine.eviction import protected_rows, record_evicted
 from workers.engine.ranking import combine_scores
@@ -27,7 +27,7 @@ from workers.repair.scan.exact import HeadReduction, scan_by_head
 from workers.repair.scan.pages import PageSource
 
 
-class StoredRows(RowSource, PageSource, Protocol):
+class StoredRows(LayerSource, PageSource, Protocol):
     """A source of a session's rows and of its pages: `kvstore.store.RowStore`, or one like it."""
 
 

@@ -67,7 +67,7 @@ def _shareable_tokens(
     last = max(1, resident.session.queries.width)
     most = min(_common_prefix(prompt, prefix.token_ids), budget, len(prompt) - last)
     tokens = max(0, most) // page * page
-    if len(prompt) > budget or resident.config.sparse.enabled:
+    if len(prompt) > budget or resident.config.prefill.enabled:
         while tokens % block:
             tokens -= page
     return tokens

@@ -206,6 +206,12 @@ class ReplayRows:
                     into[head, index] = rows[head, offset]
         return gathered
 
+    def gather_heads(self, session: str, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather one layer, as `gather_selection`."""
+        selection = [positions[:, :0]] * self.layout.n_layers
+        selection[layer] = positions
+        return self.gather_selection(session, selection)[layer]
+
     def _keep(self, page: int, start: int, rows: Tensor) -> None:
         first = page * self.store.layout.page_tokens
         end = min(first + self.store.layout.page_tokens, self.length)

@@ -26,9 +26,9 @@ from workers.generation.utterances import utterance_tokens
 from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
+from workers.prefill.sparse_block import SparseReport
 from workers.repair.repair import run_repair
 from workers.repair.reselection import reselect
-from workers.sparse.block import SparseReport
 from workers.tasks.prefix import skip_tokens, take_prefix
 
 Emit = Callable[[pb.TurnEvent], None]

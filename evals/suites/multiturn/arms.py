@@ -19,7 +19,8 @@ class Arm:
     Attributes:
         name: Its name in rows.
         config: Method, its settings and the split of its budget.
-        options: Options of the session that act in the worker, `WorkerOptions` as JSON values.
+        options: Options of the session that act in the worker, `WorkerOptions` as JSON values, beside
+            those of its configuration.
         repairs: Whether each turn repairs on its own messages, within the same budget.
     """
 
@@ -33,6 +34,7 @@ class Arm:
 
         `least` is the worker's least budget, of which no row is reserved for repair.
         """
+        options = {**self.config.worker_options, **self.options}
         return pb.SessionSpec(
             session=session,
             epoch=1,
@@ -41,7 +43,7 @@ class Arm:
             method=self.config.method,
             method_settings=self.config.settings,
             layer_budgets=self.config.layer_budgets,
-            options=json.dumps(dict(self.options)) if self.options else "",
+            options=json.dumps(options) if options else "",
             seed=seed,
         )
 
@@ -65,6 +67,13 @@ _ARMS = (
     # Answers have some ten tokens: the paper's interval of 16 would never come.
     Arm("loopserve", parse_config('loopserve{"every":4,"first":4}')),
     Arm("snapkv+reselect", parse_config("snapkv"), {"reselect": {"every": 4, "first": 4}}),
+    Arm("snapkv^stored", parse_config("snapkv^stored")),
+    Arm(
+        "snapkv^stored+reselect",
+        parse_config("snapkv^stored"),
+        {"reselect": {"every": 4, "first": 4}},
+    ),
+    Arm("icecache^stored", parse_config("icecache^stored")),
     Arm("keydiff+reselect", parse_config("keydiff"), {"reselect": {"every": 4, "first": 4}}),
 )
 # The arms of a run that names none, by name. A method with options of its session is one more line.

@@ -90,7 +90,7 @@ class CreateSessionBody(Body):
         default={},
         max_length=64,
         exclude_if=lambda value: not value,  # as for expires_after_seconds
-        description="Settings of a sparse prefill; their schema is `prefill` of GET /v1/methods.",
+        description="Settings of the prefill: what prompts attend to; their schema is `prefill` of GET /v1/methods.",
     )
     retrieve: JsonObject = Field(
         default={},

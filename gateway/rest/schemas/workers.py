@@ -10,7 +10,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 class MethodView(View):
-    """Eviction method, repair, sparse prefill or retrieval, with the JSON schema of its settings."""
+    """Eviction method, repair, prefill or retrieval, with the JSON schema of its settings."""
 
     name: str
     summary: str
@@ -27,7 +27,7 @@ class MethodView(View):
 
 
 class MethodsView(View):
-    """Eviction methods that a session may use, the repair, the sparse prefill and the retrieval.
+    """Eviction methods that a session may use, the repair, the prefill and the retrieval.
 
     Their settings are `method_settings`, `repair_settings`, `prefill` and `retrieve` of a session.
     """

@@ -1,5 +1,6 @@
 """Suite multiturn on two short dialogues, in the packaged model."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -255,3 +256,13 @@ def test_candidates_with_the_same_first_token_are_refused() -> None:
     kept = Distribution((1,), torch.zeros(1, 10))
     with pytest.raises(BadExample, match="do not differ in their first token"):
         choose(kept, turn, ["Oakton"], tokenizer)
+
+
+def test_an_arm_has_the_options_of_its_configuration_and_its_own() -> None:
+    (_, both, retrieving) = choose_arms(["snapkv^stored+reselect", "snapkv~0.5"])
+    options = json.loads(both.build_spec("one", 100, 37, 3).options)
+    assert options["prefill"] == '{"attend": "stored"}'
+    assert options["reselect"]["every"] == 4
+    assert json.loads(retrieving.build_spec("one", 100, 37, 3).options) == {
+        "retrieve": '{"share": 0.5}'
+    }

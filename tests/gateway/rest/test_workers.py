@@ -91,7 +91,7 @@ async def test_the_worker_and_its_methods_are_described(api: Any) -> None:
         "settings_schema": {},
     }
     assert found["prefill"] == {
-        "name": "sparse",
+        "name": "prefill",
         "summary": "lines of blocks",
         "settings_schema": {},
     }

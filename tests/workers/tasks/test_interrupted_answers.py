@@ -1,4 +1,4 @@
-"""Turns that re-select or retrieve rows come out the same however often they are interrupted."""
+"""Turns that re-select, retrieve or read stored rows come out the same however often they are interrupted."""
 
 import json
 import random
@@ -24,12 +24,13 @@ SPECS: dict[str, dict[str, Any]] = {
         "method_settings": '{"window": 8, "pool": 1}',
         "options": json.dumps({"retrieve": '{"share": 0.3, "prompt_tokens": 8}'}),
     },
-    "both": {
+    "all": {
         "method": "icecache",
         "options": json.dumps(
             {
                 "reselect": {"every": 8, "first": 4},
                 "retrieve": '{"share": 0.3, "index": "tree", "scan": 0.5}',
+                "prefill": '{"attend": "stored"}',
             }
         ),
     },

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.sparse.block_rows import TILE, BlockRows
-from workers.sparse.greedy import LineSearch
-from workers.sparse.settings import SparsePrefill
+from workers.prefill.block_rows import TILE, BlockRows
+from workers.prefill.greedy import LineSearch
+from workers.prefill.settings import Prefill
 
 # Sampled attention weights in memory at a time: 128 MiB.
 _MAX_WEIGHTS = 1 << 25
@@ -38,9 +38,7 @@ class Lines:
     cover: Tensor
 
 
-def choose_lines(
-    rows: BlockRows, settings: SparsePrefill, generator: torch.Generator
-) -> Lines | None:
+def choose_lines(rows: BlockRows, settings: Prefill, generator: torch.Generator) -> Lines | None:
     """Choose lines that hold `alpha` of the weight; None if exact attention pays for every head.
 
     Some of the block's queries are drawn with `generator` (a CPU one), without replacement. Lines
@@ -68,7 +66,7 @@ def choose_lines(
 
 
 def _choose(
-    rows: BlockRows, drawn: Tensor, settings: SparsePrefill
+    rows: BlockRows, drawn: Tensor, settings: Prefill
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The fields of `Lines` for the KV heads of `rows`."""
     held_out = int(len(drawn) * settings.held_out)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from workers.cache.active_cache import EMPTY
-from workers.sparse.block_rows import BlockRows
+from workers.prefill.block_rows import BlockRows
 
 # Weights are summed as multiples of 2**-40: integers have one sum in whatever order a device adds
 # them, so a block that is computed again takes the same lines. 512 rows fit into 64 bits.

@@ -9,23 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.workers.sparse.blocks import build_block, dense_output, dense_weights
+from tests.workers.prefill.blocks import build_block, dense_output, dense_weights
 from workers.cache.active_cache import EMPTY
-from workers.sparse.attention import attend, find_places
-from workers.sparse.block_rows import TILE, BlockRows
-from workers.sparse.greedy import LineSearch
-from workers.sparse.lines import Lines, choose_lines
-from workers.sparse.settings import SparsePrefill
+from workers.prefill.attention import attend, find_places
+from workers.prefill.block_rows import TILE, BlockRows
+from workers.prefill.greedy import LineSearch
+from workers.prefill.lines import Lines, choose_lines
+from workers.prefill.settings import Prefill
 
-SPARSE = SparsePrefill("on", alpha=0.95, sample=64, band=16, max_density=1.0)
+SPARSE = Prefill(sparse="on", alpha=0.95, sample=64, band=16, max_density=1.0)
 CACHES = {"full": {}, "gaps": {"kept": 0.4}, "uneven": {"kept": 0.4, "uneven": True}}
 
 
-def choose(rows: BlockRows, how: SparsePrefill = SPARSE, seed: int = 1) -> Lines | None:
+def choose(rows: BlockRows, how: Prefill = SPARSE, seed: int = 1) -> Lines | None:
     return choose_lines(rows, how, torch.Generator().manual_seed(seed))
 
 
-def line_cells(rows: BlockRows, lines: Lines, how: SparsePrefill) -> Tensor:
+def line_cells(rows: BlockRows, lines: Lines, how: Prefill) -> Tensor:
     """Cells on the lines and on what is always computed, bool `[n_heads, t, n]`."""
     positions = rows.positions.repeat_interleave(rows.group, 0).long()
     distance = (rows.query_positions[:, None] - positions[:, None]).clamp(min=0)
@@ -155,7 +155,7 @@ def test_heads_in_pieces_have_the_lines_of_all_heads_together(
 ) -> None:
     rows = build_block(4, columns=10, kv_heads=3)
     whole = choose(rows)
-    monkeypatch.setattr("workers.sparse.lines._MAX_WEIGHTS", 1)
+    monkeypatch.setattr("workers.prefill.lines._MAX_WEIGHTS", 1)
     pieces = choose(rows)
     assert whole is not None
     assert pieces is not None

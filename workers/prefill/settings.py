@@ -1,4 +1,4 @@
-"""The settings of a session's sparse prefill."""
+"""The settings of a session's prefill."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -9,17 +9,28 @@ from pydantic import ConfigDict, Field
 _MIN_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class SparsePrefill:
-    """Attention of prefilled blocks over vertical and slash lines that hold most of its weight.
+@dataclass(frozen=True, kw_only=True)
+class Prefill:
+    """What prefilled blocks attend to: active rows, every stored row, or lines of the active rows.
 
-    Source: LoopServe section 5.1. The paper covers `alpha` of the weight of the sampled rows, which
+    With `attend` = "stored" a block's rows are those of a full cache, as in the papers on eviction:
+    the budget holds for what stays active, and for decoding.
+
+    `sparse`: vertical and slash lines that hold most of a block's attention, after LoopServe section
+    5.1. The paper covers `alpha` of the weight of the sampled rows, which
     over-fits: `held_out` of them are kept for a check, and lines are added until those are covered
     as well. `sample` = 48 and `held_out` = 0 are the paper's.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
+    attend: Annotated[
+        Literal["active", "stored"],
+        Field(
+            description="active: blocks attend to the active rows, their cost is bounded; stored: to "
+            "all rows of the session, read from the row store, as in a full cache."
+        ),
+    ] = "active"
     sparse: Annotated[
         Literal["off", "auto", "on"],
         Field(description="auto: in layers that hold at least min_rows rows; on: in every layer."),
@@ -53,11 +64,11 @@ class SparsePrefill:
 
     @property
     def enabled(self) -> bool:
-        """True if any block may be sparse."""
-        return self.sparse != "off"
+        """True if a block may attend to anything else than its active rows."""
+        return self.sparse != "off" or self.attend == "stored"
 
-    def applies(self, tokens: int, rows: int) -> bool:
+    def is_sparse(self, tokens: int, rows: int) -> bool:
         """Check if a pass of `tokens` new tokens over `rows` rows per head is sparse in a layer."""
-        if not self.enabled or tokens < _MIN_TOKENS:
+        if self.sparse == "off" or tokens < _MIN_TOKENS:
             return False
         return self.sparse == "on" or rows >= self.min_rows

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.workers.sparse.blocks import build_block, dense_output
+from tests.workers.prefill.blocks import build_block, dense_output
 from workers.methods import build_prefill
-from workers.sparse.block import SparseBlock, SparseReport
-from workers.sparse.block_rows import BlockRows
-from workers.sparse.settings import SparsePrefill
+from workers.prefill.block_rows import BlockRows
+from workers.prefill.settings import Prefill
+from workers.prefill.sparse_block import SparseBlock, SparseReport
 
 
 def attend(block: SparseBlock, rows: BlockRows, layer: int = 0) -> Tensor | None:
@@ -32,24 +32,24 @@ def test_a_layer_is_sparse_with_enough_tokens_and_rows(
     sparse: str, tokens: int, rows: int, applies: bool
 ) -> None:
     settings = build_prefill(f'{{"sparse": "{sparse}", "min_rows": 1000}}')
-    assert settings.applies(tokens, rows) == applies
+    assert settings.is_sparse(tokens, rows) == applies
 
 
 def test_a_layer_that_is_not_to_be_sparse_is_left_to_exact_attention() -> None:
-    block = SparseBlock(SparsePrefill("auto"), seed=1, first=200)
+    block = SparseBlock(Prefill(sparse="auto"), seed=1, first=200)
     assert attend(block, build_block()) is None
     assert block.report is None
 
 
 def test_a_layer_without_lines_is_exact_and_reported_as_such() -> None:
-    block = SparseBlock(SparsePrefill("on", max_density=0.1), seed=1, first=1000)
+    block = SparseBlock(Prefill(sparse="on", max_density=0.1), seed=1, first=1000)
     assert attend(block, build_block(old=1000, sharpness=0.01)) is None
     assert block.report == SparseReport(blocks=1, layers=1)
 
 
 def test_a_report_has_the_least_and_the_mean_of_all_layers() -> None:
     rows = build_block(old=1000, columns=20)
-    settings = SparsePrefill("on", alpha=0.8)
+    settings = Prefill(sparse="on", alpha=0.8)
     block = SparseBlock(settings, seed=1, first=1000)
     reports = []
     for layer in range(3):

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workers.sparse.blocks import build_block, dense_output
-from workers.sparse.attention import attend, find_places
-from workers.sparse.block_rows import TILE, BlockRows
-from workers.sparse.lines import Lines, choose_lines
-from workers.sparse.settings import SparsePrefill
+from tests.workers.prefill.blocks import build_block, dense_output
+from workers.prefill.attention import attend, find_places
+from workers.prefill.block_rows import TILE, BlockRows
+from workers.prefill.lines import Lines, choose_lines
+from workers.prefill.settings import Prefill
 
-SPARSE = SparsePrefill("on", alpha=0.9, sample=64, band=16, max_density=1.0)
+SPARSE = Prefill(sparse="on", alpha=0.9, sample=64, band=16, max_density=1.0)
 
 
 def draw_lines(rows: BlockRows, seed: int, share: float) -> Lines:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from workers.cache.active_cache import EMPTY
-from workers.sparse.block_rows import BlockRows
+from workers.prefill.block_rows import BlockRows
 
 
 def build_block(

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.workers.sparse.blocks import dense_weights
+from tests.workers.prefill.blocks import dense_weights
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
-from workers.sparse.attention import find_places
-from workers.sparse.block_rows import TILE, BlockRows
-from workers.sparse.lines import choose_lines
-from workers.sparse.settings import SparsePrefill
+from workers.prefill.attention import find_places
+from workers.prefill.block_rows import TILE, BlockRows
+from workers.prefill.lines import choose_lines
+from workers.prefill.settings import Prefill
 
 BLOCK = 256
 
@@ -22,7 +22,7 @@ BLOCK = 256
 class Audit:
     """Exact attention, with the cover that lines would have: promised, and real, by layer and head."""
 
-    def __init__(self, settings: SparsePrefill, first: int) -> None:
+    def __init__(self, settings: Prefill, first: int) -> None:
         self._settings = settings
         self._first = first
         self.promised: list[float] = []
@@ -63,7 +63,9 @@ def test_the_cover_is_as_promised(
     promised, real = [], []
     for first in range(0, len(tokens), BLOCK):
         step = ForwardStep(cache, [slot], torch.arange(first, first + BLOCK)[None])
-        step.sparse = audit = Audit(SparsePrefill("on", alpha=alpha, max_density=1.0), first)
+        step.block_attention = audit = Audit(
+            Prefill(sparse="on", alpha=alpha, max_density=1.0), first
+        )
         with torch.inference_mode():
             model.forward(tokens[None, first : first + BLOCK], step)
         promised += audit.promised

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers.prefill.block_rows import TILE, BlockRows
+from workers.prefill.lines import Lines
+from workers.prefill.settings import Prefill
 from workers.primitives.selection import gather_or_empty, mask_to_indices
-from workers.sparse.block_rows import TILE, BlockRows
-from workers.sparse.lines import Lines
-from workers.sparse.settings import SparsePrefill
 
 # Rows of a tile are padded to a multiple of this: kernels read masks in aligned runs.
 _ALIGNED = 16
@@ -38,7 +38,7 @@ class Places:
     density: Tensor
 
 
-def find_places(rows: BlockRows, lines: Lines, settings: SparsePrefill) -> Places:
+def find_places(rows: BlockRows, lines: Lines, settings: Prefill) -> Places:
     """Find the rows of every tile: those on the lines of any query head of the group, each once.
 
     More cells are computed than the lines have, which only adds cover: a row that one query of a

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.sparse.attention import attend, find_places
-from workers.sparse.block_rows import BlockRows
-from workers.sparse.lines import choose_lines
-from workers.sparse.settings import SparsePrefill
+from workers.prefill.attention import attend, find_places
+from workers.prefill.block_rows import BlockRows
+from workers.prefill.lines import choose_lines
+from workers.prefill.settings import Prefill
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class SparseReport:
 
 
 class SparseBlock:
-    """Sparse attention of one block, layer by layer, as `ForwardStep.sparse`.
+    """Sparse attention of one block, layer by layer, as `ForwardStep.block_attention`.
 
     The queries that are sampled follow from the session's seed, the block's first position and the
     layer: a block that is computed again, after a crash or a loss of pages, has the same rows.
     """
 
-    def __init__(self, settings: SparsePrefill, seed: int, first: int) -> None:
+    def __init__(self, settings: Prefill, seed: int, first: int) -> None:
         """Begin a block; `first` is the position of its first token."""
         self._settings = settings
         self._seed = seed
@@ -73,7 +73,7 @@ class SparseBlock:
         None for a layer that the settings leave exact, or where exact attention pays in all heads.
         """
         tokens, n, head_dim = query.shape[2], key.shape[2], key.shape[3]
-        if not self._settings.applies(tokens, n):
+        if not self._settings.is_sparse(tokens, n):
             return None
         rows = BlockRows(
             query[0],

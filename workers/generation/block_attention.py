@@ -1,0 +1,42 @@
+"""Choice of what a prefilled block attends to: lines of its active rows, or every stored row."""
+
+import torch
+from torch import Tensor
+
+from workers.cache.forward_step import BlockAttention
+from workers.engine.activation import LayerSource
+from workers.engine.engine import Engine
+from workers.engine.session import ResidentSession
+from workers.engine.store_io import map_store_errors
+from workers.generation.steps import Steps, wait_for_writes
+from workers.prefill.sparse_block import SparseBlock
+from workers.prefill.stored_block import StoredBlock
+
+
+def begin_block(
+    engine: Engine, resident: ResidentSession, tokens: int, source: LayerSource | None = None
+) -> Steps[BlockAttention | None]:
+    """Begin the attention of the session's next block; None: it attends to all active rows.
+
+    source: of the stored rows, the engine's store unless given. Raises the errors of the store.
+    """
+    settings = resident.config.prefill
+    session = resident.session
+    if settings.sparse != "off":
+        return SparseBlock(settings, session.config.seed, session.length)
+    if settings.attend == "active":
+        return None
+    engine.make_room(resident, tokens)
+    if bool((engine.cache.lengths[:, resident.slot] == session.length).all()):
+        return None
+    # A scratch session has the rows of the session that it was made of.
+    yield from wait_for_writes(engine, engine.sessions.get(session.name, session))
+    heads = engine.store.layout.n_kv_heads
+    positions = torch.arange(session.length).expand(heads, -1).contiguous()
+    rows = source or engine.store
+
+    def read(layer: int) -> tuple[Tensor, Tensor]:
+        with map_store_errors():
+            return rows.gather_heads(session.name, layer, positions)
+
+    return StoredBlock(session.length, read, engine.cache.transfers)

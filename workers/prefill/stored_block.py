@@ -1,0 +1,75 @@
+"""One prefilled block that attends to every stored row of its session, read layer by layer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from workers.cache.transfers import Transfers
+
+# Cells of a mask: queries of a KV head times rows.
+_MASK_CELLS = 2**24
+
+# A layer -> keys and values of all rows from before the block, `[n_kv_heads, m, head_dim]`, on the host.
+ReadRows = Callable[[int], tuple[Tensor, Tensor]]
+
+
+class StoredBlock:
+    """Attention of one block to all rows of its session, as `ForwardStep.block_attention`.
+
+    Its own rows come out as those of a full cache, whatever is active. Beside the active rows the
+    device holds one layer's rows at a time.
+    """
+
+    def __init__(self, first: int, read: ReadRows, transfers: Transfers) -> None:
+        """Begin a block; `first` is the position of its first token."""
+        self._first = first
+        self._read = read
+        self._transfers = transfers
+        self._mask: tuple[range, Tensor] | None = None
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        scale: float | None,
+    ) -> Tensor:
+        """Attend in one layer; see `BlockAttention.attend`. Raises the errors of the read."""
+        n_heads, tokens, head_dim = query.shape[1:]
+        heads = key.shape[1]
+        # The block's own rows may be anywhere among the active ones.
+        own = (positions[0] >= self._first) & (positions[0] < self._first + tokens)
+        stored = self._transfers.to_device(self._read(layer))
+        keys, values = (
+            torch.cat([before.to(rows.dtype), rows[0][own].view(heads, tokens, head_dim)], 1)
+            for before, rows in zip(stored, (key, value), strict=True)
+        )
+        grouped = query[0].view(heads, -1, tokens, head_dim)
+        out = torch.empty_like(grouped)
+        at_once = max(1, _MASK_CELLS // (n_heads // heads * keys.shape[1]))
+        for start in range(0, tokens, at_once):
+            tile = range(start, min(tokens, start + at_once))
+            out[:, :, start : tile.stop] = nn.functional.scaled_dot_product_attention(
+                grouped[:, :, start : tile.stop].reshape(1, heads, -1, head_dim),
+                keys[None],
+                values[None],
+                attn_mask=self._hide_later(tile, keys.shape[1], grouped),
+                scale=scale,
+            ).view(heads, -1, len(tile), head_dim)
+        return out.view(1, n_heads, tokens, head_dim)
+
+    def _hide_later(self, tile: range, length: int, grouped: Tensor) -> Tensor:
+        """What is added to the logits of a tile's queries: -inf for rows after their own.
+
+        All layers share the last one. grouped: `[n_kv_heads, group, t, head_dim]`. Returns
+        `[group * len(tile), length]`.
+        """
+        if self._mask is None or self._mask[0] != tile:
+            rows = torch.arange(length, device=grouped.device)
+            later = rows > rows[self._first :][tile.start : tile.stop, None]
+            mask = torch.zeros_like(later, dtype=grouped.dtype).masked_fill_(later, -torch.inf)
+            self._mask = tile, mask.repeat(grouped.shape[1], 1)
+        return self._mask[1]

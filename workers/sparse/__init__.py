@@ -1,1 +1,0 @@
-"""Online prefill sparsification: the lines of a block's attention, and attention over them alone."""
