@@ -14,13 +14,13 @@ from workers.errors import WorkerError
 Build = Literal["none", EpisodeBuild]
 FULL = "full"
 SYNTAX = (
-    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity][^stored]"
+    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity][^stored|^active]"
     '[~RETRIEVED][{"setting": value}]'
 )
 
 _CONFIG = re.compile(
     r"(?P<method>\w+)(\+(?P<build>\w+))?(/(?P<medoids>\d+))?(@(?P<layers>\w+))?"
-    r"(?P<attend>\^stored)?(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
+    r"(\^(?P<attend>stored|active))?(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
     re.DOTALL,
 )
 _SHARE = re.compile(r"1/([1-9]\d*)")
@@ -32,8 +32,8 @@ class RunConfig:
 
     `settings` is the method's JSON text; empty `layer_budgets` leaves the split to the method.
     `medoids` are utterances of a patched prompt; 0: as many as by default. `retrieved` is the share of
-    the budget that answers retrieve rows with; 0: as the method says. `attends_to_stored`: prompts
-    attend to every stored row.
+    the budget that answers retrieve rows with; 0: as the method says. `attend`: what prompts attend
+    to, stored or active rows; empty: as the method says.
     """
 
     name: str
@@ -43,7 +43,7 @@ class RunConfig:
     settings: str = "{}"
     medoids: int = 0
     retrieved: float = 0.0
-    attends_to_stored: bool = False
+    attend: str = ""
 
     @property
     def evicts(self) -> bool:
@@ -56,8 +56,8 @@ class RunConfig:
         options = {}
         if self.retrieved:
             options["retrieve"] = json.dumps({"share": self.retrieved})
-        if self.attends_to_stored:
-            options["prefill"] = json.dumps({"attend": "stored"})
+        if self.attend:
+            options["prefill"] = json.dumps({"attend": self.attend})
         return options
 
     @property
@@ -98,8 +98,8 @@ def parse_config(text: str) -> RunConfig:
         raise BadConfig(f"{text!r}: without episodes there are no medoids; write {SYNTAX}")
     name = method.name + (f"+{build}" if episodic else "") + (f"/{medoids}" if medoids else "")
     retrieved = float(found["retrieved"] or 0)
-    attends_to_stored = bool(found["attend"])
-    name += (f"@{layers}" if layers else "") + ("^stored" if attends_to_stored else "")
+    attend = found["attend"] or ""
+    name += (f"@{layers}" if layers else "") + (f"^{attend}" if attend else "")
     name += (f"~{retrieved}" if retrieved else "") + (found["settings"] or "")
     return RunConfig(
         name,
@@ -109,7 +109,7 @@ def parse_config(text: str) -> RunConfig:
         settings,
         medoids,
         retrieved,
-        attends_to_stored,
+        attend,
     )
 
 

@@ -40,7 +40,7 @@ Methods = Annotated[
     typer.Option(
         help=escape(
             "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity]"
-            '[^stored][~RETRIEVED][{"setting":value}]; several: separated by spaces, or repeat the option. '
+            '[^stored|^active][~RETRIEVED][{"setting":value}]; several: separated by spaces, or repeat the option. '
             "Default: all."
         )
     ),

@@ -155,7 +155,7 @@ def _build_prefill(settings: str, method: Method) -> Prefill:
     A method that accumulates over every query computes all of their weights, and would undo what is
     sparse.
     """
-    prefill = methods.build_prefill(settings)
+    prefill = methods.build_prefill(method, settings)
     sparse = prefill.sparse != "off"
     if prefill.attend == "stored" and not method.evicts:
         raise BadSettings(

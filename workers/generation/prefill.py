@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
-from workers.engine.session import Distribution, ResidentSession
+from workers.engine.session import Distribution, ResidentSession, SessionConfig
 from workers.generation.block_attention import begin_block
 from workers.generation.retrieval import prepare_retrieval
 from workers.generation.steps import Steps
@@ -65,8 +65,9 @@ def prefill(
     `on_block` is called with the tokens of each block that is appended.
 
     Where an answer follows (`answers`), the last tokens of the prompt are steps of their own, which
-    retrieve as the answer's will (`Retrieval.prompt_tokens`). With `keep_distribution` so do these and all
-    tokens of recorded text. source: of the rows to retrieve from, the engine's store unless given.
+    retrieve as the answer's will (`Retrieval.prompt_tokens`), unless blocks attend to every row. With
+    `keep_distribution` recorded text is read as it would be decoded, where blocks attend to other
+    rows. source: of the stored rows, the engine's store unless given.
     """
     session = resident.session
     pending = session.pending
@@ -75,9 +76,9 @@ def prefill(
     session.pending = []
     expected: list[Tensor] = []
     prompt = recorded.index(True) if True in recorded else len(recorded)
-    decoded = 0
-    if (retrieval := resident.config.retrieval) is not None and (answers or keep_distribution):
-        decoded = retrieval.prompt_tokens + (len(recorded) - prompt if keep_distribution else 0)
+    decoded = _count_decoded(
+        resident.config, len(recorded) - prompt if keep_distribution else None, answers=answers
+    )
     logits = torch.empty(0)
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded):
         attention = None
@@ -114,6 +115,18 @@ def prefill(
     )
     distribution = Distribution(recorded_tokens, torch.cat(expected))
     return PrefillResult(logits, distribution, len(token_ids))
+
+
+def _count_decoded(config: SessionConfig, recorded: int | None, *, answers: bool) -> int:
+    """Count the last tokens that are steps of their own.
+
+    recorded: tokens of recorded text whose distribution is kept; None: no distribution is.
+    """
+    stored = config.prefill.attend == "stored"
+    decoded = recorded or 0 if stored or config.retrieval is not None else 0
+    if config.retrieval is not None and not stored and (answers or recorded is not None):
+        decoded += config.retrieval.prompt_tokens
+    return decoded
 
 
 def _split(tokens: int, size: int, decoded: int) -> list[_Block]:

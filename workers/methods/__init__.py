@@ -99,12 +99,13 @@ def build_repair(settings: str, scan: str) -> tuple[RepairKV, RepairScan]:
     return _validate(RepairKV, settings, "repair_settings"), chosen
 
 
-def build_prefill(settings: str) -> Prefill:
-    """Build what a session's prompts attend to from its settings, a JSON object as text.
+def build_prefill(method: Method, settings: str) -> Prefill:
+    """Build a session's prefill from its settings, a JSON object as text; empty: the method's.
 
     Raises BadSettings naming the invalid setting.
     """
-    return _validate(Prefill, settings, "prefill")
+    given = json.loads(settings)
+    return _validate(Prefill, settings, "prefill") if given else method.prefill
 
 
 def build_retrieval(method: Method, settings: str) -> Retrieval | None:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from kvrecall.domain.session_settings import LayerBudgets, Reselection
+from workers.prefill.settings import Prefill
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import AttentionPooling
 from workers.primitives.selection import top_over_heads, top_per_head
@@ -97,6 +98,11 @@ class Method(ABC):
     def reselection(self) -> Reselection | None:
         """When an answer selects its rows anew, unless the session says otherwise; None: never."""
         return None
+
+    @property
+    def prefill(self) -> Prefill:
+        """What prompts attend to, unless a session says otherwise."""
+        return Prefill()
 
     @property
     def retrieval(self) -> Retrieval | None:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from workers.methods.streaming_llm import StreamingLLM
+from workers.prefill.settings import Prefill
 from workers.retrieval.settings import Retrieval
 
 
@@ -17,16 +18,19 @@ class IceCache(StreamingLLM):
     retrieved.
 
     Deviations: single rows are retrieved, not pages of 16, and drawn by their weight (`choice`), not
-    the best ones; the first two layers are as the others;
-    a prompt is prefilled within the budget, where the paper's prefill is dense, and only its last
-    `prompt_tokens` retrieve.
+    the best ones; the first two layers are as the others.
     """
 
     share: Annotated[
         float, Field(gt=0, le=0.9, description="Share of the budget for retrieved rows.")
     ] = 0.75
     prompt_tokens: Annotated[
-        int, Field(ge=0, le=256, description="Last tokens of a prompt that retrieve too.")
+        int,
+        Field(
+            ge=0,
+            le=256,
+            description="Last tokens of a prompt that retrieve too, where it attends to active rows.",
+        ),
     ] = 1
 
     choice: Annotated[
@@ -37,6 +41,11 @@ class IceCache(StreamingLLM):
     ] = "sample"
 
     name: ClassVar[str] = "icecache"
+
+    @property
+    def prefill(self) -> Prefill:
+        """Prompts attend to every stored row: the paper's prefill is dense."""
+        return Prefill(attend="stored")
 
     @property
     def retrieval(self) -> Retrieval:

@@ -143,3 +143,23 @@ def test_settings_that_act_nowhere_are_refused(make_worker: Callable[..., Any]) 
     both = {"options": json.dumps({"prefill": '{"attend": "stored", "sparse": "on"}'})}
     with pytest.raises(BadSettings, match="exclude each other"):
         worker.open(method="snapkv", **both)
+
+
+def test_recorded_text_that_is_compared_is_read_as_it_would_be_decoded(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Over the active rows: its distribution says what an answer within the budget is like."""
+    worker = make_worker(**LIMITS)
+    worker.open("full", budget=1024)
+    worker.open("stored", **FEW, **STORED)
+    said = [
+        {"role": "user", "content": words(20, seed=9)},
+        {"role": "assistant", "content": words(20, seed=10)},
+    ]
+    for name in ("full", "stored"):
+        append(worker, name, [words(70, seed=seed) for seed in range(3)])
+    worker.turn("full", said, generate=False, keep_distribution=True)
+    passes = len(worker.engine.passes)
+    found = worker.turn("stored", said, generate=False, compare_with="full").fidelity
+    assert worker.engine.passes[passes:].count((1, 1)) >= found.tokens > 20
+    assert found.kl_mean > 1e-3
