@@ -182,7 +182,10 @@ class TurnMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """Current memory of a session; `in_slot`: its active rows are resident in a slot."""
+    """Current memory of a session; `in_slot`: its active rows are resident in a slot.
+
+    `retrieval_bytes`: of the worker's host, of the rows that answers retrieve from and their index.
+    """
 
     session: str
     length: int
@@ -198,6 +201,7 @@ class Memory:
     layer_peak_rows: tuple[int, ...]
     layer_bound_rows: tuple[int, ...]
     in_slot: bool
+    retrieval_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class MemoryReport:
     """A session's rows and bytes.
 
     Rows are counted per layer: `active_rows` and its like are the largest layer's. `durable`: as of
-    the last turn, the rows survive their worker; None where that is not known.
+    the last turn, the rows survive their worker; None where that is not known. `retrieval_bytes`: of
+    the worker's host, of the rows that answers retrieve from and their index.
     """
 
     length: int = 0
@@ -62,6 +63,7 @@ class MemoryReport:
     layer_bound_rows: tuple[int, ...] = ()
     tier_bytes: Mapping[str, int] = field(default_factory=dict)
     in_slot: bool = False
+    retrieval_bytes: int = 0
     durable: bool | None = None
 
 

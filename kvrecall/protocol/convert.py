@@ -293,6 +293,7 @@ def memory_from_wire(report: pb.MemoryReport) -> MemoryReport:
         layer_bound_rows=tuple(report.bound_rows),
         tier_bytes=dict(report.tier_bytes),
         in_slot=report.in_slot,
+        retrieval_bytes=report.retrieval_bytes,
     )
 
 

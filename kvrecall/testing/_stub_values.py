@@ -134,6 +134,7 @@ def memory_report(state: pb.SessionState, budget: int) -> pb.MemoryReport:
         promoted_rows=state.promoted_rows,
         tier_bytes={"ram": state.length * 64},
         in_slot=True,
+        retrieval_bytes=state.length * 8,
     )
 
 

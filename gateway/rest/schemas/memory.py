@@ -35,7 +35,8 @@ class TurnMemoryView(View):
 class MemoryView(View):
     """Current memory of a session. Active, peak and bound rows are the largest layer's.
 
-    `in_slot`: the active rows are resident in a slot of the worker.
+    `in_slot`: the active rows are resident in a slot of the worker. `retrieval_bytes`: of its host, of
+    the rows that answers retrieve from and their index.
     """
 
     session: str
@@ -52,6 +53,7 @@ class MemoryView(View):
     layer_peak_rows: list[int]
     layer_bound_rows: list[int]
     in_slot: bool
+    retrieval_bytes: int
 
     @classmethod
     def from_domain(cls, session: str, memory: MemoryReport) -> "MemoryView":
@@ -63,6 +65,7 @@ class MemoryView(View):
             layer_peak_rows=list(memory.layer_peak_rows),
             layer_bound_rows=list(memory.layer_bound_rows),
             in_slot=memory.in_slot,
+            retrieval_bytes=memory.retrieval_bytes,
         )
 
 

@@ -838,7 +838,7 @@ class GetMemoryRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
 class Memory(_message.Message):
-    __slots__ = ("session", "length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "layer_active_rows", "layer_peak_rows", "layer_bound_rows", "in_slot")
+    __slots__ = ("session", "length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "layer_active_rows", "layer_peak_rows", "layer_bound_rows", "in_slot", "retrieval_bytes")
     class TierBytesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -860,6 +860,7 @@ class Memory(_message.Message):
     LAYER_PEAK_ROWS_FIELD_NUMBER: _ClassVar[int]
     LAYER_BOUND_ROWS_FIELD_NUMBER: _ClassVar[int]
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     session: str
     length: int
     budget: int
@@ -874,7 +875,8 @@ class Memory(_message.Message):
     layer_peak_rows: _containers.RepeatedScalarFieldContainer[int]
     layer_bound_rows: _containers.RepeatedScalarFieldContainer[int]
     in_slot: bool
-    def __init__(self, session: _Optional[str] = ..., length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[int] = ..., peak_rows: _Optional[int] = ..., bound_rows: _Optional[int] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., layer_active_rows: _Optional[_Iterable[int]] = ..., layer_peak_rows: _Optional[_Iterable[int]] = ..., layer_bound_rows: _Optional[_Iterable[int]] = ..., in_slot: bool = ...) -> None: ...
+    retrieval_bytes: int
+    def __init__(self, session: _Optional[str] = ..., length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[int] = ..., peak_rows: _Optional[int] = ..., bound_rows: _Optional[int] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., layer_active_rows: _Optional[_Iterable[int]] = ..., layer_peak_rows: _Optional[_Iterable[int]] = ..., layer_bound_rows: _Optional[_Iterable[int]] = ..., in_slot: bool = ..., retrieval_bytes: _Optional[int] = ...) -> None: ...
 
 class ListRepairsRequest(_message.Message):
     __slots__ = ("session", "limit")

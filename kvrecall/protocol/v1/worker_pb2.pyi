@@ -498,7 +498,7 @@ class RetrievalReport(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
-    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot")
+    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot", "retrieval_bytes")
     class TierBytesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -516,6 +516,7 @@ class MemoryReport(_message.Message):
     PROMOTED_ROWS_FIELD_NUMBER: _ClassVar[int]
     TIER_BYTES_FIELD_NUMBER: _ClassVar[int]
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     length: int
     budget: int
     active_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -526,7 +527,8 @@ class MemoryReport(_message.Message):
     promoted_rows: int
     tier_bytes: _containers.ScalarMap[str, int]
     in_slot: bool
-    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ...) -> None: ...
+    retrieval_bytes: int
+    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ..., retrieval_bytes: _Optional[int] = ...) -> None: ...
 
 class PrefillReport(_message.Message):
     __slots__ = ("blocks", "cover_min", "cover_mean", "density")

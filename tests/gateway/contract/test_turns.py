@@ -257,6 +257,7 @@ async def test_memory_and_repairs_are_reported(client: Client, session: Any) -> 
     memory = await client.read(id, "memory")
     assert (memory["session"], memory["length"], memory["in_slot"]) == (id, 6, True)
     assert memory["layer_bound_rows"] == [96, 96]
+    assert memory["retrieval_bytes"] == 48
     (repair,) = (await client.read(id, "repairs"))["repairs"]
     assert (repair["number"], repair["turn"], repair["trigger"]) == (1, 1, "turn")
     assert repair["signal"] == "one two three four"

@@ -34,6 +34,7 @@ function MemoryFigures({ session, memory }) {
     ['Evicted', count(memory.evicted_rows), 'tokens'],
     ['Brought back', count(memory.promoted_rows), 'tokens'],
     ...kept.map(([tier, size]) => [`Kept in ${tier}`, bytes(size)]),
+    ...(memory.retrieval_bytes ? [['To retrieve from', bytes(memory.retrieval_bytes)]] : []),
     ['In a slot', memory.in_slot ? 'yes' : 'no', memory.in_slot ? '' : 'swapped out'],
   ]} />`;
 }
