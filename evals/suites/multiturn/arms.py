@@ -73,7 +73,7 @@ _ARMS = (
         parse_config("snapkv^stored"),
         {"reselect": {"every": 4, "first": 4}},
     ),
-    Arm("icecache^stored", parse_config("icecache^stored")),
+    Arm("icecache", parse_config("icecache")),
     Arm("keydiff+reselect", parse_config("keydiff"), {"reselect": {"every": 4, "first": 4}}),
 )
 # The arms of a run that names none, by name. A method with options of its session is one more line.
