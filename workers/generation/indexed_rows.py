@@ -52,7 +52,7 @@ def fill_rows(
         stop = min(session.length, arena.length + _TOKENS_AT_ONCE)
         span = torch.arange(arena.length, stop).expand(layout.n_kv_heads, -1).contiguous()
         with map_store_errors():
-            arena.append(source.gather_selection(session.name, [span] * layout.n_layers))
+            rows.append(source.gather_selection(session.name, [span] * layout.n_layers))
         yield None
     yield from rows.index_rows()
     return rows

@@ -1,6 +1,6 @@
 """A session's rows in host memory, and where they are many an index over each layer's keys."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -15,12 +15,14 @@ class IndexedRows:
 
     Attributes:
         arena: The rows.
+        copied: Rows that were copied into it so far, those that were dropped again included.
         used_at: Monotonic seconds of the last turn or repair that used them.
     """
 
     def __init__(self, layout: PageLayout, settings: Retrieval) -> None:
         """Begin without rows; layout: of the store's rows; settings: which index there is."""
         self.arena = RowArena(layout)
+        self.copied = 0
         self.used_at = 0.0
         self._settings = settings
         self._indexes: list[KeyIndex | None] = [None] * layout.n_layers
@@ -29,6 +31,11 @@ class IndexedRows:
     def nbytes(self) -> int:
         """Bytes of memory on the host."""
         return self.arena.nbytes + sum(each.nbytes for each in self._indexes if each is not None)
+
+    def append(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Append rows, as `RowArena.append`; they are searched from the next `index_rows` on."""
+        self.arena.append(layers)
+        self.copied += layers[0][0].shape[1]
 
     def truncate(self, length: int) -> None:
         """Drop the rows from position `length` on."""
