@@ -12,7 +12,7 @@ from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.store_io import map_store_errors
 from workers.generation.steps import Steps, wait_for_writes
 from workers.retrieval.indexed_rows import IndexedRows
-from workers.retrieval.settings import Retrieval
+from workers.retrieval.settings import FOR_REPAIRS
 
 # Tokens whose rows are copied into the arena before others run.
 _TOKENS_AT_ONCE = 512
@@ -40,7 +40,7 @@ def fill_rows(
     source = source or engine.store
     rows = session.indexed_rows
     if rows is None:
-        settings = resident.config.retrieval or Retrieval()
+        settings = resident.config.retrieval or FOR_REPAIRS
         rows = session.indexed_rows = IndexedRows(engine.store.layout, settings)
     rows.used_at = time.monotonic()
     yield from wait_for_writes(engine, session)

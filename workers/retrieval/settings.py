@@ -70,3 +70,7 @@ class Retrieval:
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""
         return max(0, min(int(self.share * budget), budget - floor))
+
+
+FOR_REPAIRS = Retrieval(scan=0.2)
+"""The index of a session that retrieves nothing: a repair looks for single keys (docs/repair.md)."""

@@ -19,16 +19,16 @@ from workers.repair.scan.base import ScanResult
 from workers.repair.scan.softmax import HeadReduction, Normaliser, Signal
 from workers.retrieval.indexed_rows import IndexedRows
 
-# Rows that each query finds in its head.
-FOUND_ROWS = 128
+# Rows that each query finds in its head: 8 choose as an exact scan does (docs/repair.md).
+FOUND_ROWS = 32
 # Rows per layer that stand for those that an index left out.
 RESERVOIR_ROWS = 4096
 # Logits that are computed at once: a search goes over them several times, in the cache of the CPU.
-_LOGITS = 1 << 23
+_LOGITS = 1 << 21
 # Queries of a KV head that are searched at once.
 _QUERIES = 512
 # Rows of which the largest logit is looked at first.
-_STRIDE = 32
+_STRIDE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +287,7 @@ class BestRows:
 def _pick(logits: Tensor, count: int, least: Tensor | None) -> Tensor:
     """Indices of rows with the `count` largest logits over `least` among them, for each query.
 
-    logits: `[n_kv_heads, q, rows]`; least: `[n_kv_heads, q, 1]`. Of every 32 rows the largest logit
+    logits: `[n_kv_heads, q, rows]`; least: `[n_kv_heads, q, 1]`. Of every 16 rows the largest logit
     is looked at first, which takes a fraction of the time that a choice among all rows does.
     """
     rows = logits.shape[2]
