@@ -72,5 +72,8 @@ class Retrieval:
         return max(0, min(int(self.share * budget), budget - floor))
 
 
-FOR_REPAIRS = Retrieval(scan=0.2)
-"""The index of a session that retrieves nothing: a repair looks for single keys (docs/repair.md)."""
+FOR_REPAIRS = Retrieval(index="exact")
+"""The index of a session that retrieves nothing: none, however long it is.
+
+A repair looks for single keys, which a tree finds less surely than it is faster (docs/repair.md).
+"""

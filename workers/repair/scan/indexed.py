@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers.repair.key_chunks import CHUNK_ROWS
 from workers.repair.scan.base import ScanResult
+from workers.repair.scan.best_rows import BestRows
 from workers.repair.scan.softmax import HeadReduction, Normaliser, Signal
 from workers.retrieval.indexed_rows import IndexedRows
 
@@ -27,8 +29,6 @@ RESERVOIR_ROWS = 4096
 _LOGITS = 1 << 21
 # Queries of a KV head that are searched at once.
 _QUERIES = 512
-# Rows of which the largest logit is looked at first.
-_STRIDE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,6 @@ def indexed(scan: IndexedScan) -> Generator[None, None, ScanResult]:
         attention[:, positions] += signal.attention(weights, counted)
 
     scored, complete, share = yield from _score(scan, add)
-    attention[:, ~scored] = 0
     return ScanResult(signal.contrast(attention), scored, 0, complete, share, "index")
 
 
@@ -93,7 +92,6 @@ def indexed_by_head(
         scores[layer, :, positions] = signal.contrast(attention)
 
     scored, complete, share = yield from _score(scan, add)
-    scores[:, :, ~scored] = 0
     return ScanResult(scores, scored, 0, complete, share, "index")
 
 
@@ -116,8 +114,7 @@ def _score(
                 return scored, False, search.share
     found = (search.strongest >= 0).nonzero().flatten()
     found = found[search.strongest[found].argsort(descending=True, stable=True)]
-    at_once = signal.rows_at_once(max(1, _LOGITS // (signal.n_heads * signal.tokens)))
-    for part in torch.split(found, at_once):
+    for part in torch.split(found, signal.rows_at_once(CHUNK_ROWS)):
         if scan.stop_requested():
             return scored, False, search.share
         positions = part.sort().values
@@ -178,7 +175,7 @@ class _Search:
         """The rows of a layer that some of its queries are compared to, in parts."""
         length = self._scan.length
         heads, count, _ = queries.shape
-        at_once = max(_STRIDE, _LOGITS // (heads * count))
+        at_once = max(1, _LOGITS // (heads * count))
         candidates = self._scan.rows.candidates(layer, queries)
         self._comparable += heads * length
         if candidates is None:
@@ -222,7 +219,7 @@ class _Search:
             self._scan.signal.hide_later(logits, at, some)
         return logits if part.bias is None else logits.add_(part.bias[:, None])
 
-    def _take_best(self, layer: int, best: "BestRows", logits: Tensor, positions: Tensor) -> None:
+    def _take_best(self, layer: int, best: BestRows, logits: Tensor, positions: Tensor) -> None:
         """Add a part's rows to the best ones, those that contribute to a score."""
         if self._scan.counted is not None:
             counted = self._scan.counted[layer]
@@ -245,60 +242,3 @@ class _Part:
     positions: Tensor
     bias: Tensor | None = None
     estimates: bool = False
-
-
-class BestRows:
-    """The rows with each query's largest logits, of rows that arrive in parts.
-
-    Attributes:
-        logits: float32 `[n_kv_heads, q, k]`, k at most the number of rows wanted; -inf for none.
-        positions: int64 of the same shape; any row where there is none.
-    """
-
-    logits: Tensor
-    positions: Tensor
-
-    def __init__(self, count: int) -> None:
-        """Keep `count` rows of each query."""
-        self._count = count
-        self._empty = True
-
-    @property
-    def none(self) -> Tensor:
-        """Where there is no row, bool `[n_kv_heads, q, k]`."""
-        return self.logits == -torch.inf
-
-    def add(self, logits: Tensor, positions: Tensor) -> None:
-        """Add rows: `[n_kv_heads, q, rows]`, and positions int64 `[rows]` or `[n_kv_heads, rows]`."""
-        full = not self._empty and self.logits.shape[-1] == self._count
-        least = self.logits.amin(-1, keepdim=True) if full else None
-        index = _pick(logits, self._count, least)
-        values = logits.gather(2, index)
-        found = positions.expand(len(logits), -1)[:, None].expand_as(logits).gather(2, index)
-        if not self._empty:
-            values = torch.cat([self.logits, values], 2)
-            found = torch.cat([self.positions, found], 2)
-        best = values.topk(min(self._count, values.shape[2]), sorted=False)
-        self.logits = best.values
-        self.positions = found.gather(2, best.indices).clamp(min=0)
-        self._empty = False
-
-
-def _pick(logits: Tensor, count: int, least: Tensor | None) -> Tensor:
-    """Indices of rows with the `count` largest logits over `least` among them, for each query.
-
-    logits: `[n_kv_heads, q, rows]`; least: `[n_kv_heads, q, 1]`. Of every 16 rows the largest logit
-    is looked at first, which takes a fraction of the time that a choice among all rows does.
-    """
-    rows = logits.shape[2]
-    strides = rows // _STRIDE
-    if strides <= count:
-        return logits.topk(min(count, rows), sorted=False).indices
-    whole = logits[..., : strides * _STRIDE]
-    peaks = torch.unflatten(whole, 2, (_STRIDE, strides)).amax(2)
-    if least is not None:
-        count = min(count, int((peaks > least).sum(2).max()))
-    chosen = peaks.topk(count, sorted=False).indices
-    members = chosen[:, :, None] + strides * torch.arange(_STRIDE)[:, None]
-    rest = torch.arange(strides * _STRIDE, rows).expand(*logits.shape[:2], -1)
-    return torch.cat([members.flatten(2), rest], 2)
