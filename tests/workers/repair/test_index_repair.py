@@ -19,7 +19,7 @@ def opened(worker: Any, words: Callable[..., str], scan: str, **spec: Any) -> No
 
 
 def repaired(worker: Any, words: Callable[..., str], seed: int = 1) -> pb.RepairReport:
-    return worker.repair("s", text=words(6, seed=seed)).report  # type: ignore[no-any-return]
+    return worker.repair("s", text=words(6, seed=seed)).report
 
 
 def drive(steps: Any) -> Any:
