@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.repair_keys import SINKS, ReferenceKeys, SyntheticKeys
 from benchmarks.throughput import RESULTS, describe
-from kvrecall.domain.session_settings import RepairScan
+from kvrecall.domain.session_settings import PageScan
 from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.format.summaries import Bits
@@ -194,7 +194,7 @@ class Bench:
         return Contrast(Observed(queries, observed.positions[half:]), RepairKV().contrast)
 
     def scan(
-        self, mode: RepairScan, operator: RepairKV, count: int, contrast: Contrast | None = None
+        self, mode: PageScan, operator: RepairKV, count: int, contrast: Contrast | None = None
     ) -> ScanResult:
         """Scores of all tokens by a scan of the row store."""
 
@@ -260,9 +260,9 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
     """Seconds of every kind of scan in rotation, without the first round, and bytes read."""
     operator = RepairKV()
     scans: dict[str, Callable[[], ScanResult]] = {PLAIN: bench.plain}
-    for mode in get_args(RepairScan):
+    for mode in get_args(PageScan):
         scans[mode] = partial(bench.scan, mode, operator, plan.promoted)
-    contrasted_modes: tuple[RepairScan, ...] = ("exact", "bounded")
+    contrasted_modes: tuple[PageScan, ...] = ("exact", "bounded")
     for each in contrasted_modes:
         scans[each + CONTRAST] = partial(bench.scan, each, operator, plan.promoted, bench.contrast)
     runs: dict[str, list[RepairRun]] = {name: [] for name in scans}

@@ -16,6 +16,7 @@ from benchmarks.throughput import RESULTS, describe
 from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
+from workers.retrieval.indexed_rows import IndexedRows
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
@@ -75,12 +76,11 @@ def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
     }
     for index in ("exact", "tree"):
         settings = Retrieval(index=index, scan=given.scan)
-        retriever = Retriever(
-            PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings, given.budget * 3 // 4
-        )
-        retriever.arena.append([(keys[0], values[0])])
-        for _ in retriever.index_rows():
+        stored = IndexedRows(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings)
+        stored.arena.append([(keys[0], values[0])])
+        for _ in stored.index_rows():
             pass
+        retriever = Retriever(stored, settings, given.budget * 3 // 4)
         arms |= retrieval_arms(index, retriever, queries, asked, rows)
     times = {name: list[float]() for name in arms}
     for number in range(given.rounds + 1):
@@ -118,7 +118,7 @@ def retrieval_arms(
     return {
         name: retrieve,
         f"{name}: search": lambda: retriever.search(0, queries[0], active, scale),
-        f"{name}: reading": lambda: retriever.arena.gather(0, wanted),
+        f"{name}: reading": lambda: retriever.rows.arena.gather(0, wanted),
         f"{name}: attention": lambda: scaled_dot_product_attention(
             asked, extended[0], extended[1], attn_mask=extended[2]
         ),

@@ -103,6 +103,8 @@ class Repair:
 
     `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's limit;
     a server before 0.3.0 reports 0.
+    `scan` is the scan that ran: `exact` instead of `index` where there was no memory. `searched_share`
+    of the rows had their keys compared to the signal.
     `demoted` rows left the active set in exchange. `truncated`: stopped early by a deadline or a
     turn. `in_pause`: it ended before the next turn.
     """
@@ -120,6 +122,8 @@ class Repair:
     bytes_read: int
     in_pause: bool
     observed_tokens: int = field(default=0, kw_only=True)
+    scan: str | None = field(default=None, kw_only=True)
+    searched_share: float = field(default=1.0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class TurnMemory:
 class Memory:
     """Current memory of a session; `in_slot`: its active rows are resident in a slot.
 
-    `retrieval_bytes`: of the worker's host, of the rows that answers retrieve from and their index.
+    `retrieval_bytes`: of the worker's host, of the rows that answers and repairs search, and their index.
     """
 
     session: str

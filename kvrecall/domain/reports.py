@@ -15,7 +15,9 @@ class RepairReport:
     per KV head, mean over layers, that left the active set in exchange. `hops` counts observations
     of the signal, `bytes_read` the bytes of stored rows. `observed_tokens` of `signal_tokens` were
     observed: fewer beyond the worker's limit or in a `truncated` repair, 0 in reports that were
-    stored before 0.3.0. `in_pause`: it ended before the next turn. `started_at` is its beginning in
+    stored before 0.3.0. `scan` is the scan that ran: `exact` instead of `index` where there was no
+    memory; None if none did, and in older reports. `searched_share` of the rows had their keys
+    compared to the signal. `in_pause`: it ended before the next turn. `started_at` is its beginning in
     Unix seconds, None where that was not stored; `call_id` the tool call that it is conditioned on,
     if it is one.
     """
@@ -31,6 +33,8 @@ class RepairReport:
     hops: int = 0
     bytes_read: int = 0
     observed_tokens: int = 0
+    scan: str | None = None
+    searched_share: float = 1.0
     in_pause: bool = False
     started_at: float | None = None
     call_id: str = ""
@@ -47,7 +51,7 @@ class MemoryReport:
 
     Rows are counted per layer: `active_rows` and its like are the largest layer's. `durable`: as of
     the last turn, the rows survive their worker; None where that is not known. `retrieval_bytes`: of
-    the worker's host, of the rows that answers retrieve from and their index.
+    the worker's host, of the rows that answers and repairs search, and their index.
     """
 
     length: int = 0

@@ -30,7 +30,8 @@ DEFAULT_REPAIR_ON = frozenset(
 
 LayerBudgets = Literal["uniform", "pyramid", "sensitivity"]
 """How a session's budget is split over the layers."""
-RepairScan = Literal["exact", "bounded", "summary"]
+PageScan = Literal["exact", "bounded", "summary"]
+RepairScan = Literal[PageScan, "index"]
 """How a repair finds its candidates among the evicted rows."""
 EpisodeCount = int | Literal["auto"]
 EpisodeBuild = Literal["one_pass", "per_episode"]

@@ -233,6 +233,8 @@ def repair_from_wire(report: pb.RepairReport, in_pause: bool = False) -> RepairR
         hops=report.hops,
         bytes_read=report.bytes_read,
         observed_tokens=report.observed_tokens,
+        scan=report.scan or None,
+        searched_share=report.searched_share if report.scan else 1.0,
         in_pause=in_pause,
     )
 

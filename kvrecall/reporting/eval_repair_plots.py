@@ -33,6 +33,7 @@ _STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         REPAIR: {"color": _BLUE, "marker": "o", "lw": 2.0},
         "RepairKV, contrast": {"color": _BLUE, "marker": "x", "ls": "--", "lw": 1.2},
         SPREAD: {"color": _RED, "marker": "o", "lw": 2.2},
+        "spread, index": {"color": _RED, "marker": "+", "ls": "-.", "lw": 1.2},
         "spread, no contrast": {"color": _RED, "ls": ":", "lw": 1.6},
         "spread, per head": {"color": _RED, "marker": "x", "ls": "--", "lw": 1.2},
         SWAP: {"color": _GREEN, "marker": "P", "lw": 1.8},

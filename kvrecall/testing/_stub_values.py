@@ -172,6 +172,8 @@ def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.Repai
         truncated=cut,
         hops=1,
         bytes_read=640,
+        scan="exact",
+        searched_share=1.0,
     )
 
 
@@ -191,6 +193,8 @@ def turn_reports(
             seconds=0.1,
             hops=1,
             bytes_read=320,
+            scan="exact",
+            searched_share=1.0,
         )
     if request.compare_with:
         reports["fidelity"] = pb.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8)

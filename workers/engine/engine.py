@@ -202,7 +202,7 @@ class Engine:
         session.selection = None
         session.distribution = None
         session.keep_rows = None
-        session.retriever = None
+        session.drop_indexed_rows()
         if session.slot is not None:
             self.cache.release(session.slot)
             session.slot = None

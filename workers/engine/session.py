@@ -23,6 +23,7 @@ from workers.model.tokenizer import ChatMessage
 from workers.prefill.settings import Prefill
 from workers.prefill.sparse_block import SparseReport
 from workers.primitives.observation import Observed, RecentQueries
+from workers.retrieval.indexed_rows import IndexedRows
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.settings import Retrieval
 
@@ -104,8 +105,10 @@ class WorkerSession:
     - `keep_rows`: called with the position of the first of the new rows, and these rows
       `[n_layers, 2, n_kv_heads, t, head_dim]` on the device.
     - `evictions`: number of times that rows left the active set since the session was opened.
-    - `retriever`: the rows that its steps may retrieve; None before the first such step, and while
-      other sessions need its memory.
+    - `indexed_rows`: its rows in host memory, for retrieval and for repairs through the index; None
+      before the first of these, and while other sessions need the memory.
+    - `retriever`: finds those of them that its steps retrieve; None before the first such step, and
+      without `indexed_rows`.
     - `retrieval_refused`: there was no memory for that; the turn goes on without.
     """
 
@@ -133,6 +136,7 @@ class WorkerSession:
     writes: list["Future[Any]"] = field(default_factory=list)
     keep_rows: Callable[[int, Tensor], None] | None = None
     evictions: int = 0
+    indexed_rows: IndexedRows | None = None
     retriever: Retriever | None = None
     retrieval_refused: bool = False
 
@@ -183,6 +187,11 @@ class WorkerSession:
         self.retrieval_refused = False
         if self.retriever is not None:
             self.retriever.begin_turn()
+
+    def drop_indexed_rows(self) -> None:
+        """Free the copy of the rows in host memory."""
+        self.indexed_rows = None
+        self.retriever = None
 
     def active_selection(self, cache: ActiveCache) -> Selection | None:
         """The active rows, in the slot or swapped out; None before the first token."""

@@ -87,7 +87,7 @@ MEMORY = (
         "Rows that steps retrieved, over all layers and KV heads.",
     ),
     counter("worker_retrieval_refused_total", "Answers that found no memory to retrieve from."),
-    gauge("worker_retrieval_bytes", "Memory of the rows that sessions retrieve from."),
+    gauge("worker_retrieval_bytes", "Memory of the rows that sessions retrieve or repairs search."),
     gauge(
         "worker_device_memory_bytes",
         "Memory of the accelerator: allocated, reserved, total; absent on a CPU.",

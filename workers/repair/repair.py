@@ -20,6 +20,7 @@ from workers.engine.store_io import map_store_errors
 from workers.generation.rendering import encode_text, render_prompt
 from workers.generation.steps import Steps, wait_for_writes
 from workers.primitives.observation import Observed
+from workers.repair.index_scan import scan_index
 from workers.repair.observe import observe_contrast, observe_signal
 from workers.repair.promotion import (
     RowSwap,
@@ -31,7 +32,7 @@ from workers.repair.promotion import (
     pair_rows,
     unique_tokens,
 )
-from workers.repair.scan.exact import Contrast, ScanResult, scan, scan_by_head
+from workers.repair.scan.exact import Contrast, HeadReduction, ScanResult, scan, scan_by_head
 
 # Share of the candidates that a truncated repair must have scored before it replaces the rows of an
 # earlier one.
@@ -161,6 +162,8 @@ def _run_hop(
     report.truncated = not result.complete or observed < queries.wanted
     report.scored_rows = int(scored.sum())
     report.bytes_read += result.bytes_read
+    report.scan = result.kind
+    report.searched_share = result.searched_share
     share = report.scored_rows / max(1, report.candidates)
     if report.truncated and share < (_MIN_SCORED_SHARE if session.promoted_rows else 0):
         return
@@ -201,25 +204,38 @@ def _scan_rows(
         upper[:sinks] = 0
         return operator.ambiguous_tokens(lower, upper, candidates.tokens, config.repair_rows)
 
+    counted = None if operator.counts_active or operator.per_head else candidates.rows
+    result: ScanResult | None = None
+    if config.repair_scan == "index":
+        result = yield from scan_index(
+            engine,
+            resident,
+            queries.signal,
+            contrast=queries.contrast,
+            counted=counted,
+            by_head=HeadReduction() if operator.per_head else None,
+            stop_requested=stop_requested,
+        )
     rows = (engine.store, session.name, queries.signal, session.length)
     transfers = engine.cache.transfers
-    if operator.per_head:
+    if result is None and operator.per_head:
         result = yield from scan_by_head(
             *rows, contrast=queries.contrast, stop_requested=stop_requested, transfers=transfers
         )
-        # Adding the token's mean to each head's score keeps tokens together across heads.
-        return replace(result, scores=result.scores + result.scores.mean((0, 1)))
-    return (
-        yield from scan(
+    elif result is None:
+        result = yield from scan(
             *rows,
             contrast=queries.contrast,
-            mode=config.repair_scan,
-            counted=None if operator.counts_active else candidates.rows,
+            mode="exact" if config.repair_scan == "index" else config.repair_scan,
+            counted=counted,
             find_ambiguous=find_ambiguous,
             stop_requested=stop_requested,
             transfers=transfers,
         )
-    )
+    if not operator.per_head:
+        return result
+    # Adding the token's mean to each head's score keeps tokens together across heads.
+    return replace(result, scores=result.scores + result.scores.mean((0, 1)))
 
 
 def _promote_best(

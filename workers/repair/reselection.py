@@ -23,7 +23,8 @@ from workers.engine.store_io import map_store_errors
 from workers.generation.steps import Steps, wait_for_writes
 from workers.primitives.scoring import smooth_before
 from workers.primitives.selection import top_per_head
-from workers.repair.scan.exact import HeadReduction, scan_by_head
+from workers.repair.index_scan import scan_index
+from workers.repair.scan.exact import HeadReduction, ScanResult, scan_by_head
 from workers.repair.scan.pages import PageSource
 
 
@@ -51,8 +52,9 @@ def reselect(
     """Make the rows active that the answer's last tokens attend to most, if that is due now.
 
     All stored rows are candidates, scored in every layer and KV head by the softmax of the last
-    `every` queries of the answer over all rows, with the mean over the queries. A whole token's
-    score is the mean over layers and heads, spread to its neighbours as in the session's repairs.
+    `every` queries of the answer over all rows, with the mean over the queries; with `repair_scan`
+    "index" only those that some query finds have a score. A whole token's score is the mean over
+    layers and heads, spread to its neighbours as in the session's repairs.
     Rows that evictions protect stay; of the others the best tokens become active, or those rows
     that the session's method selects in each layer, as many as the budget has, the reserve for
     repairs included. Rows that a repair promoted become ordinary ones.
@@ -90,7 +92,7 @@ def reselect(
 
 def _score_rows(
     engine: Engine, resident: ResidentSession, source: StoredRows, tokens: int, whole_tokens: bool
-) -> Generator[None, None, list[Tensor]]:
+) -> Steps[list[Tensor]]:
     """Score all rows by the last `tokens` queries: per layer float32 `[n_kv_heads, length]`.
 
     Of whole tokens all rows have the same score, the utility that a repair would give the token.
@@ -98,14 +100,19 @@ def _score_rows(
     session = resident.session
     observed = session.queries.observed().last(tokens)
     pooling = resident.config.method.attention_pooling
-    result = yield from scan_by_head(
-        source,
-        session.name,
-        observed,
-        session.length,
-        reduction=HeadReduction("mean", pooling.group, causal=True),
-        transfers=engine.cache.transfers,
-    )
+    reduction = HeadReduction("mean", pooling.group, causal=True)
+    result: ScanResult | None = None
+    if resident.config.repair_scan == "index":
+        result = yield from scan_index(engine, resident, observed, by_head=reduction, source=source)
+    if result is None:
+        result = yield from scan_by_head(
+            source,
+            session.name,
+            observed,
+            session.length,
+            reduction=reduction,
+            transfers=engine.cache.transfers,
+        )
     scores = result.scores.to(engine.cache.device)
     if whole_tokens:
         by_token = scores.mean((0, 1))

@@ -1,15 +1,12 @@
 """Retriever of one session: finds the rows that a step's queries attend to most in its arena."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvstore.format.page import PageLayout
-from kvstore.index.arena import RowArena
-from kvstore.index.base import KeyIndex
+from workers.retrieval.indexed_rows import IndexedRows
 from workers.retrieval.sampling import draw, take_best
 from workers.retrieval.settings import Retrieval
 
@@ -50,53 +47,26 @@ class Retriever:
     """Search of a session's rows by the queries of its own steps.
 
     Attributes:
-        arena: The rows that can be found.
+        rows: The rows that can be found.
         count: Rows per KV head and layer that a step finds at most.
         ready: The session's steps retrieve now; set before a step, until the turn ends.
         evictions: The session's evictions that the arena has the rows of.
-        used_at: Monotonic seconds of the last turn that began to retrieve.
         counts: Of the turn so far.
     """
 
-    def __init__(self, layout: PageLayout, settings: Retrieval, count: int) -> None:
-        """Create a retriever without rows; layout: of the store's rows."""
-        self.arena = RowArena(layout)
+    def __init__(self, rows: IndexedRows, settings: Retrieval, count: int) -> None:
+        """Create a retriever over a session's rows."""
+        self.rows = rows
         self.count = count
         self.ready = False
         self.evictions = 0
-        self.used_at = 0.0
         self.counts = RetrievalCounts()
         self._settings = settings
-        self._indexes: list[KeyIndex | None] = [None] * layout.n_layers
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory on the host."""
-        return self.arena.nbytes + sum(each.nbytes for each in self._indexes if each is not None)
 
     def begin_turn(self) -> None:
         """Clear the turn's counts; no step retrieves before the arena has been filled again."""
         self.ready = False
         self.counts = RetrievalCounts()
-
-    def truncate(self, length: int) -> None:
-        """Drop the rows from position `length` on."""
-        self.arena.truncate(length)
-        for index in self._indexes:
-            if index is not None:
-                index.truncate(length)
-
-    def index_rows(self) -> Iterator[None]:
-        """Index the arena's rows, if the settings say so for so many; yields after each layer."""
-        for layer in range(len(self._indexes)):
-            index = self._settings.create_index(self.arena.length)
-            if index is None:
-                self._indexes[layer] = None
-                continue
-            index = self._indexes[layer] or index
-            index.extend(self.arena.keys(layer))
-            self._indexes[layer] = index
-            yield None
 
     def find(self, layer: int, queries: Tensor, active: Tensor, scale: float) -> Found:
         """Find rows of a layer for queries, among those that are not active; see `search`.
@@ -105,7 +75,7 @@ class Retriever:
         """
         started = time.perf_counter()
         positions, bias = self.search(layer, queries, active, scale)
-        found = Found(positions, *self.arena.gather(layer, positions), bias)
+        found = Found(positions, *self.rows.arena.gather(layer, positions), bias)
         self._count(layer, positions, time.perf_counter() - started)
         return found
 
@@ -122,18 +92,18 @@ class Retriever:
         `EMPTY` for none. Both are on the host. Returns positions, int64 `[n_kv_heads, r]`, -1 for
         none, and their bias, see `Found`.
         """
-        keys = self.arena.keys(layer)
+        keys = self.rows.arena.keys(layer)
         length = keys.shape[1]
         # One column more: for positions behind the arena's end, and `EMPTY`, no candidates.
         excluded = active.long().clamp(max=length)
-        if (index := self._indexes[layer]) is None:
+        candidates = self.rows.candidates(layer, queries)
+        if candidates is None:
             weights = torch.full((len(keys), length + 1), -1.0)
             torch.mean(_weigh(queries, keys, scale), 1, out=weights[:, :-1])
             return self._select(weights.scatter_(1, excluded, -1.0))
-        candidates = index.candidates(queries.float())
         marks = torch.zeros(len(keys), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
         marks = marks.gather(1, candidates.clamp(min=0)) | (candidates < 0)
-        some = self.arena.gather_keys(layer, candidates)
+        some = self.rows.arena.gather_keys(layer, candidates)
         weights = _weigh(queries, some, scale).mean(1).masked_fill_(marks, -1.0)
         taken, bias = self._select(weights)
         return candidates.gather(1, taken.clamp(min=0)).masked_fill(taken < 0, -1), bias

@@ -70,3 +70,10 @@ class Retrieval:
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""
         return max(0, min(int(self.share * budget), budget - floor))
+
+
+FOR_REPAIRS = Retrieval(index="exact")
+"""The index of a session that retrieves nothing: none, however long it is.
+
+A repair looks for single keys, which a tree finds less surely than it is faster (docs/repair.md).
+"""

@@ -66,9 +66,8 @@ def _set_memory(metrics: Metrics, engine: Engine) -> None:
         nbytes += engine.cache.active_bytes(slot)
         evicted += max(0, session.length - active)
         promoted += session.promoted_rows
-    retrievers = [each.retriever for each in engine.sessions.values()]
-    arenas = sum(each.nbytes for each in retrievers if each is not None)
-    metrics.set("worker_retrieval_bytes", arenas)
+    copies = [each.indexed_rows for each in engine.sessions.values()]
+    metrics.set("worker_retrieval_bytes", sum(each.nbytes for each in copies if each is not None))
     metrics.set("worker_active_rows", rows)
     metrics.set("worker_budget_rows", budget)
     metrics.set("worker_active_bytes", nbytes)

@@ -36,7 +36,7 @@ class MemoryView(View):
     """Current memory of a session. Active, peak and bound rows are the largest layer's.
 
     `in_slot`: the active rows are resident in a slot of the worker. `retrieval_bytes`: of its host, of
-    the rows that answers retrieve from and their index.
+    the rows that answers and repairs search, and their index.
     """
 
     session: str

@@ -17,6 +17,8 @@ class RepairView(View):
     `signal_tokens` setting, or when the repair was `truncated`.
     `scored_rows` of `candidates` evicted tokens were scored, the fraction `share_scanned`: fewer
     when bounds excluded the others, or when a deadline or a new turn `truncated` the repair.
+    `scan` is the scan that ran, null if none did: `exact` instead of `index` where there was no
+    memory. `searched_share` of the rows had their keys compared to the signal.
     `demoted` rows left the active set in exchange. `in_pause`: it ended before the next turn.
     """
 
@@ -33,6 +35,8 @@ class RepairView(View):
     hops: int
     bytes_read: int
     in_pause: bool
+    scan: str | None
+    searched_share: float
 
 
 class RepairTotalsView(View):

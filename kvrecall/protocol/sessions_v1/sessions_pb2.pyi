@@ -27,6 +27,7 @@ class RepairScan(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPAIR_SCAN_EXACT: _ClassVar[RepairScan]
     REPAIR_SCAN_BOUNDED: _ClassVar[RepairScan]
     REPAIR_SCAN_SUMMARY: _ClassVar[RepairScan]
+    REPAIR_SCAN_INDEX: _ClassVar[RepairScan]
 
 class LayerBudgets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -105,6 +106,7 @@ REPAIR_SCAN_UNSPECIFIED: RepairScan
 REPAIR_SCAN_EXACT: RepairScan
 REPAIR_SCAN_BOUNDED: RepairScan
 REPAIR_SCAN_SUMMARY: RepairScan
+REPAIR_SCAN_INDEX: RepairScan
 LAYER_BUDGETS_UNSPECIFIED: LayerBudgets
 LAYER_BUDGETS_UNIFORM: LayerBudgets
 LAYER_BUDGETS_PYRAMID: LayerBudgets
@@ -620,7 +622,7 @@ class TurnEpisode(_message.Message):
     def __init__(self, episode: _Optional[str] = ..., similarity: _Optional[float] = ..., switched: bool = ..., rows_moved: _Optional[int] = ..., rows_kept: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Repair(_message.Message):
-    __slots__ = ("trigger", "signal_tokens", "observed_tokens", "candidates", "scored_rows", "share_scanned", "promoted", "demoted", "duration", "truncated", "hops", "bytes_read", "in_pause")
+    __slots__ = ("trigger", "signal_tokens", "observed_tokens", "candidates", "scored_rows", "share_scanned", "promoted", "demoted", "duration", "truncated", "hops", "bytes_read", "in_pause", "scan", "searched_share")
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -634,6 +636,8 @@ class Repair(_message.Message):
     HOPS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     IN_PAUSE_FIELD_NUMBER: _ClassVar[int]
+    SCAN_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_SHARE_FIELD_NUMBER: _ClassVar[int]
     trigger: RepairTrigger
     signal_tokens: int
     observed_tokens: int
@@ -647,7 +651,9 @@ class Repair(_message.Message):
     hops: int
     bytes_read: int
     in_pause: bool
-    def __init__(self, trigger: _Optional[_Union[RepairTrigger, str]] = ..., signal_tokens: _Optional[int] = ..., observed_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., scored_rows: _Optional[int] = ..., share_scanned: _Optional[float] = ..., promoted: _Optional[int] = ..., demoted: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., in_pause: bool = ...) -> None: ...
+    scan: RepairScan
+    searched_share: float
+    def __init__(self, trigger: _Optional[_Union[RepairTrigger, str]] = ..., signal_tokens: _Optional[int] = ..., observed_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., scored_rows: _Optional[int] = ..., share_scanned: _Optional[float] = ..., promoted: _Optional[int] = ..., demoted: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., in_pause: bool = ..., scan: _Optional[_Union[RepairScan, str]] = ..., searched_share: _Optional[float] = ...) -> None: ...
 
 class RepairTotals(_message.Message):
     __slots__ = ("repairs", "signals", "scored_rows", "promoted", "demoted", "duration", "truncated", "skipped")

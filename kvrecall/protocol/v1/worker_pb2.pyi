@@ -450,7 +450,7 @@ class Fidelity(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., kl_mean: _Optional[float] = ..., top1_agreement: _Optional[float] = ...) -> None: ...
 
 class RepairReport(_message.Message):
-    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "hops", "bytes_read", "observed_tokens")
+    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "hops", "bytes_read", "observed_tokens", "scan", "searched_share")
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORED_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -462,6 +462,8 @@ class RepairReport(_message.Message):
     HOPS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCAN_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_SHARE_FIELD_NUMBER: _ClassVar[int]
     trigger: str
     signal_tokens: int
     scored_rows: int
@@ -473,7 +475,9 @@ class RepairReport(_message.Message):
     hops: int
     bytes_read: int
     observed_tokens: int
-    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., observed_tokens: _Optional[int] = ...) -> None: ...
+    scan: str
+    searched_share: float
+    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., observed_tokens: _Optional[int] = ..., scan: _Optional[str] = ..., searched_share: _Optional[float] = ...) -> None: ...
 
 class ReselectionReport(_message.Message):
     __slots__ = ("count", "rows_in", "rows_out", "seconds")

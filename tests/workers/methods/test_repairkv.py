@@ -67,7 +67,7 @@ def test_no_more_tokens_are_chosen_than_there_are() -> None:
         ('{"contrast": -1}', "", "repair_settings: contrast"),
         ('{"hops": 0}', "", "repair_settings: hops"),
         ('{"width": 3}', "", "repair_settings: width"),
-        ("", "all", "no repair_scan 'all'; there are exact, bounded, summary"),
+        ("", "all", "no repair_scan 'all'; there are exact, bounded, summary, index"),
     ],
 )
 def test_invalid_settings_are_refused_by_name(settings: str, scan: str, match: str) -> None:

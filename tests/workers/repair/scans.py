@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvrecall.domain.session_settings import RepairScan
+from kvrecall.domain.session_settings import PageScan
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
@@ -72,7 +72,7 @@ def scanned(
     store: RowStore,
     of: Given,
     length: int,
-    mode: RepairScan,
+    mode: PageScan,
     find_ambiguous: FindAmbiguous | None = None,
     counted: Tensor | None = None,
     stop_requested: Callable[[], bool] = lambda: False,

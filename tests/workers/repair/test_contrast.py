@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvrecall.domain.session_settings import RepairScan
+from kvrecall.domain.session_settings import PageScan
 from tests.workers.repair.scans import (
     COPIES,
     HEAD_DIM,
@@ -90,7 +90,7 @@ def parts_of(tokens: int) -> Iterator[None]:
 
 def scanned(
     case: Contrasted,
-    mode: RepairScan,
+    mode: PageScan,
     find_ambiguous: FindAmbiguous | None = None,
     counted: Tensor | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
@@ -169,7 +169,7 @@ def test_bounds_hold_at_every_step(case: Contrasted, bits: int) -> None:
 @settings(deadline=None, max_examples=30)
 @given(case=contrasted(), mode=st.sampled_from(["exact", "bounded", "summary"]))
 def test_a_stopped_scan_has_contrast_scores_of_the_tokens_it_scored(
-    case: Contrasted, mode: RepairScan
+    case: Contrasted, mode: PageScan
 ) -> None:
     found: list[ScanResult] = []
     while not found or not found[-1].complete:
@@ -196,7 +196,7 @@ def test_heads_scores_are_clamped_differences_of_their_own(case: Contrasted) -> 
 
 
 @pytest.mark.parametrize("mode", ["exact", "bounded", "summary"])
-def test_both_signals_share_one_read(mode: RepairScan) -> None:
+def test_both_signals_share_one_read(mode: PageScan) -> None:
     """A contrast reads no page more than the signal alone where bounds decide as easily."""
     random = torch.Generator().manual_seed(3)
     keys = torch.randn(N_LAYERS, N_KV_HEADS, 2560, HEAD_DIM, generator=random)
@@ -241,7 +241,7 @@ def test_what_the_neutral_signal_attends_to_as_much_is_nobodys_anchor() -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "bounded", "summary"])
-def test_what_every_part_of_a_long_signal_attends_to_is_nobodys_anchor(mode: RepairScan) -> None:
+def test_what_every_part_of_a_long_signal_attends_to_is_nobodys_anchor(mode: PageScan) -> None:
     """Each part attends to token 7 most; one of them attends to token 20 as well, a little less."""
     keys = torch.zeros(N_LAYERS, N_KV_HEADS, 40, HEAD_DIM)
     keys[..., 7, 0] = 9

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvrecall.domain.session_settings import RepairScan
+from kvrecall.domain.session_settings import PageScan
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
@@ -111,7 +111,7 @@ def test_bounds_hold_at_every_step(of: Given, data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=40)
 @given(of=inputs(), mode=st.sampled_from(["exact", "bounded", "summary"]), counts=st.booleans())
 def test_a_stopped_scan_reports_the_tokens_it_scored(
-    of: Given, mode: RepairScan, counts: bool
+    of: Given, mode: PageScan, counts: bool
 ) -> None:
     """Stopped at every possible moment: the later, the more is scored; the last is complete."""
     tokens = of.keys.shape[2]
@@ -289,7 +289,7 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
     observed = engine.observe(resident, tokenizer.encode(question))
     engine.close()
 
-    def run(mode: RepairScan, count: int) -> ScanResult:
+    def run(mode: PageScan, count: int) -> ScanResult:
         return finished(
             scan(
                 store,

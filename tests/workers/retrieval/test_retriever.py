@@ -10,6 +10,7 @@ from torch import Tensor
 from kvstore.format.page import PageLayout
 from workers.cache.active_cache import EMPTY
 from workers.cache.transfers import Transfers
+from workers.retrieval.indexed_rows import IndexedRows
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
@@ -21,11 +22,15 @@ LAYOUT = PageLayout(
 CPU = Transfers(torch.device("cpu"))
 
 
+def make_retriever(settings: Retrieval, count: int, layout: PageLayout = LAYOUT) -> Retriever:
+    return Retriever(IndexedRows(layout, settings), settings, count)
+
+
 def retriever(length: int, count: int, seed: int = 0) -> Retriever:
     random = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, HEADS, length, DIM, generator=random)
-    made = Retriever(LAYOUT, Retrieval(index="exact", choice="best"), count)
-    made.arena.append([(keys, values)])
+    made = make_retriever(Retrieval(index="exact", choice="best"), count)
+    made.rows.arena.append([(keys, values)])
     return made
 
 
@@ -37,13 +42,13 @@ def padded(heads: list[list[int]]) -> Tensor:
 
 def brute_force(made: Retriever, queries: Tensor, active: Tensor) -> list[set[int]]:
     """Per head the positions of the best rows that are not active, one softmax after the other."""
-    keys = made.arena.keys(0)
+    keys = made.rows.arena.keys(0)
     best = []
     for head in range(HEADS):
-        score = torch.zeros(made.arena.length)
+        score = torch.zeros(made.rows.arena.length)
         for member in range(GROUP):
             score += (keys[head] @ queries[head, member] * 0.5).softmax(0)
-        inactive = [p for p in range(made.arena.length) if p not in active[head].tolist()]
+        inactive = [p for p in range(made.rows.arena.length) if p not in active[head].tolist()]
         inactive.sort(key=lambda position: -float(score[position]))
         best.append(set(inactive[: made.count]))
     return best
@@ -70,7 +75,7 @@ def test_the_rows_found_are_the_most_attended_ones_that_are_not_active(
         assert set(chosen) == expected[head]
     at = found.positions >= 0
     heads, _ = at.nonzero(as_tuple=True)
-    assert torch.equal(found.keys[at], made.arena.keys(0)[heads, found.positions[at]])
+    assert torch.equal(found.keys[at], made.rows.arena.keys(0)[heads, found.positions[at]])
     assert made.counts.rows == int(at.sum())
 
 
@@ -111,7 +116,7 @@ def test_sessions_of_one_pass_attend_as_each_alone(masked: bool) -> None:
 def test_all_rows_together_attend_as_the_whole_cache() -> None:
     """Where every row that is not active is found, attention is that over all rows."""
     made = retriever(20, 20)
-    keys, values = made.arena.gather(0, torch.arange(20).expand(HEADS, -1))
+    keys, values = made.rows.arena.gather(0, torch.arange(20).expand(HEADS, -1))
     queries = torch.randn(1, HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(1))
     some = torch.tensor([0, 3, 19], dtype=torch.int32).expand(HEADS, -1)
     rows = (keys[None][:, :, [0, 3, 19]], values[None][:, :, [0, 3, 19]], some[None])
@@ -122,9 +127,9 @@ def test_all_rows_together_attend_as_the_whole_cache() -> None:
 
 def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
     layout = PageLayout(1, HEADS, DIM, torch.bfloat16, "m")
-    made = Retriever(layout, Retrieval(index="exact", choice="best"), 4)
+    made = make_retriever(Retrieval(index="exact", choice="best"), 4, layout)
     keys = torch.randn(HEADS, 12, DIM, generator=torch.Generator().manual_seed(3)).bfloat16()
-    made.arena.append([(keys, keys)])
+    made.rows.arena.append([(keys, keys)])
     none = torch.full((HEADS, 1), EMPTY, dtype=torch.int32)
     queries = keys[:, 5:6].repeat(1, GROUP, 1)
     found = made.find(0, queries, none, 1.0)
@@ -134,28 +139,28 @@ def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
 
 
 def test_a_tree_that_scans_everything_finds_what_scoring_every_row_finds() -> None:
-    tree = Retriever(LAYOUT, Retrieval(index="tree", choice="best", scan=1.0), 40)
+    tree = make_retriever(Retrieval(index="tree", choice="best", scan=1.0), 40)
     exact = retriever(3000, 40)
-    tree.arena.append([exact.arena.gather(0, torch.arange(3000).expand(HEADS, -1))])
-    list(tree.index_rows())
-    assert tree.nbytes > exact.nbytes
+    tree.rows.arena.append([exact.rows.arena.gather(0, torch.arange(3000).expand(HEADS, -1))])
+    list(tree.rows.index_rows())
+    assert tree.rows.nbytes > exact.rows.nbytes
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
     active = torch.arange(2990, 3005, dtype=torch.int32).expand(HEADS, -1)
     found, expected = (each.find(0, queries, active, 0.5) for each in (tree, exact))
     assert torch.equal(found.positions.sort(1).values, expected.positions.sort(1).values)
     for each in (tree, exact):
-        each.truncate(100)
-    list(tree.index_rows())
+        each.rows.truncate(100)
+    list(tree.rows.index_rows())
     found, expected = (each.find(0, queries, active, 0.5) for each in (tree, exact))
     assert torch.equal(found.positions.sort(1).values, expected.positions.sort(1).values)
     assert int(found.positions.max()) < 100
 
 
 def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one() -> None:
-    made = Retriever(LAYOUT, Retrieval(index="tree", choice="best", scan=0.1), 64)
+    made = make_retriever(Retrieval(index="tree", choice="best", scan=0.1), 64)
     exact = retriever(30_000, 64)
-    made.arena.append([exact.arena.gather(0, torch.arange(30_000).expand(HEADS, -1))])
-    list(made.index_rows())
+    made.rows.arena.append([exact.rows.arena.gather(0, torch.arange(30_000).expand(HEADS, -1))])
+    list(made.rows.index_rows())
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
     best, _ = exact.search(0, queries, torch.full((HEADS, 1), EMPTY, dtype=torch.int32), 1.0)
     active = best[:, :8].int().sort(1).values
@@ -182,8 +187,8 @@ def test_a_tree_serves_long_sessions_and_those_that_ask_for_it(
 @given(seed=st.integers(0, 10_000), active=st.sets(st.integers(0, 200)), count=st.integers(1, 60))
 def test_drawn_rows_are_distinct_and_never_active(seed: int, active: set[int], count: int) -> None:
     made = retriever(200, count, seed)
-    drawing = Retriever(LAYOUT, Retrieval(), count)
-    drawing.arena.append([made.arena.gather(0, torch.arange(200).expand(HEADS, -1))])
+    drawing = make_retriever(Retrieval(), count)
+    drawing.rows.arena.append([made.rows.arena.gather(0, torch.arange(200).expand(HEADS, -1))])
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(seed))
     found = drawing.find(0, queries, padded([sorted(active)] * HEADS), 0.5)
     assert found.positions.shape[1] <= count
@@ -199,14 +204,14 @@ def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best
     """Where attention is spread over many rows whose values are like their keys."""
     random = torch.Generator().manual_seed(4)
     exact = retriever(2000, 48)
-    keys, _ = exact.arena.gather(0, torch.arange(2000).expand(HEADS, -1))
+    keys, _ = exact.rows.arena.gather(0, torch.arange(2000).expand(HEADS, -1))
     values = keys
     rows = (keys[None][:, :, :4], values[None][:, :, :4])
     active = torch.arange(4, dtype=torch.int32).expand(1, HEADS, -1).contiguous()
     errors: dict[str, list[float]] = {"best": [], "sample": []}
     for choice, found in errors.items():
-        made = Retriever(LAYOUT, TypeAdapter(Retrieval).validate_python({"choice": choice}), 48)
-        made.arena.append([(keys, values)])
+        made = make_retriever(TypeAdapter(Retrieval).validate_python({"choice": choice}), 48)
+        made.rows.arena.append([(keys, values)])
         step = RetrievalStep([made], CPU)
         for _ in range(40):
             queries = torch.randn(1, HEADS, GROUP, DIM, generator=random)

@@ -24,6 +24,12 @@ SPECS: dict[str, dict[str, Any]] = {
         "method_settings": '{"window": 8, "pool": 1}',
         "options": json.dumps({"retrieve": '{"share": 0.3, "prompt_tokens": 8}'}),
     },
+    "through the index": {
+        "method": "loopserve",
+        "method_settings": '{"every": 4, "first": 4, "window": 8}',
+        "repair_scan": "index",
+        "options": json.dumps({"retrieve": '{"share": 0.3, "index": "tree", "scan": 0.5}'}),
+    },
     "all": {
         "method": "icecache",
         "options": json.dumps(

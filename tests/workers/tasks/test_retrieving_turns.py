@@ -167,7 +167,7 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
     for name in ("s", "t"):
         worker.open(name, budget=64, method="icecache")
         assert worker.turn(name, words(90), max_tokens=8).retrieval.steps
-    held = [worker.engine.sessions[name].retriever for name in ("s", "t")]
+    held = [worker.engine.sessions[name].indexed_rows for name in ("s", "t")]
     assert [each is None for each in held] == [True, False]
 
 
@@ -178,9 +178,9 @@ def test_memory_is_freed_with_the_session(
     worker.open("s", budget=64, method="icecache")
     worker.turn("s", words(90), max_tokens=8)
     session = worker.engine.sessions["s"]
-    assert worker.memory("s").retrieval_bytes == session.retriever.nbytes > 0
+    assert worker.memory("s").retrieval_bytes == session.indexed_rows.nbytes > 0
     worker.open("s", epoch=2, budget=64, method="icecache")
-    assert session.retriever is None
+    assert session.indexed_rows is session.retriever is None
 
 
 def test_a_stop_string_takes_back_rows_that_could_be_retrieved(
@@ -195,7 +195,7 @@ def test_a_stop_string_takes_back_rows_that_could_be_retrieved(
     worker.open("t", budget=64, method="icecache")
     stopped = worker.turn("t", words(90), max_tokens=40, stop=[stop])
     assert stopped.memory.length < first.memory.length
-    arena = worker.engine.sessions["t"].retriever.arena
+    arena = worker.engine.sessions["t"].indexed_rows.arena
     assert arena.length <= stopped.memory.length
     again = worker.turn("t", "and then", max_tokens=12)
     worker.open("t", epoch=2, state=stopped.state, budget=64, method="icecache")

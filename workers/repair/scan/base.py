@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvrecall.domain.session_settings import RepairScan
 from workers.repair.scan.pages import Chunk, Pages
 from workers.repair.scan.softmax import Signal
 
@@ -23,12 +24,17 @@ class ScanResult:
         scored: Tokens that were scored, bool `[length]`.
         bytes_read: Bytes of stored pages, keys and values, as the tiers delivered them.
         complete: False if the scan was stopped early.
+        searched_share: Share of the rows, over all layers and heads, whose key or code was compared
+            to the queries; under 1 where an index left rows out.
+        kind: The scan that ran.
     """
 
     scores: Tensor
     scored: Tensor
     bytes_read: int
     complete: bool
+    searched_share: float = 1.0
+    kind: RepairScan = "exact"
 
 
 @dataclass(frozen=True, eq=False)

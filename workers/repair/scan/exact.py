@@ -8,12 +8,13 @@ memory does not grow with the session except for vectors over its tokens.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from kvrecall.domain.session_settings import RepairScan
+from kvrecall.domain.session_settings import PageScan
 from workers.cache.transfers import Transfers
 from workers.primitives.observation import Observed
 from workers.repair.scan.base import FindAmbiguous, Scan, ScanResult
@@ -31,7 +32,7 @@ def scan(
     length: int,
     *,
     contrast: Contrast | None = None,
-    mode: RepairScan,
+    mode: PageScan,
     counted: Tensor | None,
     find_ambiguous: FindAmbiguous,
     stop_requested: Callable[[], bool],
@@ -64,8 +65,10 @@ def scan(
         return request.to_result(request.no_attention()[0], request.no_tokens(), True)
     if mode == "bounded":
         exact = partial(two_passes, request, approximate=False)
-        return (yield from bounded(request, find_ambiguous, exact))
-    return (yield from two_passes(request, approximate=mode == "summary"))
+        result = yield from bounded(request, find_ambiguous, exact)
+    else:
+        result = yield from two_passes(request, approximate=mode == "summary")
+    return replace(result, kind=mode)
 
 
 def two_passes(scan: Scan, *, approximate: bool) -> Generator[None, None, ScanResult]:
@@ -158,7 +161,7 @@ def _weigh_in_one_pass(signal: Signal, pages: Pages, *, causal: bool) -> Iterato
         logits[..., pages.rows_of(indices)] = queries @ keys.transpose(2, 3)
         yield None
     if causal:
-        signal.hide_later(logits, 0)
+        signal.hide_later(logits, torch.arange(pages.length, device=logits.device))
     for layer, of_layer in enumerate(logits):
         yield layer, slice(0, pages.length), of_layer.softmax(-1)
 
@@ -175,7 +178,7 @@ def _weigh_in_two_passes(
             for layer, normaliser in enumerate(normalisers):
                 logits = signal.logits(layer, chunk.get_layer(layer))
                 if causal:
-                    signal.hide_later(logits, rows.start)
+                    signal.hide_later(logits, chunk.positions)
                 if last_pass:
                     yield layer, rows, normaliser.weights(logits)
                 else:

@@ -97,16 +97,18 @@ class Signal:
         logits: Tensor = self.queries(layer) @ keys.float().transpose(1, 2)
         return logits
 
-    def hide_later(self, logits: Tensor, first: int) -> None:
+    def hide_later(self, logits: Tensor, positions: Tensor, queries: slice = slice(None)) -> None:
         """Set the logits of rows after their queries to -inf, for queries that are rows.
 
-        logits: `[..., group * t, rows]`, of the rows from position `first` on.
+        logits: `[..., q, rows]`, of the `queries` among all of a KV head. positions: of the rows,
+        int64, ascending `[rows]`, or `[n_kv_heads, rows]` in any order.
         """
-        skipped = max(0, self.first_position - first)
-        later = logits[..., skipped:]
-        positions = torch.arange(later.shape[-1], device=later.device) + first + skipped
-        group = self.n_heads // self.n_kv_heads
-        later.masked_fill_(positions > self._positions.repeat(group)[:, None], -torch.inf)
+        if positions.dim() == 1:
+            # Only the last rows can be after a query.
+            first = int((positions <= self.first_position).sum())
+            logits, positions = logits[..., first:], positions[first:]
+        asked = self._positions.repeat(self.n_heads // self.n_kv_heads)[queries]
+        logits.masked_fill_(positions[..., None, :] > asked[:, None], -torch.inf)
 
     def attention(self, weights: Tensor, counted: Tensor | None) -> Tensor:
         """A layer's contribution to the groups' attention to rows: float32 `[groups, rows]`.
@@ -191,7 +193,9 @@ class Normaliser:
 
     def __init__(self, queries: Tensor) -> None:
         """Start without rows; queries: float32 `[n_kv_heads, group * t, head_dim]`."""
-        self.peak = torch.full((*queries.shape[:2], 1), -torch.inf, device=queries.device)
+        # The least number, not -inf: a query may come after none of the first rows.
+        least = torch.finfo(torch.float32).min
+        self.peak = torch.full((*queries.shape[:2], 1), least, device=queries.device)
         self.total = torch.zeros_like(self.peak, dtype=torch.float64)
 
     def add(self, logits: Tensor) -> Tensor:
@@ -203,6 +207,10 @@ class Normaliser:
         self.total += weights.sum(-1, keepdim=True)
         return weights
 
+    def log(self) -> Tensor:
+        """Compute the logarithm of the sum over the rows, float32 `[n_kv_heads, group * t, 1]`."""
+        return self.peak + self.total.log().float()
+
     def weights(self, logits: Tensor) -> Tensor:
         """Compute attention weights, float32 of the shape of `logits`, in place."""
-        return logits.sub_(self.peak + self.total.log().float()).exp_()
+        return logits.sub_(self.log()).exp_()

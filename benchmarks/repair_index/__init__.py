@@ -1,0 +1,1 @@
+"""Repairs through a session's index beside exact scans: what they choose, and in which time."""

@@ -1,0 +1,66 @@
+"""A session's rows in host memory, and where they are many an index over each layer's keys."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from kvstore.format.page import PageLayout
+from kvstore.index.arena import RowArena
+from kvstore.index.base import KeyIndex
+from workers.retrieval.settings import Retrieval
+
+
+class IndexedRows:
+    """The rows of one session that its steps retrieve and its repairs search, by one copy of them.
+
+    Attributes:
+        arena: The rows.
+        copied: Rows that were copied into it so far, those that were dropped again included.
+        used_at: Monotonic seconds of the last turn or repair that used them.
+    """
+
+    def __init__(self, layout: PageLayout, settings: Retrieval) -> None:
+        """Begin without rows; layout: of the store's rows; settings: which index there is."""
+        self.arena = RowArena(layout)
+        self.copied = 0
+        self.used_at = 0.0
+        self._settings = settings
+        self._indexes: list[KeyIndex | None] = [None] * layout.n_layers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory on the host."""
+        return self.arena.nbytes + sum(each.nbytes for each in self._indexes if each is not None)
+
+    def append(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Append rows, as `RowArena.append`; they are searched from the next `index_rows` on."""
+        self.arena.append(layers)
+        self.copied += layers[0][0].shape[1]
+
+    def truncate(self, length: int) -> None:
+        """Drop the rows from position `length` on."""
+        self.arena.truncate(length)
+        for index in self._indexes:
+            if index is not None:
+                index.truncate(length)
+
+    def index_rows(self) -> Iterator[None]:
+        """Index the arena's rows, if the settings say so for so many; yields after each layer."""
+        for layer in range(len(self._indexes)):
+            index = self._settings.create_index(self.arena.length)
+            if index is None:
+                self._indexes[layer] = None
+                continue
+            index = self._indexes[layer] or index
+            index.extend(self.arena.keys(layer))
+            self._indexes[layer] = index
+            yield None
+
+    def candidates(self, layer: int, queries: Tensor) -> Tensor | None:
+        """Find the rows of a layer that its queries may attend to most; None: every row.
+
+        queries: `[n_kv_heads, q, head_dim]` on the host. Returns positions as
+        `KeyIndex.candidates`.
+        """
+        index = self._indexes[layer]
+        return None if index is None else index.candidates(queries.float())
