@@ -374,13 +374,16 @@ def planted_command(
     ] = None,
     tokens: Annotated[int, typer.Option(min=200, help="Tokens per text.")] = 1000,
     budget: Annotated[int, typer.Option(min=64, help="Rows per head.")] = 256,
-    method: Annotated[str, typer.Option(help="Eviction method.")] = "snapkv",
+    method: Annotated[
+        str, typer.Option(help="Eviction method, as in --methods of the other suites.")
+    ] = "snapkv",
     block: Block = 128,
     seed: Seed = SEED,
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
     """Repair of facts planted in real text, by selection and contrast, at several K."""
+    from evals.configs import parse_config
     from evals.suites.planted import suite as planted
 
     first = planted.Planted(
@@ -390,7 +393,7 @@ def planted_command(
         seed=seed,
         tokens=tokens,
         budget=budget,
-        method=method,
+        method=parse_config(method).name,
         result_data=absolute_paths(result_data),
         conditions=planted.choose_conditions(conditions or ()),
         block_tokens=block,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from evals.configs import parse_config
 from evals.harness import Message, load
 from evals.replay_session import run_steps
 from evals.spans import decode_with_offsets, overlapping
@@ -96,12 +97,18 @@ class Cell:
         budget: int,
         repair_rows: int = 0,
     ) -> "Cell":
-        """Append recorded turns to a new session. Raises `workers.errors`."""
+        """Append recorded turns to a new session; method: a run configuration.
+
+        Raises BadConfig and `workers.errors`.
+        """
+        config = parse_config(method)
         spec = pb.SessionSpec(
             session=_BASE,
             epoch=1,
-            method=method,
-            method_settings="{}",
+            method=config.method,
+            method_settings=config.settings,
+            layer_budgets=config.layer_budgets,
+            options=config.options,
             budget=budget,
             repair_rows=repair_rows,
             seed=seed,
@@ -155,6 +162,9 @@ class Cell:
         """
         spec = self._child_spec(name, settings)
         spec.method = "full"
+        spec.method_settings = "{}"
+        spec.layer_budgets = ""
+        spec.options = ""
         spec.budget = self.engine.settings.max_budget
         spec.repair_rows = 0
         replies = []

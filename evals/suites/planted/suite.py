@@ -59,7 +59,7 @@ class Planted:
             first fact in it.
         result_data: Recordings that the results are taken from; none: they are generated.
         budget: Rows per head.
-        method: Eviction method.
+        method: Eviction method, as a run configuration (`evals.configs.SYNTAX`).
         k: Rows that a repair may bring back.
         conditions: Names with repair settings; at K = 0 names alone.
         block_tokens: Tokens prefilled in one step.

@@ -124,6 +124,15 @@ def test_without_a_repair_the_session_has_its_whole_budget() -> None:
     assert rows == {"snapkv": 120, "full": length}
 
 
+def test_a_method_is_a_run_configuration() -> None:
+    """Prompts over every stored row leave rows that other prompts do not, and are asked alike."""
+    stored = replace(UNIT, conditions=REPAIRS[-1:])
+    (with_all,) = planted.run(replace(stored, method="snapkv^stored"))
+    (with_active,) = planted.run(stored)
+    assert with_all["method"] == "snapkv^stored"
+    assert with_all["log_prob"] != with_active["log_prob"]
+
+
 def test_all_numbers_of_questions_are_asked_of_one_text() -> None:
     unit = replace(UNIT, facts=3, asked=(1, 3), conditions=REPAIRS[-1:], k=48)
     full = replace(unit, k=0, conditions=planted.CONDITIONS[:1])
