@@ -45,6 +45,7 @@ class Traffic:
     def run(self, seed: int) -> None:
         """Everything once; two runs increase every series that the first one began."""
         self.converse(seed)
+        self.select_anew(seed)
         self.compare(seed)
         self.switch_episodes(seed)
         self.fail_by_client()
@@ -91,6 +92,21 @@ class Traffic:
             lambda: any(past.trigger == trigger for past in client.repairs(session, limit=20)),
             f"a repair on {trigger}",
         )
+
+    def select_anew(self, seed: int) -> None:
+        """An answer that re-selects its rows, and retrieves others, after a prompt over all of them."""
+        one, _ = self.clients
+        session = one.create_session(
+            budget=128,
+            repair_rows=16,
+            seed=seed,
+            reselect={"every": 2, "first": 1},
+            retrieve={"share": 0.25},
+            prefill={"attend": "stored"},
+        ).id
+        turn = self.commit(one, session, user(chatter(seed, 40)), max_tokens=8)
+        assert turn.reselections is not None, "no rows were selected anew"
+        assert turn.retrieval is not None, "no rows were retrieved"
 
     def compare(self, seed: int) -> None:
         """The divergence of a small budget from a large one."""
