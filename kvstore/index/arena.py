@@ -39,13 +39,18 @@ class RowArena:
         """Most bytes that an arena of `length` rows allocates."""
         return int(layout.token_bytes * (_GROWTH * length + _GRANULE))
 
+    def reserve(self, length: int) -> None:
+        """Allocate memory for `length` rows at once, at most `bytes_for` of them."""
+        for layer, rows in enumerate(self._layers):
+            if length > rows.shape[2]:
+                self._grow(layer, length)
+
     def append(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Append rows: per layer keys and values `[n_kv_heads, m, head_dim]`, copied."""
         added = layers[0][0].shape[1]
         stop = self.length + added
+        self.reserve(stop)
         for layer, pair in enumerate(layers):
-            if stop > self._layers[layer].shape[2]:
-                self._grow(layer, stop)
             for into, rows in zip(self._layers[layer], pair, strict=True):
                 into[:, self.length : stop] = rows
         self.length = stop

@@ -42,6 +42,8 @@ def fill_rows(
     if rows is None:
         settings = resident.config.retrieval or FOR_REPAIRS
         rows = session.indexed_rows = IndexedRows(engine.store.layout, settings)
+    # At once, so that others that run meanwhile see what it takes.
+    rows.arena.reserve(session.length)
     rows.used_at = time.monotonic()
     yield from wait_for_writes(engine, session)
     layout = engine.store.layout

@@ -40,11 +40,14 @@ class StoredBlock:
         """Attend in one layer; see `BlockAttention.attend`. Raises the errors of the read."""
         n_heads, tokens, head_dim = query.shape[1:]
         heads = key.shape[1]
-        # The block's own rows may be anywhere among the active ones.
-        own = (positions[0] >= self._first) & (positions[0] < self._first + tokens)
+        # A head's new rows are right behind its others. Counting these waits for no value of the device.
+        others = (positions[0] < self._first).sum(1, keepdim=True)
+        own = (others + torch.arange(tokens, device=others.device))[..., None].expand(
+            -1, -1, head_dim
+        )
         stored = self._transfers.to_device(self._read(layer))
         keys, values = (
-            torch.cat([before.to(rows.dtype), rows[0][own].view(heads, tokens, head_dim)], 1)
+            torch.cat([before.to(rows.dtype), rows[0].gather(1, own)], 1)
             for before, rows in zip(stored, (key, value), strict=True)
         )
         grouped = query[0].view(heads, -1, tokens, head_dim)

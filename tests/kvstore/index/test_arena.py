@@ -19,6 +19,20 @@ def rows(start: int, stop: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(number.expand(3, -1, 4) + 1e5 * layer, -number.expand(3, -1, 4)) for layer in range(2)]
 
 
+@given(lengths=st.lists(st.integers(0, 5000), min_size=1, max_size=4))
+def test_reserved_memory_holds_so_many_rows_without_more(lengths: list[int]) -> None:
+    arena = RowArena(LAYOUT)
+    arena.append(rows(0, 10))
+    for length in lengths:
+        arena.reserve(length)
+    longest = max(10, *lengths)
+    assert LAYOUT.token_bytes * longest <= arena.nbytes <= RowArena.bytes_for(LAYOUT, longest)
+    taken = arena.nbytes
+    arena.append(rows(10, longest))
+    assert arena.nbytes == taken
+    assert torch.equal(arena.keys(1), rows(0, longest)[1][0])
+
+
 @settings(deadline=None, max_examples=40)
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 1500)), max_size=8), data=st.data())
 def test_an_arena_holds_what_was_appended_and_not_truncated(

@@ -161,7 +161,7 @@ def _weigh_in_one_pass(signal: Signal, pages: Pages, *, causal: bool) -> Iterato
         logits[..., pages.rows_of(indices)] = queries @ keys.transpose(2, 3)
         yield None
     if causal:
-        signal.hide_later(logits, torch.arange(pages.length, device=logits.device))
+        signal.hide_later(logits, 0)
     for layer, of_layer in enumerate(logits):
         yield layer, slice(0, pages.length), of_layer.softmax(-1)
 
@@ -178,7 +178,7 @@ def _weigh_in_two_passes(
             for layer, normaliser in enumerate(normalisers):
                 logits = signal.logits(layer, chunk.get_layer(layer))
                 if causal:
-                    signal.hide_later(logits, chunk.positions)
+                    signal.hide_later(logits, rows.start)
                 if last_pass:
                     yield layer, rows, normaliser.weights(logits)
                 else:

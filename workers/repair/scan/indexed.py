@@ -216,7 +216,7 @@ class _Search:
         keys = arena.gather_keys(layer, at) if rows is None else rows
         logits: Tensor = queries @ keys.float().transpose(1, 2)
         if self._scan.causal:
-            self._scan.signal.hide_later(logits, at, some)
+            self._scan.signal.hide_later(logits, int(at[0]) if consecutive else at, some)
         return logits if part.bias is None else logits.add_(part.bias[:, None])
 
     def _take_best(self, layer: int, best: BestRows, logits: Tensor, positions: Tensor) -> None:

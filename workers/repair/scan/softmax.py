@@ -97,16 +97,20 @@ class Signal:
         logits: Tensor = self.queries(layer) @ keys.float().transpose(1, 2)
         return logits
 
-    def hide_later(self, logits: Tensor, positions: Tensor, queries: slice = slice(None)) -> None:
+    def hide_later(
+        self, logits: Tensor, positions: Tensor | int, queries: slice = slice(None)
+    ) -> None:
         """Set the logits of rows after their queries to -inf, for queries that are rows.
 
         logits: `[..., q, rows]`, of the `queries` among all of a KV head. positions: of the rows,
-        int64, ascending `[rows]`, or `[n_kv_heads, rows]` in any order.
+        int64 `[rows]` or `[n_kv_heads, rows]`; or of the first of consecutive rows.
         """
-        if positions.dim() == 1:
+        if isinstance(positions, int):
             # Only the last rows can be after a query.
-            first = int((positions <= self.first_position).sum())
-            logits, positions = logits[..., first:], positions[first:]
+            skipped = max(0, self.first_position - positions)
+            logits = logits[..., skipped:]
+            first = positions + skipped
+            positions = torch.arange(first, first + logits.shape[-1], device=logits.device)
         asked = self._positions.repeat(self.n_heads // self.n_kv_heads)[queries]
         logits.masked_fill_(positions[..., None, :] > asked[:, None], -torch.inf)
 
