@@ -14,8 +14,7 @@ from kvrecall.app.logs import logs_json
 from kvrecall.cli.archive import export_command, import_command
 from kvrecall.cli.chat.command import chat_command
 from kvrecall.cli.demo import demo_command
-from kvrecall.cli.eval import eval_app
-from kvrecall.cli.eval_multiturn import multiturn_command
+from kvrecall.cli.eval.app import eval_app
 from kvrecall.cli.fsck import fsck_command
 from kvrecall.cli.gateway import gateway_command
 from kvrecall.cli.health import health_command
@@ -83,6 +82,5 @@ app.command("replay")(replay_command)
 app.command("report")(report_command)
 app.command("methods")(methods_command)
 app.command("profile-layers")(profile_layers_command)
-eval_app.command("multiturn")(multiturn_command)
 app.add_typer(eval_app, name="eval")
 app.add_typer(keys_app, name="keys")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.cli.eval import eval_app
+from kvrecall.cli.eval.app import eval_app
 
 SMALL = (
     "--lengths",

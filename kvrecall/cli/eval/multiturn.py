@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from kvrecall.app.models import REFERENCE, is_reference
-from kvrecall.cli.eval import Block, Budgets, Data, Fresh, Json, Model, Processes, Seed
-from kvrecall.cli.eval_run import absolute_paths, build_setup, run_suite, split_words
+from kvrecall.cli.eval.options import Block, Budgets, Data, Fresh, Json, Model, Processes, Seed
+from kvrecall.cli.eval.run import absolute_paths, build_setup, run_suite, split_words
 
 SEED = 9200
 

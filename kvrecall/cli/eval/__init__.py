@@ -1,0 +1,1 @@
+"""`kvrecall eval`: quality suites, their options, and the run that they share."""
