@@ -86,6 +86,10 @@ class ActiveCache:
         """Rows per head, per layer: the mean over the heads, rounded up."""
         return [int(n) for n in self._per_head(self.lengths[:, slot])]
 
+    def holds_all(self, slot: int, length: int) -> bool:
+        """Check if every head of every layer holds all rows of a session of `length` tokens."""
+        return bool((self.lengths[:, slot] == length).all())
+
     def free_rows(self, slot: int) -> int:
         """Number of tokens that can be appended before a layer reaches its bound."""
         return int((self.bound[:, slot] - self._per_head(self.lengths[:, slot])).min())

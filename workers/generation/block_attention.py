@@ -27,7 +27,7 @@ def begin_block(
     if settings.attend == "active":
         return None
     engine.make_room(resident, tokens)
-    if bool((engine.cache.lengths[:, resident.slot] == session.length).all()):
+    if engine.cache.holds_all(resident.slot, session.length):
         return None
     # A scratch session has the rows of the session that it was made of.
     yield from wait_for_writes(engine, engine.sessions.get(session.name, session))

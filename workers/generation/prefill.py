@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -81,24 +82,12 @@ def prefill(
     )
     logits = torch.empty(0)
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded):
-        attention = None
-        if block.decodes:
-            yield from prepare_retrieval(engine, resident, source)
-        else:
-            attention = yield from begin_block(engine, resident, block.tokens, source)
         # The logits at a token are the distribution of the next one.
-        wanted = [
-            i
-            for i in range(block.tokens)
-            if keep_distribution and any(recorded[block.start + i + 1 : block.start + i + 2])
-        ]
-        logits_to_keep = block.tokens if wanted else 1
-        began = time.perf_counter()
-        tokens = torch.tensor([token_ids[block.start : block.stop]])
-        block_logits = engine.forward([resident], tokens, logits_to_keep, attention)[0]
-        seconds = time.perf_counter() - began
-        engine.metrics.observe("worker_step_seconds", seconds, kind="prefill")
-        engine.prefilled_tokens += block.tokens
+        following = recorded[block.start + 1 : block.stop + 1] if keep_distribution else []
+        wanted = [i for i, is_recorded in enumerate(following) if is_recorded]
+        block_logits = yield from _append(
+            engine, resident, block, token_ids, block.tokens if wanted else 1, source
+        )
         on_block(block.tokens)
         if block.start < prompt <= block.stop:
             on_prompt_end()
@@ -108,13 +97,34 @@ def prefill(
         if not block.decodes:
             engine.evict(resident)
         yield engine.store_io.backlog(session)
-    if not expected:
-        return PrefillResult(logits, None, len(token_ids))
-    recorded_tokens = tuple(
-        token for token, is_recorded in zip(token_ids[1:], recorded[1:], strict=True) if is_recorded
-    )
-    distribution = Distribution(recorded_tokens, torch.cat(expected))
+    distribution = None
+    if expected:
+        predicted = compress(token_ids[1:], recorded[1:])
+        distribution = Distribution(tuple(predicted), torch.cat(expected))
     return PrefillResult(logits, distribution, len(token_ids))
+
+
+def _append(
+    engine: Engine,
+    resident: ResidentSession,
+    block: _Block,
+    token_ids: Sequence[int],
+    logits_to_keep: int,
+    source: LayerSource | None,
+) -> Steps[Tensor]:
+    """Append one block of `token_ids`; returns its last logits, `[logits_to_keep, vocabulary]`."""
+    attention = None
+    if block.decodes:
+        yield from prepare_retrieval(engine, resident, source)
+    else:
+        attention = yield from begin_block(engine, resident, block.tokens, source)
+    began = time.perf_counter()
+    tokens = torch.tensor([token_ids[block.start : block.stop]])
+    logits = engine.forward([resident], tokens, logits_to_keep, attention)[0]
+    seconds = time.perf_counter() - began
+    engine.metrics.observe("worker_step_seconds", seconds, kind="prefill")
+    engine.prefilled_tokens += block.tokens
+    return logits
 
 
 def _count_decoded(config: SessionConfig, recorded: int | None, *, answers: bool) -> int:
@@ -122,11 +132,11 @@ def _count_decoded(config: SessionConfig, recorded: int | None, *, answers: bool
 
     recorded: tokens of recorded text whose distribution is kept; None: no distribution is.
     """
-    stored = config.prefill.attend == "stored"
-    decoded = recorded or 0 if stored or config.retrieval is not None else 0
-    if config.retrieval is not None and not stored and (answers or recorded is not None):
-        decoded += config.retrieval.prompt_tokens
-    return decoded
+    if config.prefill.attend == "stored":
+        return recorded or 0
+    if config.retrieval is None or not (answers or recorded is not None):
+        return 0
+    return config.retrieval.prompt_tokens + (recorded or 0)
 
 
 def _split(tokens: int, size: int, decoded: int) -> list[_Block]:

@@ -24,7 +24,7 @@ def prepare_retrieval(
     if not resident.config.retrieved or session.retrieval_refused:
         return
     engine.make_room(resident, 1 + resident.config.retrieved)
-    if not bool((engine.cache.lengths[:, resident.slot] < session.length).any()):
+    if engine.cache.holds_all(resident.slot, session.length):
         return
     retriever = session.retriever
     if retriever is not None and retriever.ready and retriever.evictions == session.evictions:

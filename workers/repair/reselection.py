@@ -67,7 +67,7 @@ def reselect(
     reselection = resident.config.reselection
     if reselection is None or not due(reselection, output_tokens):
         return
-    if not bool((engine.cache.lengths[:, resident.slot] < session.length).any()):
+    if engine.cache.holds_all(resident.slot, session.length):
         return
     started = time.perf_counter()
     source = source or engine.store
