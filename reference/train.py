@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from reference import MODEL_PATH
 from reference.data import ANSWER, ORDINARY, Batch, BatchMaker, Shares
+from reference.muon import Muon
 from reference.tokenizer import MAX_TOKENS, train_tokenizer
 
 LENGTHS = (192, 512, 1024, 2048, 4096, 8192)
@@ -128,9 +129,7 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
         each for name, each in model.named_parameters() if not (each.ndim == 2 and "layers" in name)
     ]
     return [
-        torch.optim.Muon(
-            matrices, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        ),
+        Muon(matrices, lr=LEARNING_RATE),
         torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
