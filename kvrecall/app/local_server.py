@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 from kvrecall.app.errors import CannotServe, ServerNotReady
 from kvrecall.app.models import resolve_model
@@ -19,6 +20,20 @@ from workers.errors import ModelRefused
 START_SECONDS = 900.0
 STOP_SECONDS = 45.0
 PROGRAM = ("-m", "kvrecall.cli")
+
+
+class Serving(Protocol):
+    """A process whose output has a line with its address: `subprocess.Popen`, or one like it."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Its output."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self) -> int:
+        """Wait for its end; returns its exit code."""
 
 
 @dataclass(frozen=True)
@@ -126,16 +141,14 @@ def launch(
         process = subprocess.Popen(
             started, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True, env=environment
         )
-    try:
-        return process, _address(process, log)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+    return process, wait_for_address(process, log)
 
 
-def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Read the server's output up to the line with its address. Raises ServerNotReady."""
+def wait_for_address(process: Serving, log: Path) -> str:
+    """Read a server's output up to the line with its address.
+
+    A process that does not listen within `START_SECONDS` is killed. Raises ServerNotReady.
+    """
     timer = threading.Timer(START_SECONDS, process.kill)
     timer.start()
     try:
@@ -144,9 +157,13 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
             text = line.decode().strip()
             if text.startswith(LISTENING):
                 return text.removeprefix(LISTENING)
+        raise ServerNotReady(f"the server did not start: {_last_line(log)}")
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     finally:
         timer.cancel()
-    raise ServerNotReady(f"the server did not start: {_last_line(log)}")
 
 
 def _last_line(log: Path) -> str:

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from kvrecall.app.local_server import ServerNeeds, launch
+from benchmarks.faults.rig.zygote import COMMAND_LINE, IMPORTS, ForkedProcess, Zygote
+from kvrecall.app.local_server import ServerNeeds, wait_for_address
 from kvrecall.client import KvrecallClient
 from tests.conftest import free_port
 
@@ -37,29 +37,48 @@ SMALL_LIMITS = {
     "KVRECALL_SERVICE__MAX_OUTPUT_TOKENS": "2000",
     "KVRECALL_GATEWAY__MAX_BODY_BYTES": str(2 << 20),
 }
+# What kvrecall's commands import beside what every zygote has. None of these starts a thread.
+COMMANDS = (
+    "kvrecall.cli.commands",
+    "kvrecall.app.local_service",
+    "kvrecall.app.local_worker",
+    "kvrecall.app.run",
+    "gateway.app",
+    "transformers.models.llama.modeling_llama",
+)
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 Json = dict[str, Any]
 
 
+@cache
+def shared_zygote() -> Zygote:
+    """The process that the servers of this test run are forked from; it ends with the run."""
+    return Zygote(QUIET, [*IMPORTS, *COMMANDS])
+
+
 @dataclass
 class Process:
-    """A serving command of kvrecall, which can be ended and started again."""
+    """A serving command of kvrecall, which can be ended and started again: a real process.
+
+    It is forked from a process that has its imports: they take longer than most tests.
+    """
 
     command: str
     arguments: list[str]
     log: Path
     environment: Mapping[str, str]
     address: str = ""
-    running: "subprocess.Popen[bytes] | None" = None
+    running: ForkedProcess | None = None
 
     def start(self) -> None:
         """Start it and wait until it listens."""
         environment = os.environ | QUIET | dict(self.environment)
-        arguments = [*self.arguments, "--log", "json"]
-        self.running, self.address = launch(
-            arguments, self.log, self.command, environment=environment
-        )
+        arguments = [self.command, "--until-input-ends", *self.arguments, "--log", "json"]
+        with self.log.open("ab") as log:
+            process = shared_zygote().spawn(COMMAND_LINE, arguments, environment, log.fileno())
+        self.address = wait_for_address(process, self.log)
+        self.running = process
 
     def end(self, number: int) -> int:
         """Send a signal and wait for the end; returns the exit code, 0 if it does not run."""
@@ -155,7 +174,7 @@ class Server(Endpoint):
         return [self.data / "pages"]
 
     @property
-    def process(self) -> "subprocess.Popen[bytes] | None":
+    def process(self) -> ForkedProcess | None:
         """The running process."""
         return None if self.serving is None else self.serving.running
 
@@ -236,7 +255,7 @@ class Cluster(Endpoint):
         return [self.folder / name / "pages" for name in self.of_name]
 
     @property
-    def process(self) -> "subprocess.Popen[bytes] | None":
+    def process(self) -> ForkedProcess | None:
         """Of the first gateway."""
         return self.gateways[0].running
 

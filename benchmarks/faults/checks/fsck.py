@@ -5,8 +5,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks.faults.rig import clock
 from benchmarks.faults.rig.setups import Setup
+from benchmarks.faults.rig.zygote import COMMAND_LINE
 
 # Consequences of damage that faults did: the rows are computed again at the next use. Every other
 # complaint is a failure, whatever the faults were.
@@ -41,11 +41,9 @@ def _run(setup: Setup, arguments: Sequence[str], environment: Mapping[str, str])
         )
         return ended.returncode, ended.stdout + ended.stderr
     errors = setup.folder / "command.log"
-    true_time = setup.folder / "command.clock"
-    clock.set_offset(true_time, 0.0)
     with errors.open("wb") as log:
         process = setup.rig.zygote.spawn(
-            [str(true_time), *arguments], {**os.environ, **environment}, log.fileno()
+            COMMAND_LINE, arguments, {**os.environ, **environment}, log.fileno()
         )
     with process:
         output = process.stdout.read().decode()

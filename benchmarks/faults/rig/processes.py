@@ -155,7 +155,7 @@ class ServerProcess:
         with self.log.open("ab") as log:
             if self.zygote is not None:
                 return self.zygote.spawn(
-                    [str(self.clock), *arguments], self._environment, log.fileno()
+                    clock.__name__, [str(self.clock), *arguments], self._environment, log.fileno()
                 )
             return subprocess.Popen(
                 [sys.executable, *clock.PROGRAM, str(self.clock), *arguments],

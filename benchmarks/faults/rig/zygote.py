@@ -1,8 +1,9 @@
 """A process that has imported everything and forks kvrecall commands, as Android's zygote does.
 
-A start then costs a tenth of a second instead of seconds of imports, so that many more faults fit
-into an hour. The commands are processes like any other: they are killed, stopped and restarted one
-by one. `python -m benchmarks.faults.rig.zygote FD` serves requests on a Unix socket.
+A start then costs a fraction of a second instead of seconds of imports, so that many more faults
+and tests fit into an hour. The commands are processes like any other: they are killed, stopped and
+restarted one by one. `python -m benchmarks.faults.rig.zygote FD MODULE...` imports the modules and
+serves requests on a Unix socket.
 """
 
 import json
@@ -16,35 +17,43 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from select import select
 from types import TracebackType
 from typing import Any, Self
 
+COMMAND_LINE = "kvrecall.cli.__main__"
 _REQUEST_BYTES = 1 << 16
 _PIPES = 4  # input, output, errors, exit code
+# What commands import late and what takes longest. None of these starts a thread.
+IMPORTS = ("uvicorn.protocols.http.auto", "workers.rpc.server")
 
 
 class Zygote:
-    """The client's side. `environment` is added to the zygote's own."""
+    """The client's side. `environment` is added to the zygote's own; `imports` are modules."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], imports: Sequence[str] = IMPORTS) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._lock = threading.Lock()
-        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), *imports]
         self._process = subprocess.Popen(
             command, env={**os.environ, **environment}, pass_fds=[theirs.fileno()]
         )
         theirs.close()
 
     def spawn(
-        self, arguments: Sequence[str], environment: Mapping[str, str], errors: int
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], errors: int
     ) -> "ForkedProcess":
-        """Start benchmarks.faults.rig.clock with these arguments. `errors` becomes its stderr."""
+        """Run `main` of a module with these arguments. `errors` becomes its stderr."""
         stdin, to_stdin = os.pipe()
         from_stdout, stdout = os.pipe()
         from_exit, exit_code = os.pipe()
-        request = {"arguments": list(arguments), "environment": dict(environment)}
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+        }
         try:
             with self._lock:
                 data = [json.dumps(request).encode()]
@@ -117,8 +126,10 @@ class ForkedProcess:
 
 def main() -> None:
     """Import everything and serve requests until the client's end of the socket is closed."""
-    _import_everything()
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    number, *imports = sys.argv[1:]
+    for module in imports:
+        import_module(module)
+    requests = socket.socket(fileno=int(number))
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     while True:
@@ -139,13 +150,6 @@ def main() -> None:
             watched = os.pidfd_open(pid)
             selector.register(watched, selectors.EVENT_READ, (pid, watched, pipes[3]))
             requests.send(str(pid).encode())
-
-
-def _import_everything() -> None:
-    """Import the modules that commands import late; none of them starts a thread."""
-    import uvicorn.protocols.http.auto  # noqa: F401
-
-    import workers.rpc.server  # noqa: F401
 
 
 def _report_exit(pid: int, watched: int, pipe: int) -> None:
@@ -169,10 +173,8 @@ def _become(request: Any, pipes: Sequence[int], open_files: Sequence[Any]) -> No
     ):
         os.close(file)
     random.seed()
-    from benchmarks.faults.rig import clock
-
     sys.argv = ["kvrecall", *request["arguments"]]
-    clock.main()
+    import_module(request["module"]).main()
 
 
 if __name__ == "__main__":
