@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.tasks.turn_log import logged
 
 PAGE = 64
 WAIT = 600
@@ -54,16 +55,6 @@ def spec(request: pytest.FixtureRequest) -> dict[str, Any]:
 def rows_found(done: pb.TurnDone) -> int:
     """Rows that the turn's answer brought back, for some tokens or for one."""
     return done.reselections.rows_in + done.retrieval.rows
-
-
-def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
-    """A finished turn of one user message as the turn log has it."""
-    return pb.LoggedTurn(
-        token_ids=done.token_ids,
-        prompt_tokens=done.prompt_tokens,
-        output_tokens=done.output_tokens,
-        messages=[pb.Message(role="user", content=text), done.message],
-    )
 
 
 def fork(

@@ -10,25 +10,12 @@ import pytest
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.tasks.turn_log import logged, rebuild
 from workers.errors import BadSettings, RowsMissing, StaleEpoch, UnknownSession
 from workers.tasks.replay import rows_after
 
 PAGE = 64
 EVICTING = {"method": "snapkv", "budget": 64}
-
-
-def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
-    """A finished turn of one user message as the turn log has it."""
-    messages = [pb.Message(role="user", content=text)]
-    if done.HasField("message"):
-        messages.append(done.message)
-    return pb.LoggedTurn(
-        token_ids=done.token_ids,
-        prompt_tokens=done.prompt_tokens,
-        output_tokens=done.output_tokens,
-        messages=messages,
-        deferred_tokens=done.deferred_tokens,
-    )
 
 
 def shared(owner: str, length: int) -> list[pb.SharedPages]:
@@ -57,17 +44,6 @@ def fork(
         turns=turns,
     )
     return worker.scheduler.fork(request).result(600)
-
-
-def rebuild(
-    worker: Any, state: pb.SessionState, turns: Sequence[pb.LoggedTurn], **spec: Any
-) -> pb.RebuildResult:
-    """Rebuild session `s` from its log."""
-    settings: dict[str, Any] = {"method": "full", "budget": 1024} | spec
-    request = pb.RebuildRequest(
-        spec=pb.SessionSpec(session="s", **settings), state=state, turns=turns
-    )
-    return worker.scheduler.rebuild(request).result(600)
 
 
 @pytest.mark.parametrize(

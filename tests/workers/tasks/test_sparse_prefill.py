@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.tasks.turn_log import logged, rebuild
 from workers.errors import BadSettings
 
 PAGE = 64
@@ -87,20 +88,8 @@ def test_a_session_that_is_computed_again_has_the_same_bytes(
     before = stored_rows(worker, "s", length)
     assert torch.equal(before, stored_rows(worker, "twin", length))
     lose_page(worker.engine.store, "s", 4)
-    request = pb.RebuildRequest(
-        spec=pb.SessionSpec(session="s", epoch=2, **spec),
-        state=turns[-1].state,
-        turns=[
-            pb.LoggedTurn(
-                token_ids=done.token_ids,
-                prompt_tokens=done.prompt_tokens,
-                output_tokens=done.output_tokens,
-                messages=[pb.Message(role="user", content=text), done.message],
-            )
-            for done, text in zip(turns, texts, strict=True)
-        ],
-    )
-    assert worker.scheduler.rebuild(request).result(600).pages == 1
+    log = [logged(*turn) for turn in zip(turns, texts, strict=True)]
+    assert rebuild(worker, turns[-1].state, log, epoch=2, **spec).pages == 1
     assert torch.equal(stored_rows(worker, "s", length), before)
     worker.check()
 

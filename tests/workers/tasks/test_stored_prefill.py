@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.store import RowStore
+from tests.workers.tasks.turn_log import logged, rebuild
 from workers.errors import BadSettings, RowsMissing
 
 PAGE = 64
@@ -88,20 +90,8 @@ def test_pages_that_were_lost_are_computed_again(
     lose_page(worker.engine.store, "s", 2)
     with pytest.raises(RowsMissing):
         worker.turn("s", "and then", max_tokens=6)
-    request = pb.RebuildRequest(
-        spec=pb.SessionSpec(session="s", epoch=2, **spec),
-        state=turns[-1].state,
-        turns=[
-            pb.LoggedTurn(
-                token_ids=done.token_ids,
-                prompt_tokens=done.prompt_tokens,
-                output_tokens=done.output_tokens,
-                messages=[pb.Message(role="user", content=text), done.message],
-            )
-            for done, text in zip(turns, texts, strict=True)
-        ],
-    )
-    assert worker.scheduler.rebuild(request).result(600).pages == 1
+    log = [logged(*turn) for turn in zip(turns, texts, strict=True)]
+    assert rebuild(worker, turns[-1].state, log, epoch=2, **spec).pages == 1
     assert torch.equal(stored_rows(worker, "s", length), before)
     worker.open("s", epoch=2, state=turns[-1].state, **spec)
     ours = worker.turn("s", "and then", epoch=2, max_tokens=6)
@@ -110,18 +100,29 @@ def test_pages_that_were_lost_are_computed_again(
 
 
 def test_scratch_sessions_attend_to_the_rows_of_their_session(
-    make_worker: Callable[..., Any], words: Callable[..., str]
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a build with a prefill for each episode: they store no rows of their own."""
     worker = make_worker(**LIMITS)
-    worker.open("s", method="epicache", budget=56, layer_budgets="uniform", **STORED)
-    texts = [words(70, seed=seed) for seed in range(3)]
-    turns = [worker.turn("s", text, generate=False) for text in texts]
     plan = pb.EpisodePlan(id="one", patched_prompt=range(20, 30), segments=[pb.Span(stop=64)])
-    passes = len(worker.engine.passes)
-    token_ids = [token for done in turns for token in done.token_ids]
-    assert [each.id for each in worker.build("s", plan, token_ids=token_ids)] == ["one"]
-    assert len(worker.engine.passes) - passes >= len(token_ids) // 32
+    gather = RowStore.gather_heads
+    reads: list[str] = []
+
+    def counted(store: RowStore, session: str, *rest: Any) -> Any:
+        reads.append(session)
+        return gather(store, session, *rest)
+
+    monkeypatch.setattr(RowStore, "gather_heads", counted)
+    for name, options in (("stored", STORED), ("active", {})):
+        worker.open(name, method="epicache", budget=56, layer_budgets="uniform", **options)
+        turns = [worker.turn(name, words(70, seed=seed), generate=False) for seed in range(3)]
+        token_ids = [token for done in turns for token in done.token_ids]
+        reads.clear()
+        assert [each.id for each in worker.build(name, plan, token_ids=token_ids)] == ["one"]
+        # Layer by layer, for every block but the first ones, which find all rows active.
+        blocks = len(token_ids) // LIMITS["block_tokens"] - 2 if name == "stored" else 0
+        assert len(reads) >= blocks * worker.engine.store.layout.n_layers
+        assert set(reads) == ({name} if blocks else set())
     worker.check()
 
 

@@ -1,0 +1,31 @@
+"""Finished turns as the turn log has them, and rebuilds from them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+
+
+def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
+    """A finished turn of one user message."""
+    messages = [pb.Message(role="user", content=text)]
+    if done.HasField("message"):
+        messages.append(done.message)
+    return pb.LoggedTurn(
+        token_ids=done.token_ids,
+        prompt_tokens=done.prompt_tokens,
+        output_tokens=done.output_tokens,
+        messages=messages,
+        deferred_tokens=done.deferred_tokens,
+    )
+
+
+def rebuild(
+    worker: Any, state: pb.SessionState, turns: Sequence[pb.LoggedTurn], **spec: Any
+) -> pb.RebuildResult:
+    """Rebuild session `s` from its log."""
+    settings: dict[str, Any] = {"method": "full", "budget": 1024} | spec
+    request = pb.RebuildRequest(
+        spec=pb.SessionSpec(session="s", **settings), state=state, turns=turns
+    )
+    return worker.scheduler.rebuild(request).result(600)
