@@ -62,6 +62,7 @@ INTEGRATION_PATHS = (
     "workers/model/test_layer_sensitivity.py",
     "workers/primitives/test_uncertainty.py",
     "workers/repair/test_scan.py",
+    "workers/tasks/test_interrupted_answers.py",
 )
 # Folders whose tests need tools beside Python's packages: they are collected with `-m operations` only.
 OPERATIONS_PATHS = ("console", "operations")

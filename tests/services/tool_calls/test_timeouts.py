@@ -13,12 +13,16 @@ from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 
 HELLO = Message("user", "hello")
-GIVEN_UP = "no result: this tool call timed out after 0.2 seconds without an event"
+PAUSE_SECONDS = 0.2
+
+
+def limits(pause_seconds: float) -> ServiceLimits:
+    return ServiceLimits(queue_seconds=5, drain_seconds=5, pause_seconds=pause_seconds)
 
 
 @pytest.fixture
 def settings() -> ServiceLimits:
-    return ServiceLimits(queue_seconds=5, drain_seconds=5, pause_seconds=0.2)
+    return limits(PAUSE_SECONDS)
 
 
 async def paused(harness, *calls) -> str:
@@ -41,9 +45,11 @@ def completed(call: str, result: str) -> ToolEvent:
     return ToolEvent(ToolEventType.COMPLETED, call, result)
 
 
+@pytest.mark.parametrize("settings", [limits(2.0)])
 async def test_a_call_that_nothing_is_heard_of_fails_and_the_model_is_told_so(
     harness, call: Callable
 ) -> None:
+    """The result of the other call comes long before the end of the pause."""
     heard: list[ServiceEvent] = []
     harness.service.observe(heard.append)
     session = await paused(harness, call("c1", "Bern"), call("c2", "Rome"))
@@ -54,7 +60,8 @@ async def test_a_call_that_nothing_is_heard_of_fails_and_the_model_is_told_so(
     assert [each.status for each in found.calls] == [CallStatus.TIMED_OUT, CallStatus.COMPLETED]
     await harness.say(session)
     (_, said) = await harness.catalog.turns.get_after(session, 0, 10)
-    assert [message.content for message in said.messages] == [GIVEN_UP, "sun"]
+    given_up_with = "no result: this tool call timed out after 2 seconds without an event"
+    assert [message.content for message in said.messages] == [given_up_with, "sun"]
 
 
 async def test_a_call_of_a_session_that_is_found_by_its_history_never_times_out(

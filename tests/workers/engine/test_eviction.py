@@ -239,7 +239,7 @@ def test_no_layer_ever_exceeds_its_budget_and_a_block(
     retrieved = session.config.retrieved
     assert sum(session.config.layer_rows) == 3 * (40 - retrieved)
     for number in range(2):
-        memory = worker.turn("s", words(90, seed=number), max_tokens=60).memory
+        memory = worker.turn("s", words(90, seed=number), max_tokens=30).memory
         assert list(memory.bound_rows) == [
             rows + 10 + retrieved + 24 + prompt for rows in session.config.layer_rows
         ]

@@ -183,7 +183,7 @@ def test_heads_are_given_up_one_by_one() -> None:
     assert (lines.columns.sum(1) * rows.tokens < 0.6 * 1000 * rows.tokens)[[0, 1, 3]].all()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("alpha", [0.8, 0.95])
 @pytest.mark.parametrize("width", [1, 16])
 def test_rounds_cost_about_as_much_as_the_lazy_greedy(seed: int, alpha: float, width: int) -> None:
