@@ -31,6 +31,10 @@ class BadJournal(EvalError):
     """A journal cannot be read."""
 
 
+class BadCommand(EvalError):
+    """The command of a result file cannot be run again."""
+
+
 class BadSuite(EvalError):
     """A suite does not exist, or its settings do not fit it."""
 

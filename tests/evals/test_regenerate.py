@@ -1,0 +1,70 @@
+"""Result files that are made again by the commands that they hold."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evals.errors import BadCommand
+from evals.regenerate import command_of, main, run_eval
+from kvrecall.reporting.results import Results
+
+SMALL = ("--lengths", "160", "--depths", "0", "--limit", "1", "--methods", "streaming_llm")
+
+
+def result_file(folder: Path, command: str) -> Path:
+    path = folder / "made.json"
+    Results("suite", command, 0, {}, {}, "reference", []).write(path)
+    return path
+
+
+def quality(path: Path) -> list[dict[str, Any]]:
+    """The rows of a result file but for those of seconds."""
+    return [row for row in json.loads(path.read_text())["results"] if "metric" not in row]
+
+
+def regenerate(monkeypatch: pytest.MonkeyPatch, *arguments: Path | str) -> None:
+    monkeypatch.setattr("sys.argv", ["regenerate", *map(str, arguments)])
+    main()
+
+
+def test_a_file_is_made_again_and_only_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = tmp_path / "small.json", tmp_path / "new"
+    options = ("--budget", "64", "--block", "64", "--processes", "1")
+    run_eval(["passkey", *SMALL, *options, "--fresh", "--json", str(file)])
+    regenerate(monkeypatch, file, "--out", out)
+    assert quality(out / "small.json") == quality(file) != []
+    (out / "small.json").write_text("kept")
+    monkeypatch.setattr(sys, "executable", "none")
+    regenerate(monkeypatch, file, "--out", out)
+    assert (out / "small.json").read_text() == "kept"
+
+
+def test_recordings_are_found_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "data" / "locomo").mkdir(parents=True)
+    airline = tmp_path / "data" / "runs" / "airline.json"
+    airline.parent.mkdir()
+    airline.touch()
+    command = "python -m kvrecall.cli eval planted --json a.json --data locomo --k 8 --fresh"
+    file = result_file(tmp_path, f"{command} --result-data airline.json --processes 3")
+    assert command_of(file, tmp_path / "data") == [
+        "planted",
+        *("--data", str(tmp_path / "data" / "locomo"), "--k", "8"),
+        *("--result-data", str(airline)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("python benchmarks/tiers.py", "not made by kvrecall eval, but by: python benchmarks"),
+        ("kvrecall eval fidelity --data missing", "no missing in"),
+    ],
+)
+def test_a_command_that_cannot_run_is_refused(command: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(BadCommand, match=reason):
+        command_of(result_file(tmp_path, command), tmp_path)
