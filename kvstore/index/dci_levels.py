@@ -205,6 +205,15 @@ def _append(part: Tensor | None, end: int, added: Tensor) -> Tensor:
     return part
 
 
+def level_bytes(nodes: int, members: int, node_bytes: int) -> int:
+    """Most bytes of one head in a level of so many nodes and members, with what is reserved.
+
+    node_bytes: of a node's centre and variance.
+    """
+    numbers = 3 * nodes + members
+    return int((1 + _GROWTH) * (nodes * node_bytes + numbers * torch.int32.itemsize))
+
+
 def node_ends(sizes: Sequence[int], settings: DciSettings) -> list[int]:
     """Rows of the segments of these sizes, then their nodes per level from the bottom."""
     totals = [sum(sizes)]

@@ -75,6 +75,15 @@ class DciSettings:
             counts.append(rows)
         return tuple(counts)
 
+    def most_nodes(self, rows: int) -> tuple[int, ...]:
+        """Nodes of all segments of `rows` rows or fewer, per level from the bottom, at most."""
+        segments = rows // self.segment + (self.segment // SMALLEST_SEGMENT).bit_length()
+        counts = []
+        for share in self.promotion:
+            rows = int(share * rows) + segments  # of each a number that is rounded, 1 at least
+            counts.append(rows)
+        return tuple(counts)
+
     def segments(self, rows: int) -> Iterator[int]:
         """Sizes of the segments of the first `rows` rows, in their order.
 

@@ -7,12 +7,15 @@ place of the smaller ones at the end. What is found does not depend on the piece
 added, nor on rows that were forgotten.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kvstore.errors import RowRangeError
-from kvstore.index.dci_levels import Level, Nodes, build_levels, node_ends
+from kvstore.format.page import PageLayout
+from kvstore.index.dci_levels import Level, Nodes, build_levels, level_bytes, node_ends
 from kvstore.index.dci_settings import DciSettings
 
 # Weight of the standard deviation of a node's logits beside their mean.
@@ -47,6 +50,17 @@ class DciTree:
     def nbytes(self) -> int:
         """Bytes of memory, with what is reserved."""
         return sum(level.nbytes for level in self._levels)
+
+    @staticmethod
+    def bytes_for(layout: PageLayout, settings: DciSettings, rows: int) -> int:
+        """Most bytes of the index of one layer with so many rows per KV head."""
+        node_bytes = layout.head_dim * layout.dtype.itemsize
+        if settings.rank != "parent":
+            node_bytes *= 2
+        counts = (rows, *settings.most_nodes(rows))
+        return layout.n_kv_heads * sum(
+            level_bytes(nodes, members, node_bytes) for members, nodes in pairwise(counts)
+        )
 
     def extend(self, keys: Tensor) -> None:
         """Index the rows from position `rows` on; keys: all of the layer, `[n_kv_heads, n, d]`.

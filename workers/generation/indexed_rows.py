@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import torch
 
-from kvstore.index.arena import RowArena
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
@@ -33,20 +32,20 @@ def fill_rows(
     Returns None, and the session has no arena, where the arenas of running turns leave no memory for
     this one. Raises the errors of the store.
     """
-    session = resident.session
-    if not _reserve_memory(engine, session):
+    session, layout = resident.session, engine.store.layout
+    settings = resident.config.retrieval or FOR_REPAIRS
+    needed = IndexedRows.bytes_for(layout, settings, session.length)
+    if not _reserve_memory(engine, session, needed):
         session.drop_indexed_rows()
         return None
     source = source or engine.store
     rows = session.indexed_rows
     if rows is None:
-        settings = resident.config.retrieval or FOR_REPAIRS
-        rows = session.indexed_rows = IndexedRows(engine.store.layout, settings)
+        rows = session.indexed_rows = IndexedRows(layout, settings)
     # At once, so that others that run meanwhile see what it takes.
     rows.arena.reserve(session.length)
     rows.used_at = time.monotonic()
     yield from wait_for_writes(engine, session)
-    layout = engine.store.layout
     arena = rows.arena
     first = min(arena.length, session.length)
     rows.truncate(first - first % layout.page_tokens)
@@ -60,13 +59,12 @@ def fill_rows(
     return rows
 
 
-def _reserve_memory(engine: Engine, session: WorkerSession) -> bool:
-    """Free the longest unused arenas until there is room for this session's.
+def _reserve_memory(engine: Engine, session: WorkerSession, needed: int) -> bool:
+    """Free the longest unused arenas until there is room for this session's `needed` bytes.
 
     Arenas of sessions whose turn is running stay: what an answer retrieves does not change within
     it. Returns False if they leave no room.
     """
-    needed = RowArena.bytes_for(engine.store.layout, session.length)
     limit = engine.settings.retrieval_bytes
     others = [
         (each, each.indexed_rows)

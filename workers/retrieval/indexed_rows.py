@@ -32,6 +32,11 @@ class IndexedRows:
         """Bytes of memory on the host."""
         return self.arena.nbytes + sum(each.nbytes for each in self._indexes if each is not None)
 
+    @staticmethod
+    def bytes_for(layout: PageLayout, settings: Retrieval, length: int) -> int:
+        """Most bytes of so many rows per KV head and their indexes."""
+        return RowArena.bytes_for(layout, length) + settings.index_bytes(layout, length)
+
     def append(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Append rows, as `RowArena.append`; they are searched from the next `index_rows` on."""
         self.arena.append(layers)

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from kvstore.format.page import PageLayout
 from kvstore.index.base import KeyIndex
 from kvstore.index.dci_settings import DciSettings
 from kvstore.index.dci_tree import DciTree
@@ -63,9 +64,18 @@ class Retrieval:
 
     def create_index(self, rows: int) -> KeyIndex | None:
         """Create a layer's index for a session of so many rows per head; None: all are scored."""
+        tree = self._tree_settings(rows)
+        return None if tree is None else DciTree(tree)
+
+    def index_bytes(self, layout: PageLayout, rows: int) -> int:
+        """Most bytes of the indexes of all layers for so many rows per head."""
+        tree = self._tree_settings(rows)
+        return 0 if tree is None else layout.n_layers * DciTree.bytes_for(layout, tree, rows)
+
+    def _tree_settings(self, rows: int) -> DciSettings | None:
         if self.index == "exact" or (self.index == "auto" and rows <= _MOST_EXACT):
             return None
-        return DciTree(DciSettings(scan=self.scan))
+        return DciSettings(scan=self.scan)
 
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""

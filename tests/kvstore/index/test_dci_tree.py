@@ -2,12 +2,16 @@
 
 from dataclasses import replace
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.key_index.keys import KeySet
 from kvstore.errors import IndexSettingsError
+from kvstore.format.page import PageLayout
 from kvstore.index.dci_levels import assign, build_levels, lift, promote
 from kvstore.index.dci_settings import PAPER, DciSettings
 from kvstore.index.dci_tree import DciTree, descend, interleave
@@ -183,6 +187,24 @@ def test_equal_keys_and_zeros_are_indexed(settings: DciSettings) -> None:
     index.check()
     assert index.nbytes > 4 * 2 * 512  # a member of 4 bytes for each row of a segment
     assert (index.candidates(torch.ones(2, 1, 8)) >= 0).sum(1).min() >= 188
+
+
+@hypothesis.settings(deadline=None, max_examples=40)
+@given(
+    lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    settings=st.sampled_from([SMALL, PAPER]),
+)
+def test_a_tree_takes_no_more_memory_than_was_foretold(
+    lengths: list[int], dtype: torch.dtype, settings: DciSettings
+) -> None:
+    layout = PageLayout(n_layers=1, n_kv_heads=2, head_dim=8, dtype=dtype, fingerprint="none")
+    keys = random_keys(3000).to(dtype)
+    index = DciTree(settings)
+    for length in sorted(lengths):
+        index.extend(keys[:, :length])
+        assert index.nbytes <= DciTree.bytes_for(layout, settings, length)
+    assert DciTree.bytes_for(layout, settings, 3000) < 0.5 * keys.nbytes
 
 
 def test_a_broken_tree_is_noticed() -> None:

@@ -1,13 +1,25 @@
 """Filling of a session's rows in host memory: what it takes is known before others run."""
 
+import json
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import pytest
-
 from kvstore.index.arena import RowArena
 from workers.generation.indexed_rows import fill_rows
+from workers.generation.steps import Steps
+from workers.retrieval.indexed_rows import IndexedRows
+
+
+def run(filling: Steps[IndexedRows | None]) -> IndexedRows | None:
+    """Run the steps to their end."""
+    while True:
+        try:
+            step = next(filling)
+        except StopIteration as ended:
+            return ended.value
+        if isinstance(step, Future):
+            step.result()
 
 
 def test_memory_is_taken_before_the_rows_are_copied(
@@ -36,6 +48,29 @@ def test_memory_is_taken_before_the_rows_are_copied(
         step = next(first)
     rows = sessions[0].indexed_rows
     assert rows.arena.length < sessions[0].length, "it is not filled yet"
-    with pytest.raises(StopIteration) as ended:
-        next(second)
-    assert ended.value.value is None, "the other session took the same memory"
+    assert run(second) is None, "the other session took the same memory"
+
+
+def test_memory_is_taken_for_the_index_too(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Room for the rows alone is none: the tree over their keys would exceed the limit."""
+    of_tree = {"options": json.dumps({"retrieve": '{"share": 0.3, "index": "tree"}'})}
+    limits = {"block_tokens": 64, "max_budget": 2048}
+    held = []
+    worker = make_worker(**limits)
+    worker.open("s", method="snapkv", budget=64, **of_tree)
+    length = worker.turn("s", words(400), generate=False).memory.length
+    layout, settings = worker.engine.store.layout, worker.engine.session("s").config.retrieval
+    rows_alone = RowArena.bytes_for(layout, length)
+    for limit in (rows_alone, IndexedRows.bytes_for(layout, settings, length)):
+        worker = make_worker(retrieval_bytes=limit, **limits)
+        worker.open("s", method="snapkv", budget=64, **of_tree)
+        worker.turn("s", words(400), generate=False)
+        session = worker.engine.session("s")
+        filling = fill_rows(worker.engine, worker.engine.swap_in(session))
+        held.append(run(filling))
+    assert held[0] is None
+    assert held[1] is not None
+    assert rows_alone < limit
+    assert 0 < held[1].nbytes <= limit
