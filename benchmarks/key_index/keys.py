@@ -18,8 +18,9 @@ from workers.model.loader import LoadedModel
 # Tokens behind the keys of which the queries are taken.
 LATER = 256
 _BLOCK = 512
-# Layers of SmolLM2's 30.
-_SMOLLM2_LAYERS = (2, 8, 15, 22, 28)
+# Of SmolLM2's layers all but the first, which knows no context yet, and five of them.
+SMOLLM2_LAYERS = range(1, 30)
+SOME_SMOLLM2_LAYERS = (2, 8, 15, 22, 28)
 # Tokens that are generated in addition, since a conversation's length is approximate.
 _MORE = 4096
 
@@ -57,12 +58,14 @@ def reference_keys(rows: int, tokens: int, seed: int) -> KeySet:
     return capture("reference", loaded.model, token_ids, rows, tokens, layers)
 
 
-def smollm2_keys(data: Path, rows: int, tokens: int) -> KeySet:
-    """SmolLM2's in five layers, on the text of the first recording of `data`."""
+def smollm2_keys(
+    data: Path, rows: int, tokens: int, layers: Sequence[int] = SOME_SMOLLM2_LAYERS
+) -> KeySet:
+    """SmolLM2's in some layers, on the text of the first recording of `data`."""
     loaded = load("smollm2")
     messages = read_recording(list_recordings(data)[0]).messages
     token_ids = loaded.tokenizer.encode("\n".join(str(each["content"]) for each in messages))
-    return capture("smollm2", loaded.model, token_ids, rows, tokens, _SMOLLM2_LAYERS)
+    return capture("smollm2", loaded.model, token_ids, rows, tokens, layers)
 
 
 def made_up_keys(rows: int, tokens: int, seed: int) -> KeySet:

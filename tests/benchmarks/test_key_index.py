@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks.key_index.__main__ import main
-from benchmarks.key_index.keys import LATER, made_up_keys, reference_keys
+from benchmarks.key_index.keys import LATER, KeySet, made_up_keys, reference_keys
+from benchmarks.key_index.layers import measure_reuse
 from benchmarks.key_index.measure import Found, find_top, measure
 from benchmarks.key_index.subjects import EveryRow, list_subjects
 from kvrecall.reporting.results import read_results
@@ -41,6 +42,25 @@ def test_recall_and_mass_are_of_the_rows_found() -> None:
     weights = (query @ keys.transpose(1, 2) / 2).softmax(-1)[0, 0]
     kept = [*range(4), *range(936, 1000)]
     assert found.mass() == [pytest.approx(float(weights[kept].sum()), rel=1e-4)]
+
+
+def test_layers_with_the_same_rows_find_one_anothers() -> None:
+    one = made_up_keys(900, tokens=4, seed=0)
+    other = made_up_keys(900, tokens=4, seed=1)
+    pairs = {
+        "same": KeySet("same", one.keys.repeat(2, 1, 1, 1), one.queries.repeat(2, 1, 1, 1, 1)),
+        "other": KeySet(
+            "other", torch.cat([one.keys, other.keys]), torch.cat([one.queries, other.queries])
+        ),
+    }
+    shares = {}
+    for name, keys in pairs.items():
+        overlap, _, kept, best = measure_reuse(keys, seed=0)
+        assert kept["mean"] == best["mean"], "of two layers there is one pair"
+        shares[name] = (overlap["mean"], kept["mean"])
+    assert shares["same"] == (1, pytest.approx(1))
+    assert shares["other"][0] < 0.3
+    assert shares["other"][1] < 0.9
 
 
 def test_the_best_of_the_candidates_are_found() -> None:
