@@ -1,8 +1,8 @@
 """Markers of all tests, and real Redis servers: one, a primary behind sentinels, a cluster.
 
 A test of tests/operations, which needs tools that are no Python packages, is `operations`. Another
-is `integration` if it starts processes or real servers, or is one of the long property tests; every
-other test is `unit`. Property tests have no deadline, so that load fails none.
+is `integration` if it starts processes or real servers or runs a whole worker over a model, or is one
+of the long property tests; every other test is `unit`. Property tests have no deadline, so that load fails none.
 """
 
 import base64
@@ -62,12 +62,11 @@ INTEGRATION_PATHS = (
     "workers/model/test_layer_sensitivity.py",
     "workers/primitives/test_uncertainty.py",
     "workers/repair/test_scan.py",
-    "workers/tasks/test_interrupted_answers.py",
 )
 # Folders whose tests need tools beside Python's packages: they are collected with `-m operations` only.
 OPERATIONS_PATHS = ("console", "operations")
-# Fixtures that start a server; a test that uses one is an integration test wherever it is.
-INTEGRATION_FIXTURES = frozenset({"redis_process", "redis_processes", "server"})
+# Fixtures that start a server or a worker; a test that uses one is an integration test wherever it is.
+INTEGRATION_FIXTURES = frozenset({"make_worker", "redis_process", "redis_processes", "server"})
 # End of a wait for a condition, which comes within seconds on a machine that is not overloaded.
 WAIT_SECONDS = 120.0
 
@@ -97,7 +96,7 @@ def is_operations(path: Path) -> bool:
 
 
 def is_integration(item: pytest.Item) -> bool:
-    """True for a test in one of the integration folders or with a fixture that starts a server."""
+    """True for a test in one of the integration folders or with one of the integration fixtures."""
     if any(item.path.is_relative_to(TESTS / path) for path in INTEGRATION_PATHS):
         return True
     return not INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))

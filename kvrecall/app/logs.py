@@ -27,8 +27,8 @@ Event = MutableMapping[str, Any]
 _ENCODER = json.JSONEncoder()
 # The password of `scheme://user:password@host`.
 _URL_PASSWORD = re.compile(r"(://[^\s/:@\"]*:)[^\s/@\"]+(?=@)")
-# Native code that writes to standard error itself, and progress bars: read at their import.
-_QUIET = {
+# Environment in which native code and progress bars write nothing: read at their import.
+QUIET_LIBRARIES = {
     "GRPC_VERBOSITY": "NONE",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -52,7 +52,7 @@ def set_up_logs(
     renderer: Any = structlog.dev.ConsoleRenderer()
     if form == "json":
         renderer = structlog.processors.JSONRenderer(_to_json)
-        for name, value in _QUIET.items():
+        for name, value in QUIET_LIBRARIES.items():
             os.environ.setdefault(name, value)
         _catch_tracebacks()
     structlog.configure(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from benchmarks.faults.rig.zygote import COMMAND_LINE, IMPORTS, ForkedProcess, Zygote
-from kvrecall.app.local_server import ServerNeeds, wait_for_address
+from kvrecall.app.local_server import ServerNeeds, launch, wait_for_address
+from kvrecall.app.logs import QUIET_LIBRARIES
 from kvrecall.client import KvrecallClient
 from tests.conftest import free_port
 
@@ -54,14 +56,14 @@ Json = dict[str, Any]
 @cache
 def shared_zygote() -> Zygote:
     """The process that the servers of this test run are forked from; it ends with the run."""
-    return Zygote(QUIET, [*IMPORTS, *COMMANDS])
+    return Zygote({**QUIET_LIBRARIES, **QUIET}, [*IMPORTS, *COMMANDS])
 
 
 @dataclass
 class Process:
     """A serving command of kvrecall, which can be ended and started again: a real process.
 
-    It is forked from a process that has its imports: they take longer than most tests.
+    forked: from a process that has its imports, which take longer than most tests.
     """
 
     command: str
@@ -69,14 +71,21 @@ class Process:
     log: Path
     environment: Mapping[str, str]
     address: str = ""
-    running: ForkedProcess | None = None
+    running: "ForkedProcess | subprocess.Popen[bytes] | None" = None
+    forked: bool = True
 
     def start(self) -> None:
         """Start it and wait until it listens."""
         environment = os.environ | QUIET | dict(self.environment)
-        arguments = [self.command, "--until-input-ends", *self.arguments, "--log", "json"]
+        arguments = [*self.arguments, "--log", "json"]
+        if not self.forked:
+            self.running, self.address = launch(
+                arguments, self.log, self.command, environment=environment
+            )
+            return
+        command = [self.command, "--until-input-ends", *arguments]
         with self.log.open("ab") as log:
-            process = shared_zygote().spawn(COMMAND_LINE, arguments, environment, log.fileno())
+            process = shared_zygote().spawn(COMMAND_LINE, command, environment, log.fileno())
         self.address = wait_for_address(process, self.log)
         self.running = process
 
@@ -174,7 +183,7 @@ class Server(Endpoint):
         return [self.data / "pages"]
 
     @property
-    def process(self) -> ForkedProcess | None:
+    def process(self) -> "ForkedProcess | subprocess.Popen[bytes] | None":
         """The running process."""
         return None if self.serving is None else self.serving.running
 
@@ -255,7 +264,7 @@ class Cluster(Endpoint):
         return [self.folder / name / "pages" for name in self.of_name]
 
     @property
-    def process(self) -> ForkedProcess | None:
+    def process(self) -> "ForkedProcess | subprocess.Popen[bytes] | None":
         """Of the first gateway."""
         return self.gateways[0].running
 

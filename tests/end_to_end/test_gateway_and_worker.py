@@ -112,6 +112,7 @@ def pair(
         folder / "gateway.log",
         {"PYTHONPROFILEIMPORTTIME": "1", "KVRECALL_WIRE__RECONNECT_SECONDS": "0.2"},
     )
+    gateway.forked = False  # its imports are its own
     gateway.start()
     with KvrecallClient(gateway.address, timeout_seconds=END_SECONDS) as client:
         yield Pair(worker, gateway, client)
