@@ -1,28 +1,21 @@
 """Result files that are made again by the commands that they hold."""
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from evals.errors import BadCommand
-from evals.regenerate import command_of, main, run_eval
-from kvrecall.reporting.results import Results
+from evals.regenerate import command_of, main
+from kvrecall.reporting.results import Results, read_results
 
-SMALL = ("--lengths", "160", "--depths", "0", "--limit", "1", "--methods", "streaming_llm")
+SMALL = "--lengths 160 --depths 0 --limit 1 --methods streaming_llm --budget 64 --block 64 --fresh"
 
 
 def result_file(folder: Path, command: str) -> Path:
     path = folder / "made.json"
     Results("suite", command, 0, {}, {}, "reference", []).write(path)
     return path
-
-
-def quality(path: Path) -> list[dict[str, Any]]:
-    """The rows of a result file but for those of seconds."""
-    return [row for row in json.loads(path.read_text())["results"] if "metric" not in row]
 
 
 def regenerate(monkeypatch: pytest.MonkeyPatch, *arguments: Path | str) -> None:
@@ -33,15 +26,17 @@ def regenerate(monkeypatch: pytest.MonkeyPatch, *arguments: Path | str) -> None:
 def test_a_file_is_made_again_and_only_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, out = tmp_path / "small.json", tmp_path / "new"
-    options = ("--budget", "64", "--block", "64", "--processes", "1")
-    run_eval(["passkey", *SMALL, *options, "--fresh", "--json", str(file)])
-    regenerate(monkeypatch, file, "--out", out)
-    assert quality(out / "small.json") == quality(file) != []
-    (out / "small.json").write_text("kept")
+    out = tmp_path / "new"
+    file = result_file(tmp_path, f"kvrecall eval passkey {SMALL} --json old.json --processes 3")
+    regenerate(monkeypatch, file, "--out", out, "--processes", "1")
+    made = read_results(out / "made.json")
+    answers = {row["method"]: row["mean"] for row in made.results if "metric" not in row}
+    assert answers == {"full": 1, "streaming_llm": 0}
+    assert command_of(out / "made.json", None) == command_of(file, None)
+    (out / "made.json").write_text("kept")
     monkeypatch.setattr(sys, "executable", "none")
     regenerate(monkeypatch, file, "--out", out)
-    assert (out / "small.json").read_text() == "kept"
+    assert (out / "made.json").read_text() == "kept"
 
 
 def test_recordings_are_found_by_their_names(tmp_path: Path) -> None:
