@@ -1,6 +1,6 @@
 """kvpress beside `kvrecall eval methods`: the same cases and budgets, the same rows of results.
 
-`python -m benchmarks.peers.compare_methods --model FOLDER --data LOCOMO --json FILE`. It makes an
+`python -m benchmarks.peers.compare_methods --model NAME --data LOCOMO --json FILE`. It makes an
 environment of its own with kvpress, as `make_fixtures` does. A press compresses the whole context
 once, after its prefill; ours evict block by block, and never hold more than budget and block.
 """
@@ -21,6 +21,7 @@ from evals.suite import Record
 from evals.suites.methods import suite as methods_suite
 from evals.suites.methods.cases import Case
 from evals.suites.methods.suite import ANSWER_TOKENS, BUDGETS, SIZE, MethodCase, load_case
+from kvrecall.app.models import REFERENCE_NAME, is_reference, resolve_model
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.reporting.results import build_results
 
@@ -45,7 +46,7 @@ PRESSES = {
 def main() -> None:
     """Run all presses on all cases that the journal lacks; write the result file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="Folder that transformers loads.")
+    parser.add_argument("--model", required=True, help="As for `kvrecall eval methods`.")
     parser.add_argument("--data", type=Path, action="append", default=[])
     parser.add_argument("--limit", type=int, default=12, help="Recordings per source.")
     parser.add_argument("--json", type=Path, required=True)
@@ -59,8 +60,8 @@ def main() -> None:
         append_journal(journal, case_key(unit), answers)
         records += to_records(unit, load_case(unit), answers)
     rows = methods_suite.result_rows(records, SEED)
-    name = Path(arguments.model).name
-    build_results("methods", SEED, name, rows).write(arguments.json)
+    model = REFERENCE_NAME if is_reference(arguments.model) else Path(arguments.model).name
+    build_results("methods", SEED, model, rows).write(arguments.json)
 
 
 def list_units(model: str, data: Sequence[Path], limit: int) -> list[MethodCase]:
@@ -84,7 +85,7 @@ def run_presses(python: Path, unit: MethodCase) -> list[dict[str, Any]]:
     length = len(request["context"])
     budgets = {budget: budget_rows(budget, length) for budget in BUDGETS}
     answer = subprocess.run(
-        [str(python), str(HERE / "press_cases.py"), unit.setup.model],
+        [str(python), str(HERE / "press_cases.py"), resolve_model(unit.setup.model)],
         input=json.dumps({"case": request, "presses": PRESSES, "budgets": budgets}),
         stdout=subprocess.PIPE,
         text=True,

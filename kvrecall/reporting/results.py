@@ -72,14 +72,20 @@ def read_results(path: Path) -> Results:
 def command_line(arguments: Sequence[str]) -> str:
     """A command line as text, without absolute paths of the machine."""
     program, *options = arguments
-    name = Path(program).name
-    folder = Path(program).parent
-    shown = ["kvrecall"] if name == "kvrecall" else ["python", f"{folder.name}/{name}"]
-    if name == "__main__.py":
-        shown = ["python", "-m", f"{folder.parent.name}.{folder.name}"]
-    return shlex.join(
-        [*shown, *(Path(each).name if Path(each).is_absolute() else each for each in options)]
-    )
+    names = (Path(each).name if Path(each).is_absolute() else each for each in options)
+    return shlex.join([*_command(Path(program)), *names])
+
+
+def _command(program: Path) -> list[str]:
+    """The command of a program: a module of a package is run by its name."""
+    if program.name == "kvrecall":
+        return ["kvrecall"]
+    module = [] if program.name == "__main__.py" else [program.stem]
+    folder = program.parent
+    while (folder / "__init__.py").exists():
+        module.insert(0, folder.name)
+        folder = folder.parent
+    return ["python", "-m", ".".join(module)] if module[1:] else ["python", program.name]
 
 
 def versions() -> dict[str, str]:

@@ -46,18 +46,23 @@ def test_no_values_have_no_mean() -> None:
     assert bootstrap([]) is None
 
 
-def test_a_command_line_has_no_folders_of_the_machine() -> None:
+def test_a_command_line_has_no_folders_of_the_machine(tmp_path: Path) -> None:
     text = command_line(
         ["/home/user/bin/kvrecall", "replay", "/home/user/my file.json", "--limit", "3"]
     )
     assert text == "kvrecall replay 'my file.json' --limit 3"
-    assert (
-        command_line(["/somewhere/benchmarks/throughput.py"]) == "python benchmarks/throughput.py"
-    )
-    assert (
-        command_line(["/x/benchmarks/faults/__main__.py", "--seed", "1"])
-        == "python -m benchmarks.faults --seed 1"
-    )
+    assert command_line(["/somewhere/script.py"]) == "python script.py"
+    benchmarks = tmp_path / "benchmarks"
+    for folder in (benchmarks, benchmarks / "faults"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    commands = {
+        "throughput.py": "python -m benchmarks.throughput --seed 1",
+        "faults/__main__.py": "python -m benchmarks.faults --seed 1",
+        "faults/checks.py": "python -m benchmarks.faults.checks --seed 1",
+    }
+    for file, command in commands.items():
+        assert command_line([str(benchmarks / file), "--seed", "1"]) == command
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
