@@ -6,20 +6,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from kvstore.index.arena import RowArena
+from tests.workers.drive import drive
 from workers.generation.indexed_rows import fill_rows
-from workers.generation.steps import Steps
 from workers.retrieval.indexed_rows import IndexedRows
-
-
-def run(filling: Steps[IndexedRows | None]) -> IndexedRows | None:
-    """Run the steps to their end."""
-    while True:
-        try:
-            step = next(filling)
-        except StopIteration as ended:
-            return ended.value
-        if isinstance(step, Future):
-            step.result()
 
 
 def test_memory_is_taken_before_the_rows_are_copied(
@@ -48,7 +37,7 @@ def test_memory_is_taken_before_the_rows_are_copied(
         step = next(first)
     rows = sessions[0].indexed_rows
     assert rows.arena.length < sessions[0].length, "it is not filled yet"
-    assert run(second) is None, "the other session took the same memory"
+    assert drive(second)[0] is None, "the other session took the same memory"
 
 
 def test_memory_is_taken_for_the_index_too(
@@ -69,7 +58,7 @@ def test_memory_is_taken_for_the_index_too(
         worker.turn("s", words(400), generate=False)
         session = worker.engine.session("s")
         filling = fill_rows(worker.engine, worker.engine.swap_in(session))
-        held.append(run(filling))
+        held.append(drive(filling)[0])
     assert held[0] is None
     assert held[1] is not None
     assert rows_alone < limit

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.workers.drive import drive
 from workers.engine.session import WorkerSession
 from workers.generation.prefill import prefill
 from workers.model.tokenizer import Segment
@@ -67,11 +68,7 @@ def test_the_distribution_covers_every_recorded_token_across_blocks(
             keep_distribution=True,
             on_prompt_end=partial(_record_length, prompt_ends, resident.session),
         )
-        try:
-            while True:
-                next(running)
-        except StopIteration as finished:
-            prefilled = finished.value
+        prefilled, _ = drive(running)
         assert torch.allclose(prefilled.logits, logits[-1], atol=1e-3)
         assert prompt_ends == [min(50, -(-9 // block_tokens) * block_tokens)], (
             "with the block of the ninth token"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.drive import drive
 from workers.repair.repair import run_repair
 
 LIMITS: dict[str, Any] = {"block_tokens": 64, "recent": 8}
@@ -20,17 +21,6 @@ def opened(worker: Any, words: Callable[..., str], scan: str, **spec: Any) -> No
 
 def repaired(worker: Any, words: Callable[..., str], seed: int = 1) -> pb.RepairReport:
     return worker.repair("s", text=words(6, seed=seed)).report
-
-
-def drive(steps: Any) -> Any:
-    """Drive a generator of the worker to its end, without other jobs."""
-    try:
-        while True:
-            waited = steps.send(None)
-            if waited is not None:
-                waited.result()
-    except StopIteration as ended:
-        return ended.value
 
 
 @pytest.mark.parametrize(
@@ -111,7 +101,7 @@ def test_a_repair_that_stops_early_promotes_the_best_rows_so_far(
 
     session = worker.engine.resident("s")
     signal = worker.engine.tokenizer.encode(words(6, seed=1))
-    report = drive(run_repair(worker.engine, session, signal, "tool_result", stop_requested))
+    report, _ = drive(run_repair(worker.engine, session, signal, "tool_result", stop_requested))
     session.session.dirty = False
     assert report.truncated or report.scored_rows == report.candidates
     assert len(report.promoted) == min(20, report.scored_rows)

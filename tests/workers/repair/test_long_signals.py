@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.generation.steps import Steps
+from tests.workers.drive import drive
 from workers.primitives.observation import Observed
 from workers.primitives.scoring import attention
 from workers.primitives.selection import bursts
@@ -28,19 +28,6 @@ def opened(worker: Any, words: Callable[..., str], **spec: Any) -> Any:
     worker.open(**{**SPEC, "repair_scan": "exact", **spec})
     worker.turn("s", words(200), max_tokens=4)
     return worker.engine.resident("s")
-
-
-def drive(steps: Steps[Any]) -> tuple[Any, int]:
-    """Drive a task to its end: its result, and how often it let others run."""
-    yielded = 0
-    try:
-        while True:
-            waited = steps.send(None)  # type: ignore[arg-type]
-            yielded += 1
-            if waited is not None:
-                waited.result()  # type: ignore[union-attr]
-    except StopIteration as ended:
-        return ended.value, yielded
 
 
 def block_by_block(worker: Any, resident: Any, token_ids: Sequence[int]) -> Observed:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.drive import drive
 from workers.cache.active_cache import EMPTY
 from workers.cache.transfers import Transfers
 from workers.engine.selection import Selection
@@ -270,17 +271,6 @@ def test_a_second_hop_observes_again_over_the_promoted_rows(
 # Ending early
 
 
-def drive(steps: Any) -> Any:
-    """Drive a generator of the worker to its end, without other jobs."""
-    try:
-        while True:
-            waited = steps.send(None)
-            if waited is not None:
-                waited.result()
-    except StopIteration as ended:
-        return ended.value
-
-
 @pytest.mark.parametrize("looks", range(6))
 def test_a_repair_that_stops_early_promotes_the_best_rows_so_far(
     looks: int, make_worker: Callable[..., Any], words: Callable[..., str]
@@ -297,7 +287,7 @@ def test_a_repair_that_stops_early_promotes_the_best_rows_so_far(
 
     session = worker.engine.resident("s")
     signal = worker.engine.tokenizer.encode(words(6, seed=1))
-    report = drive(run_repair(worker.engine, session, signal, "tool_result", stop_requested))
+    report, _ = drive(run_repair(worker.engine, session, signal, "tool_result", stop_requested))
     session.session.dirty = False
     assert report.truncated or report.scored_rows == report.candidates
     assert len(report.promoted) == min(20, report.scored_rows)
@@ -317,7 +307,7 @@ def test_a_truncated_repair_keeps_the_rows_of_an_earlier_one(
     worker.repair("s", text=words(6, seed=1))
     session = worker.engine.resident("s")
     held = Selection.from_slot(worker.engine.cache, session.slot).to_bytes()
-    report = drive(run_repair(worker.engine, session, [5, 6, 7], "tool_result", lambda: True))
+    report, _ = drive(run_repair(worker.engine, session, [5, 6, 7], "tool_result", lambda: True))
     session.session.dirty = False
     assert report.truncated
     assert not report.scored_rows

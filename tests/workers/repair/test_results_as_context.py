@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.generation.steps import Steps
+from tests.workers.drive import drive
 from workers.repair.observe import observe_signal
 
 BLOCK = 64
@@ -27,17 +27,6 @@ def calling(worker: Any, words: Callable[..., str]) -> None:
 
 def result(text: str) -> dict[str, Any]:
     return {"role": "tool", "content": text, "tool_call_id": "c"}
-
-
-def drive(steps: Steps[Any]) -> tuple[Any, int]:
-    """Drive a task to its end: its result, and how often it let others run."""
-    yielded = 0
-    try:
-        while True:
-            steps.send(None)  # type: ignore[arg-type]
-            yielded += 1
-    except StopIteration as done:
-        return done.value, yielded
 
 
 @pytest.mark.parametrize("result_words", [20, 150])
