@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -40,16 +40,24 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(list(matrices), {"lr": lr, "momentum": momentum, "decay": decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update the matrices from their gradients; a closure is not called."""
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update the matrices from their gradients; a closure computes these and the loss first."""
+        loss = None if closure is None else closure()
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for matrix in group["params"]:
                 by_shape[matrix.shape].append(matrix)
             for matrices in by_shape.values():
                 self._update(matrices, group)
+        return loss
 
+    @torch.no_grad()
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         updates = []
         for matrix in matrices:

@@ -32,3 +32,14 @@ def test_steps_are_those_of_torchs_muon_but_for_its_rounding() -> None:
         moved = (other - before).norm()
         assert moved > 0.1
         assert (mine - other).norm() < 0.03 * moved
+
+
+def test_a_closure_computes_the_gradients_and_the_loss() -> None:
+    matrix = torch.eye(4, requires_grad=True)
+
+    def closure() -> float:
+        matrix.sum().backward()
+        return float(matrix.detach().sum())
+
+    assert Muon([matrix], lr=0.02).step(closure) == 4.0
+    assert not torch.equal(matrix.detach(), torch.eye(4))
