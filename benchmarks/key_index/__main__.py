@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.key_index.keys import (
-    SMOLLM2_LAYERS,
     SOME_SMOLLM2_LAYERS,
     KeySet,
     made_up_keys,
@@ -72,7 +71,7 @@ def measure_layers(given: argparse.Namespace) -> Iterator[Row]:
 
 def key_sets(given: argparse.Namespace) -> Iterator[KeySet]:
     """Keys of every number of rows."""
-    layers = SMOLLM2_LAYERS if given.layers else SOME_SMOLLM2_LAYERS
+    layers = None if given.layers else SOME_SMOLLM2_LAYERS
     make = {
         "reference": partial(reference_keys, tokens=given.tokens, seed=given.seed),
         "smollm2": partial(smollm2_keys, given.data, tokens=given.tokens, layers=layers),

@@ -18,8 +18,7 @@ from workers.model.loader import LoadedModel
 # Tokens behind the keys of which the queries are taken.
 LATER = 256
 _BLOCK = 512
-# Of SmolLM2's layers all but the first, which knows no context yet, and five of them.
-SMOLLM2_LAYERS = range(1, 30)
+# Five of SmolLM2's 30 layers.
 SOME_SMOLLM2_LAYERS = (2, 8, 15, 22, 28)
 # Tokens that are generated in addition, since a conversation's length is approximate.
 _MORE = 4096
@@ -59,12 +58,13 @@ def reference_keys(rows: int, tokens: int, seed: int) -> KeySet:
 
 
 def smollm2_keys(
-    data: Path, rows: int, tokens: int, layers: Sequence[int] = SOME_SMOLLM2_LAYERS
+    data: Path, rows: int, tokens: int, layers: Sequence[int] | None = SOME_SMOLLM2_LAYERS
 ) -> KeySet:
-    """SmolLM2's in some layers, on the text of the first recording of `data`."""
+    """SmolLM2's on the text of the first recording of `data`; layers: None for all but the first."""
     loaded = load("smollm2")
     messages = read_recording(list_recordings(data)[0]).messages
     token_ids = loaded.tokenizer.encode("\n".join(str(each["content"]) for each in messages))
+    layers = layers or range(1, loaded.model.shape.n_layers)
     return capture("smollm2", loaded.model, token_ids, rows, tokens, layers)
 
 
