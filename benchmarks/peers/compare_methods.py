@@ -21,7 +21,7 @@ from evals.suite import Record
 from evals.suites.methods import suite as methods_suite
 from evals.suites.methods.cases import Case
 from evals.suites.methods.suite import ANSWER_TOKENS, BUDGETS, SIZE, MethodCase, load_case
-from kvrecall.app.models import REFERENCE_NAME, is_reference, resolve_model
+from kvrecall.app.models import report_name, resolve_model
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.reporting.results import build_results
 
@@ -60,8 +60,7 @@ def main() -> None:
         append_journal(journal, case_key(unit), answers)
         records += to_records(unit, load_case(unit), answers)
     rows = methods_suite.result_rows(records, SEED)
-    model = REFERENCE_NAME if is_reference(arguments.model) else Path(arguments.model).name
-    build_results("methods", SEED, model, rows).write(arguments.json)
+    build_results("methods", SEED, report_name(arguments.model), rows).write(arguments.json)
 
 
 def list_units(model: str, data: Sequence[Path], limit: int) -> list[MethodCase]:

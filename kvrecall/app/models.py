@@ -22,6 +22,11 @@ def is_reference(name: str | Path) -> bool:
     return name == REFERENCE or Path(name).absolute() == MODEL_PATH.absolute()
 
 
+def report_name(name: str | Path) -> str:
+    """Name of a model in reports and result files, without folders of the machine."""
+    return REFERENCE_NAME if is_reference(name) else Path(name).name
+
+
 def is_smollm2_installed() -> bool:
     """Check if `smollm2` can be served, without importing its package."""
     return bool(_package_folders())

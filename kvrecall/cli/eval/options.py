@@ -23,6 +23,9 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the first conversation."
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Discard the journal and run everything again.")
 ]
+Limit = Annotated[
+    int, typer.Option(min=0, help="Recordings per source; 0: all, or 4 generated ones.")
+]
 Methods = Annotated[
     list[str] | None,
     typer.Option(

@@ -16,6 +16,7 @@ from kvrecall.cli.eval.options import (
     Episodes,
     Fresh,
     Json,
+    Limit,
     Methods,
     Model,
     Processes,
@@ -102,9 +103,7 @@ def fidelity_command(
     json: Json,
     model: Model = REFERENCE,
     data: Data = None,
-    limit: Annotated[
-        int, typer.Option(min=0, help="Recordings per source; 0: all, or 4 generated ones.")
-    ] = 2,
+    limit: Limit = 2,
     tokens: Annotated[
         int, typer.Option(min=1, help="Tokens per recording, at most the model's context.")
     ] = 6144,
@@ -132,9 +131,7 @@ def methods_command(
     json: Json,
     model: Model = REFERENCE,
     data: Data = None,
-    limit: Annotated[
-        int, typer.Option(min=0, help="Recordings per source; 0: all, or 4 generated ones.")
-    ] = 12,
+    limit: Limit = 12,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a context, at most.")] = 1024,
     facts: Annotated[int, typer.Option(min=1, help="Facts planted in a context.")] = 4,
     methods: Methods = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from kvrecall.app.models import REFERENCE_NAME, is_reference
+from kvrecall.app.models import is_reference, report_name
 from kvrecall.app.run import TEST_INSTRUMENT
 from kvrecall.reporting.eval_tables import build_tables
 from kvrecall.reporting.results import Results, build_results
@@ -46,16 +46,13 @@ def run_suite(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> No
     from evals.runner import run
 
     console = Console()
-    of_reference = is_reference(suite.model)
-    if of_reference:
+    if is_reference(suite.model):
         console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
     journal = out.with_suffix(".journal.jsonl")
     if fresh:
         journal.unlink(missing_ok=True)
     rows = suite.rows(run(suite, journal, console, processes))
-    results = build_results(
-        suite.name, suite.seed, REFERENCE_NAME if of_reference else Path(suite.model).name, rows
-    )
+    results = build_results(suite.name, suite.seed, report_name(suite.model), rows)
     results.write(out)
     _show(console, results, out)
 
