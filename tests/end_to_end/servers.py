@@ -17,9 +17,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from benchmarks.faults.rig.processes import QUIET
 from benchmarks.faults.rig.zygote import COMMAND_LINE, IMPORTS, ForkedProcess, Zygote
 from kvrecall.app.local_server import ServerNeeds, launch, wait_for_address
-from kvrecall.app.logs import QUIET_LIBRARIES
 from kvrecall.client import KvrecallClient
 from tests.conftest import free_port
 
@@ -48,7 +48,6 @@ COMMANDS = (
     "gateway.app",
     "transformers.models.llama.modeling_llama",
 )
-QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 Json = dict[str, Any]
 
@@ -56,7 +55,7 @@ Json = dict[str, Any]
 @cache
 def shared_zygote() -> Zygote:
     """The process that the servers of this test run are forked from; it ends with the run."""
-    return Zygote({**QUIET_LIBRARIES, **QUIET}, [*IMPORTS, *COMMANDS])
+    return Zygote(QUIET, [*IMPORTS, *COMMANDS])
 
 
 @dataclass

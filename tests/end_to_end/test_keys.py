@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import httpx
 
+from benchmarks.faults.rig.processes import QUIET
 from kvrecall.client import KvrecallClient
-from tests.end_to_end.servers import QUIET, Cluster, until
+from tests.end_to_end.servers import Cluster, until
 
 REQUESTS = 20
 

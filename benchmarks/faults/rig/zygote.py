@@ -22,6 +22,8 @@ from select import select
 from types import TracebackType
 from typing import Any, Self
 
+from kvrecall.app.logs import QUIET_LIBRARIES
+
 COMMAND_LINE = "kvrecall.cli.__main__"
 _REQUEST_BYTES = 1 << 16
 _PIPES = 4  # input, output, errors, exit code
@@ -30,7 +32,10 @@ IMPORTS = ("uvicorn.protocols.http.auto", "workers.rpc.server")
 
 
 class Zygote:
-    """The client's side. `environment` is added to the zygote's own; `imports` are modules."""
+    """The client's side. `environment` is added to the zygote's own; `imports` are modules.
+
+    Libraries write nothing by themselves, as in a command that logs JSON.
+    """
 
     def __init__(self, environment: Mapping[str, str], imports: Sequence[str] = IMPORTS) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -38,7 +43,9 @@ class Zygote:
         self._lock = threading.Lock()
         command = [sys.executable, "-m", __name__, str(theirs.fileno()), *imports]
         self._process = subprocess.Popen(
-            command, env={**os.environ, **environment}, pass_fds=[theirs.fileno()]
+            command,
+            env={**os.environ, **QUIET_LIBRARIES, **environment},
+            pass_fds=[theirs.fileno()],
         )
         theirs.close()
 
@@ -125,7 +132,7 @@ class ForkedProcess:
 
 
 def main() -> None:
-    """Import everything and serve requests until the client's end of the socket is closed."""
+    """Import the modules and serve requests until the client's end of the socket is closed."""
     number, *imports = sys.argv[1:]
     for module in imports:
         import_module(module)

@@ -13,7 +13,6 @@ from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 
 HELLO = Message("user", "hello")
-PAUSE_SECONDS = 0.2
 
 
 def limits(pause_seconds: float) -> ServiceLimits:
@@ -22,7 +21,7 @@ def limits(pause_seconds: float) -> ServiceLimits:
 
 @pytest.fixture
 def settings() -> ServiceLimits:
-    return limits(PAUSE_SECONDS)
+    return limits(0.2)
 
 
 async def paused(harness, *calls) -> str:

@@ -69,6 +69,7 @@ def test_the_distribution_covers_every_recorded_token_across_blocks(
             on_prompt_end=partial(_record_length, prompt_ends, resident.session),
         )
         prefilled, _ = drive(running)
+        assert prefilled.distribution is not None
         assert torch.allclose(prefilled.logits, logits[-1], atol=1e-3)
         assert prompt_ends == [min(50, -(-9 // block_tokens) * block_tokens)], (
             "with the block of the ninth token"
