@@ -149,7 +149,8 @@ class TurnOutcome:
     session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
     lost. `seconds` are by phase. `stop_sequence` is the one that the answer ended at, if any.
     `reasoning_tokens` of the output are not of the answer itself. `deferred_tokens` at the
-    session's end wait for the next repair before a turn. `logprobs` are those of the
+    session's end wait for the next repair before a turn. The last `recorded_tokens` of the prompt
+    are recorded text that was appended as an answer's tokens are. `logprobs` are those of the
     text's tokens, in an answer that asked for them; they are never stored. `prefilled_tokens` were
     computed before the answer: those of the prompt that no shared page has, and pending ones; None
     in outcomes that were stored before 0.3.0.
@@ -178,6 +179,7 @@ class TurnOutcome:
     reasoning_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     deferred_tokens: int = 0
+    recorded_tokens: int = 0
     prefilled_tokens: int | None = None
     started_at: float | None = None
     committed_at: float | None = None

@@ -138,6 +138,7 @@ class TurnContext:
             stop_sequence=done.stop_sequence,
             reasoning_tokens=done.reasoning_tokens,
             deferred_tokens=done.deferred_tokens,
+            recorded_tokens=done.recorded_tokens,
             prefilled_tokens=done.prefilled_tokens if done.HasField("prefilled_tokens") else None,
             started_at=time.time() - self.clock.elapsed,
             committed_at=time.time(),

@@ -12,7 +12,6 @@ from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, SessionConfig
 from workers.generation.block_attention import begin_block
-from workers.generation.retrieval import prepare_retrieval
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
 
@@ -21,12 +20,13 @@ from workers.model.tokenizer import Segment
 class PrefillResult:
     """Logits after the last token, float32 `[vocabulary]`, and the distribution if asked for.
 
-    `tokens` were computed.
+    `tokens` were computed, the last `recorded` of them as an answer's are: one by one.
     """
 
     logits: Tensor
     distribution: Distribution | None
     tokens: int
+    recorded: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def prefill(
     on_prompt_end: Callable[[], None],
     on_block: Callable[[int], None] = lambda _: None,
     answers: bool = False,
+    before_step: Callable[[int], Steps[None]] | None = None,
     source: LayerSource | None = None,
 ) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
@@ -67,8 +68,10 @@ def prefill(
 
     Where an answer follows (`answers`), the last tokens of the prompt are steps of their own, which
     retrieve as the answer's will (`Retrieval.prompt_tokens`), unless blocks attend to every row. With
-    `keep_distribution` recorded text is read as it would be decoded, where blocks attend to other
-    rows. source: of the stored rows, the engine's store unless given.
+    `keep_distribution` recorded text is appended in steps, where decoding attends to other rows than
+    blocks do. `before_step` runs before each step, with the number of recorded tokens that are
+    appended already, negative in the prompt. source: of the stored rows that blocks attend to, the
+    engine's store unless given.
     """
     session = resident.session
     pending = session.pending
@@ -77,14 +80,15 @@ def prefill(
     session.pending = []
     expected: list[Tensor] = []
     prompt = recorded.index(True) if True in recorded else len(recorded)
-    decoded = _count_decoded(
-        resident.config, len(recorded) - prompt if keep_distribution else None, answers=answers
-    )
+    stepped = len(recorded) - prompt if keep_distribution and _steps_differ(resident.config) else 0
+    decoded = stepped + _count_prompt_steps(resident.config, answers=answers or stepped > 0)
     logits = torch.empty(0)
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded):
         # The logits at a token are the distribution of the next one.
         following = recorded[block.start + 1 : block.stop + 1] if keep_distribution else []
         wanted = [i for i, is_recorded in enumerate(following) if is_recorded]
+        if block.decodes and before_step is not None:
+            yield from before_step(block.start - prompt)
         block_logits = yield from _append(
             engine, resident, block, token_ids, block.tokens if wanted else 1, source
         )
@@ -101,7 +105,7 @@ def prefill(
     if expected:
         predicted = compress(token_ids[1:], recorded[1:])
         distribution = Distribution(tuple(predicted), torch.cat(expected))
-    return PrefillResult(logits, distribution, len(token_ids))
+    return PrefillResult(logits, distribution, len(token_ids), stepped)
 
 
 def _append(
@@ -114,9 +118,7 @@ def _append(
 ) -> Steps[Tensor]:
     """Append one block of `token_ids`; returns its last logits, `[logits_to_keep, vocabulary]`."""
     attention = None
-    if block.decodes:
-        yield from prepare_retrieval(engine, resident, source)
-    else:
+    if not block.decodes:  # a step attends to the active rows, and to those it retrieves
         attention = yield from begin_block(engine, resident, block.tokens, source)
     began = time.perf_counter()
     tokens = torch.tensor([token_ids[block.start : block.stop]])
@@ -127,16 +129,20 @@ def _append(
     return logits
 
 
-def _count_decoded(config: SessionConfig, recorded: int | None, *, answers: bool) -> int:
-    """Count the last tokens that are steps of their own.
+def _steps_differ(config: SessionConfig) -> bool:
+    """Check if a step of decoding may attend to other rows than a block does."""
+    return (
+        config.prefill.attend == "stored"
+        or config.retrieval is not None
+        or config.reselection is not None
+    )
 
-    recorded: tokens of recorded text whose distribution is kept; None: no distribution is.
-    """
-    if config.prefill.attend == "stored":
-        return recorded or 0
-    if config.retrieval is None or not (answers or recorded is not None):
+
+def _count_prompt_steps(config: SessionConfig, *, answers: bool) -> int:
+    """Count the prompt's last tokens that are steps of their own, where an answer follows it."""
+    if config.retrieval is None or config.prefill.attend == "stored" or not answers:
         return 0
-    return config.retrieval.prompt_tokens + (recorded or 0)
+    return config.retrieval.prompt_tokens
 
 
 def _split(tokens: int, size: int, decoded: int) -> list[_Block]:

@@ -25,11 +25,11 @@ from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
 from workers.generation.prefill import prefill
-from workers.generation.retrieval import prepare_retrieval
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment, keep_recent
 from workers.repair.promotion import RowSwap, apply_swap, expand_to_heads, missing_rows
-from workers.repair.reselection import StoredRows, reselect
+from workers.repair.reselection import StoredRows
+from workers.tasks.step import prepare_step
 
 
 def pending_after(turn: pb.LoggedTurn) -> list[int]:
@@ -77,19 +77,27 @@ def _replay_turn(
     _promote_logged(engine, resident, turn.promoted, rows)
     prompt = turn.token_ids[: turn.prompt_tokens]
     output_end = turn.prompt_tokens + max(0, turn.output_tokens - 1)
-    segments = [Segment(tuple(prompt), recorded=False)]
+    split = turn.prompt_tokens - turn.recorded_tokens
+    segments = [
+        Segment(tuple(prompt[:split]), recorded=False),
+        Segment(tuple(prompt[split:]), recorded=True),
+    ]
+
+    def before_step(output_tokens: int) -> Steps[None]:
+        yield from prepare_step(engine, resident, output_tokens, pb.ReselectionReport(), rows)
+
     yield from prefill(
         engine,
         resident,
         segments,
-        keep_distribution=False,
+        keep_distribution=turn.recorded_tokens > 0,
         on_prompt_end=lambda: None,
         answers=turn.output_tokens > 0,
+        before_step=before_step,
         source=rows,
     )
     for appended, token in enumerate(turn.token_ids[turn.prompt_tokens : output_end]):
-        yield from reselect(engine, resident, appended, pb.ReselectionReport(), rows)
-        yield from prepare_retrieval(engine, resident, rows)
+        yield from before_step(appended)
         engine.forward([resident], torch.tensor([[token]]))
         yield None
     session.pending = pending_after(turn)

@@ -19,7 +19,6 @@ from workers.generation.guide import build_guide
 from workers.generation.logprobs import report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.rendering import build_grammars, render_prompt
-from workers.generation.retrieval import prepare_retrieval
 from workers.generation.sampling import Sampler, require_valid
 from workers.generation.steps import Steps, wait_for_writes
 from workers.generation.utterances import utterance_tokens
@@ -28,8 +27,8 @@ from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.prefill.sparse_block import SparseReport
 from workers.repair.repair import run_repair
-from workers.repair.reselection import reselect
 from workers.tasks.prefix import skip_tokens, take_prefix
+from workers.tasks.step import prepare_step
 
 Emit = Callable[[pb.TurnEvent], None]
 
@@ -55,6 +54,7 @@ class _TurnRun:
     done: pb.TurnDone
     emit: Emit
     watch: Stopwatch
+    before_step: Callable[[int], Steps[None]]
 
 
 def run_turn(
@@ -65,7 +65,13 @@ def run_turn(
     Raises UnknownSession, BadMessages, BadSettings, BadEpisode and TurnTooLong before anything has
     changed, NotComparable also afterwards.
     """
-    run = _TurnRun(pb.TurnDone(finish_reason="appended"), emit, Stopwatch())
+    reselections = pb.ReselectionReport()
+    run = _TurnRun(
+        pb.TurnDone(finish_reason="appended"),
+        emit,
+        Stopwatch(),
+        lambda output_tokens: prepare_step(engine, resident, output_tokens, reselections),
+    )
     plan = yield from _plan_turn(engine, resident, request)
     session = resident.session
     done = run.done
@@ -92,6 +98,8 @@ def run_turn(
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
         done.fidelity.CopyFrom(compare_distributions(plan.reference, prefilled.distribution))
+    if reselections.count:
+        done.reselections.CopyFrom(reselections)
     _report_sparse(session, done)
     _report_retrieval(session, done)
     yield from _evict_and_flush(engine, resident, run)
@@ -226,8 +234,10 @@ def _prefill(
         on_prompt_end=lambda: watch.lap("prefill") if recorded else None,
         on_block=lambda tokens: watch.mark("block", tokens=tokens),
         answers=request.generate,
+        before_step=run.before_step,
     )
     run.done.prefilled_tokens = prefilled.tokens
+    run.done.recorded_tokens = prefilled.recorded
     watch.lap("append" if recorded else "prefill")
     return prefilled
 
@@ -252,18 +262,11 @@ def _generate(
         )
         run.emit(pb.TurnEvent(token=chunk))
 
-    def between(output_tokens: int) -> Steps[None]:
-        yield from reselect(engine, resident, output_tokens, reselections)
-        yield from prepare_retrieval(engine, resident)
-
     session = resident.session
     start = session.length
-    reselections = pb.ReselectionReport()
     answer = yield from decode(
-        session, engine.tokenizer, _start(engine, resident, plan, prefilled), emit, between
+        session, engine.tokenizer, _start(engine, resident, plan, prefilled), emit, run.before_step
     )
-    if reselections.count:
-        run.done.reselections.CopyFrom(reselections)
     truncate(engine.cache, engine.store_io, resident, start + len(answer.token_ids) - 1)
     run.watch.lap("decode")
     return answer

@@ -120,20 +120,22 @@ class OpenRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class LoggedTurn(_message.Message):
-    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted", "deferred_tokens")
+    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted", "deferred_tokens", "recorded_tokens")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
     DEFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     output_tokens: int
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     promoted: _containers.RepeatedScalarFieldContainer[int]
     deferred_tokens: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ..., deferred_tokens: _Optional[int] = ...) -> None: ...
+    recorded_tokens: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ..., deferred_tokens: _Optional[int] = ..., recorded_tokens: _Optional[int] = ...) -> None: ...
 
 class ForkRequest(_message.Message):
     __slots__ = ("parent", "spec", "state", "turns")
@@ -547,7 +549,7 @@ class PrefillReport(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., cover_min: _Optional[float] = ..., cover_mean: _Optional[float] = ..., density: _Optional[float] = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval", "recorded_tokens")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -576,6 +578,7 @@ class TurnDone(_message.Message):
     RESELECTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -597,7 +600,8 @@ class TurnDone(_message.Message):
     reselections: ReselectionReport
     prefill: PrefillReport
     retrieval: RetrievalReport
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ...) -> None: ...
+    recorded_tokens: int
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ..., recorded_tokens: _Optional[int] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
     __slots__ = ("token", "tool_call", "done")

@@ -17,6 +17,7 @@ def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
         output_tokens=done.output_tokens,
         messages=messages,
         deferred_tokens=done.deferred_tokens,
+        recorded_tokens=done.recorded_tokens,
     )
 
 
