@@ -120,7 +120,7 @@ def step_function(model: LlamaForCausalLM, compiled: bool) -> Step:
     return torch.compile(step, dynamic=False) if compiled else step
 
 
-def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
     """Build Muon for the layers' matrices and AdamW for embeddings and norms."""
     matrices = [
         each for name, each in model.named_parameters() if each.ndim == 2 and "layers" in name
@@ -129,8 +129,8 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
         each for name, each in model.named_parameters() if not (each.ndim == 2 and "layers" in name)
     ]
     return [
-        Muon(matrices, lr=LEARNING_RATE),
-        torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+        Muon(matrices, lr=learning_rate),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -159,6 +159,7 @@ class Plan:
     tokenizer: Path | None = MODEL_PATH
     start_from: Path | None = None
     level: int = 0
+    learning_rate: float = LEARNING_RATE
 
 
 class Run:
@@ -176,7 +177,7 @@ class Run:
             self.model.load_state_dict(weights.state_dict())
         torch.nn.Module.to(self.model, self.device)
         self.average = [each.detach().clone() for each in self.model.parameters()]
-        self.optimizers = build_optimizers(self.model)
+        self.optimizers = build_optimizers(self.model, plan.learning_rate)
         self.progress = Progress(level=plan.level)
         self.data = BatchMaker(self.tokenizer, plan.seed)
         self._resume()
@@ -240,7 +241,7 @@ class Run:
         scale = learning_rate_scale(self.progress, self.plan.n_tokens)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * scale
+                group["lr"] = self.plan.learning_rate * scale
         ids, positions, classes = (
             each.to(self.device) for each in (batch.ids, batch.positions, batch.classes)
         )
@@ -346,6 +347,9 @@ def main() -> None:
     )
     parser.add_argument("--start-from", type=Path, help="model folder with the first weights")
     parser.add_argument("--level", type=int, default=0, help=f"first of the lengths {LENGTHS}")
+    parser.add_argument(
+        "--learning-rate", type=float, default=LEARNING_RATE, help="its maximum, of both optimizers"
+    )
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--save-seconds", type=float, default=180)
     parser.add_argument("--threads", type=int, default=2)
@@ -366,6 +370,7 @@ def main() -> None:
         None if given.new_tokenizer else MODEL_PATH,
         given.start_from,
         given.level,
+        given.learning_rate,
     )
     Run(plan).train(given.save_seconds)
 
