@@ -23,8 +23,8 @@ class ReselectionOptions(TypedDict, total=False):
 
     every: int
     first: int
-    # The same tokens in all layers and heads; False: each head its own rows.
-    whole_tokens: bool
+    # Share of the rows that are the same tokens in all layers and heads.
+    token_share: float
 
 
 class SessionOptions(TypedDict, total=False):
@@ -84,7 +84,7 @@ class Reselection:
 
     every: int
     first: int
-    whole_tokens: bool
+    token_share: float
 
 
 @dataclass(frozen=True)

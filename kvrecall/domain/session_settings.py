@@ -67,14 +67,14 @@ class ForkOrigin:
 class Reselection:
     """When an answer's own queries select the active rows anew, among all stored rows.
 
-    After `first` tokens of the answer and every `every` tokens after that. `whole_tokens`: all
-    layers and heads select the same tokens, by their mean attention, with their
-    neighbours as in repairs; False: each head its own rows.
+    After `first` tokens of the answer and every `every` tokens after that. `token_share` of the
+    rows are whole tokens, which all layers and heads select together by their mean attention, with
+    their neighbours as in repairs; each head selects the others by its own.
     """
 
     every: Annotated[int, Field(ge=1, le=256)] = 16
     first: Annotated[int, Field(ge=1, lt=2**31)] = 16
-    whole_tokens: bool = True
+    token_share: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,4 +41,4 @@ class LoopServe(SnapKV):
     @property
     def reselection(self) -> Reselection:
         """After `first` tokens and every `every` after that, each head its own rows."""
-        return Reselection(self.every, self.first, whole_tokens=False)
+        return Reselection(self.every, self.first, token_share=0)

@@ -1,12 +1,14 @@
 """Re-selection: while a session answers, the answer's queries select its rows anew among all stored.
 
 LoopServe section 5.2, Algorithm 6. What was evicted while the prompt was read can return as soon as
-the answer asks for it, and leaves again when it does not. Ours is the selection of whole tokens: a
-head that will need a row with the next token alone gets it from those that look for it already.
+the answer asks for it, and leaves again when it does not. Ours is the selection of a share of whole
+tokens: a head that will need a row with the next token alone gets it from those that look for it
+already.
 """
 
 import time
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -55,9 +57,10 @@ def reselect(
     `every` queries of the answer over all rows, with the mean over the queries; with `repair_scan`
     "index" only those that some query finds have a score. A whole token's score is the mean over
     layers and heads, spread to its neighbours as in the session's repairs.
-    Rows that evictions protect stay; of the others the best tokens become active, or those rows
-    that the session's method selects in each layer, as many as the budget has, the reserve for
-    repairs included. Rows that a repair promoted become ordinary ones.
+    Rows that evictions protect stay. Of the others each head selects by its own scores, and the
+    `token_share` of them all heads by the tokens' scores; as many as the budget has, the reserve
+    for repairs included. With `token_share` 0 the session's method selects in each layer. Rows
+    that a repair promoted become ordinary ones.
 
     Yields between pages and layers, so that other sessions decode. Nothing happens while all rows
     are active. source: of the rows, the engine's store unless given. Adds to `report`. Raises the
@@ -74,12 +77,12 @@ def reselect(
     yield from wait_for_writes(engine, session)
     with map_store_errors():
         tokens = min(reselection.every, output_tokens)
-        scores = yield from _score_rows(engine, resident, source, tokens, reselection.whole_tokens)
-        wanted = yield from _select_rows(engine, resident, scores, reselection.whole_tokens)
+        scores = yield from _score_rows(engine, resident, source, tokens)
+        wanted = yield from _select_rows(engine, resident, scores, reselection.token_share)
         moves = become(engine.cache, source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
-    record_evicted(session, _evicted_shares(moves, scores))
+    record_evicted(session, _evicted_shares(moves, scores.by_layer(reselection.token_share)))
     seconds = time.perf_counter() - started
     report.count += 1
     report.rows_in += moves.rows_in
@@ -90,13 +93,29 @@ def reselect(
     yield None
 
 
-def _score_rows(
-    engine: Engine, resident: ResidentSession, source: StoredRows, tokens: int, whole_tokens: bool
-) -> Steps[list[Tensor]]:
-    """Score all rows by the last `tokens` queries: per layer float32 `[n_kv_heads, length]`.
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """Scores of all stored rows.
 
-    Of whole tokens all rows have the same score, the utility that a repair would give the token.
+    Attributes:
+        heads: Per layer float32 `[n_kv_heads, length]`, pooled as the session's method does.
+        tokens: float32 `[length]`, the utility that a repair would give the token.
     """
+
+    heads: list[Tensor]
+    tokens: Tensor
+
+    def by_layer(self, token_share: float) -> list[Tensor]:
+        """Per layer float32 `[n_kv_heads, length]`: the tokens' scores, where they are used."""
+        if token_share == 0:
+            return self.heads
+        return [self.tokens.expand_as(layer) for layer in self.heads]
+
+
+def _score_rows(
+    engine: Engine, resident: ResidentSession, source: StoredRows, tokens: int
+) -> Steps[_Scores]:
+    """Score all rows by the last `tokens` queries."""
     session = resident.session
     observed = session.queries.observed().last(tokens)
     pooling = resident.config.method.attention_pooling
@@ -114,18 +133,19 @@ def _score_rows(
             transfers=engine.cache.transfers,
         )
     scores = result.scores.to(engine.cache.device)
-    if whole_tokens:
-        by_token = scores.mean((0, 1))
-        # Every query attends to the sinks: they must not bring their neighbours.
-        by_token[: engine.settings.sinks] = 0
-        return list(resident.config.repair.utility(by_token).expand_as(scores))
     positions = _all_positions(engine, session.length)
     first = session.length - observed.tokens
-    return [smooth_before(layer, positions, first, pooling.width, pooling.kind) for layer in scores]
+    heads = [
+        smooth_before(layer, positions, first, pooling.width, pooling.kind) for layer in scores
+    ]
+    by_token = scores.mean((0, 1))
+    # Every query attends to the sinks: they must not bring their neighbours.
+    by_token[: engine.settings.sinks] = 0
+    return _Scores(heads, resident.config.repair.utility(by_token))
 
 
 def _select_rows(
-    engine: Engine, resident: ResidentSession, scores: list[Tensor], whole_tokens: bool
+    engine: Engine, resident: ResidentSession, scores: _Scores, token_share: float
 ) -> Generator[None, None, list[Tensor]]:
     """Select each layer's rows among all: int64 positions `[n_kv_heads, m]`, -1 for none.
 
@@ -134,21 +154,41 @@ def _select_rows(
     session = resident.session
     config = resident.config
     method = config.method
-    # Of equal tokens a method that lets the heads compete would give the first head all.
-    select = top_per_head if whole_tokens else method.select
     positions = _all_positions(engine, session.length)
-    ranks = combine_scores(method, scores, [positions] * len(scores), session.episode.segments)
+    own, tokens = (
+        combine_scores(method, each, [positions] * len(each), session.episode.segments)
+        for each in (scores.heads, scores.by_layer(token_share))
+    )
     wanted = list[Tensor]()
-    for layer, ranked in enumerate(ranks):
+    for layer in range(len(own)):
         if layer % method.shares_layers:
             wanted.append(wanted[-1])
             continue
         stays = protected_rows(positions, session, engine.settings, layer, turn_over=False)
         rows = config.layer_rows[layer] + config.reserve
         # An index among all rows is the row's position.
-        wanted.append(select(ranked.masked_fill(stays, torch.inf), positions, rows))
+        if token_share == 0:
+            wanted.append(method.select(own[layer].masked_fill(stays, torch.inf), positions, rows))
+        else:
+            wanted.append(_select_mixed(own[layer], tokens[layer], stays, rows, token_share))
         yield None
     return wanted
+
+
+def _select_mixed(
+    own: Tensor, tokens: Tensor, stays: Tensor, rows: int, token_share: float
+) -> Tensor:
+    """Select each head's best rows by its own scores, then the best tokens for all heads.
+
+    Scores float32 `[n_kv_heads, length]`; stays: bool, rows that are selected in any case, as many
+    in each head. Heads do not compete: of equal tokens the first head would get all.
+    """
+    positions = torch.arange(own.shape[1], dtype=torch.int32, device=own.device).expand_as(own)
+    fixed = int(stays[0].sum())
+    n_own = int((1 - token_share) * max(0, rows - fixed))
+    best = top_per_head(own.masked_fill(stays, torch.inf), positions, fixed + n_own)
+    stays = stays.scatter(1, best, value=True) if n_own else stays
+    return top_per_head(tokens.masked_fill(stays, torch.inf), positions, rows)
 
 
 def _all_positions(engine: Engine, length: int) -> Tensor:

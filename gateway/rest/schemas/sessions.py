@@ -34,15 +34,17 @@ class ReselectionBody(Body):
     first: int = Field(
         default=16, ge=1, lt=2**31, description="Tokens of the answer before the first selection."
     )
-    whole_tokens: bool = Field(
-        default=True,
-        description="Select the same tokens in all layers and heads, by their mean attention; false: "
-        "each head selects its own rows.",
+    token_share: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Share of the rows that are whole tokens, the same in all layers and heads, "
+        "selected by their mean attention; each head selects the others by its own.",
     )
 
     def to_domain(self) -> Reselection:
         """Convert to the domain value."""
-        return Reselection(self.every, self.first, self.whole_tokens)
+        return Reselection(self.every, self.first, self.token_share)
 
 
 class CreateSessionBody(Body):
@@ -230,11 +232,11 @@ class ForkOriginView(View):
 
 
 class ReselectionView(View):
-    """When an answer selects the active rows anew, in tokens of the answer, and whether by token."""
+    """When an answer selects the active rows anew, in tokens of it, and which share by token."""
 
     every: int
     first: int
-    whole_tokens: bool
+    token_share: float
 
 
 class SessionMemoryView(View):

@@ -223,14 +223,14 @@ class EpisodeSettings(_message.Message):
     def __init__(self, count: _Optional[int] = ..., auto_count: bool = ..., segment_utterances: _Optional[int] = ..., medoid_utterances: _Optional[int] = ..., build: _Optional[_Union[EpisodeBuild, str]] = ..., rebuild_growth: _Optional[float] = ...) -> None: ...
 
 class Reselection(_message.Message):
-    __slots__ = ("every", "first", "whole_tokens")
+    __slots__ = ("every", "first", "token_share")
     EVERY_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SHARE_FIELD_NUMBER: _ClassVar[int]
     every: int
     first: int
-    whole_tokens: bool
-    def __init__(self, every: _Optional[int] = ..., first: _Optional[int] = ..., whole_tokens: bool = ...) -> None: ...
+    token_share: float
+    def __init__(self, every: _Optional[int] = ..., first: _Optional[int] = ..., token_share: _Optional[float] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
     __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect", "prefill", "retrieve")

@@ -27,7 +27,7 @@ FULL = {
     "repair_scan": "exact",
     "repair_settings": {"hops": 2},
     "repair_seconds": 0.5,
-    "reselect": {"every": 8, "first": 4, "whole_tokens": False},
+    "reselect": {"every": 8, "first": 4, "token_share": 0.25},
     "prefill": {"sparse": "auto", "alpha": 0.98, "sinks": 8},
     "retrieve": {"share": 0.25, "prompt_tokens": 16},
     "expires_after_seconds": 3600.0,

@@ -18,7 +18,7 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
         "repair_scan": "exact",
         "repair_settings": {"hops": 2},
         "repair_seconds": 0.5,
-        "reselect": {"every": 8, "first": 4, "whole_tokens": False},
+        "reselect": {"every": 8, "first": 4, "token_share": 0.25},
         "prefill": {"sparse": "auto", "alpha": 0.98},
         "retrieve": {"share": 0.25},
         "seed": 7,

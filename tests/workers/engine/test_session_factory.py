@@ -154,5 +154,5 @@ def test_a_session_s_own_re_selection_comes_before_its_method_s(
 ) -> None:
     paper = configure(method="loopserve").reselection
     ours = configure(method="loopserve", options='{"reselect": {"every": 4}}').reselection
-    assert paper == Reselection(16, 16, whole_tokens=False)
-    assert ours == Reselection(4, 16, whole_tokens=True)
+    assert paper == Reselection(16, 16, token_share=0)
+    assert ours == Reselection(4, 16, token_share=0.5)

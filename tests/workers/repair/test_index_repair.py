@@ -136,12 +136,12 @@ def test_a_repair_after_a_rollback_finds_no_row_of_the_tokens_taken_back(
     worker.check()
 
 
-@pytest.mark.parametrize("whole_tokens", [True, False])
+@pytest.mark.parametrize("token_share", [0, 0.5, 1])
 def test_a_re_selection_takes_its_candidates_from_the_index(
-    whole_tokens: bool, make_worker: Callable[..., Any], words: Callable[..., str]
+    token_share: float, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """The rows of an exact scan, with and without memory for the copy."""
-    reselect = {"every": 4, "first": 4, "whole_tokens": whole_tokens}
+    reselect = {"every": 4, "first": 4, "token_share": token_share}
     options = json.dumps({"reselect": reselect})
     states = []
     for scan, room in (("exact", 1 << 30), ("index", 1 << 30), ("index", 0)):

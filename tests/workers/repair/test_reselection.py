@@ -1,5 +1,6 @@
 """While it answers, a session's own queries select its rows anew among all that are stored."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -139,18 +140,24 @@ def test_a_budget_that_holds_all_restores_the_full_cache_bit_for_bit(
 
 @pytest.mark.parametrize("tokens", [1, 4, 16])
 @pytest.mark.parametrize("group", ["mean", "max"])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("token_share", [0, 0.25, 0.5, 1])
 def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
-    tokens: int, group: str, whole: bool, make_worker: Callable[..., Any], words: Callable[..., str]
+    tokens: int,
+    group: str,
+    token_share: float,
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
 ) -> None:
     """By brute force: the causal softmax over all keys, its mean over the answer's last tokens.
 
-    Of whole tokens the mean over all layers and heads, spread as the session's repairs are.
+    Of whole tokens the mean over all layers and heads, spread as the session's repairs are; they
+    come after the heads' own rows.
     """
     budget, sinks, recent = 40, 2, 16
     worker = make_worker(block_tokens=64, sinks=sinks, recent=recent, turn_share=0.0)
     settings = f'{{"every": {tokens}, "first": 4, "window": 16, "group": "{group}"}}'
-    options = f'{{"reselect": {{"every": {tokens}, "first": 4}}}}' if whole else ""
+    reselect = {"every": tokens, "first": 4, "token_share": token_share}
+    options = json.dumps({"reselect": reselect})
     worker.open(
         method="loopserve",
         budget=budget,
@@ -169,16 +176,17 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
         [attention(observed.queries[n], keys[n], positions, observed.positions) for n in range(2)]
     ).mean(3)
     scores = by_query.mean(2) if group == "mean" else by_query.amax(2)
-    if whole:
-        means = [0.0] * sinks + scores.mean((0, 1)).tolist()[sinks:]
-        near = [range(max(0, p - 2), min(length, p + 2)) for p in range(length)]
-        utility = [max(means[a] * 0.5 ** abs(p - a) for a in near[p]) for p in range(length)]
-        scores = torch.tensor(utility).expand_as(scores)
+    means = [0.0] * sinks + scores.mean((0, 1)).tolist()[sinks:]
+    near = [range(max(0, p - 2), min(length, p + 2)) for p in range(length)]
+    utility = [max(means[a] * 0.5 ** abs(p - a) for a in near[p]) for p in range(length)]
     stay = {*range(sinks), *range(length - recent, length)}
     for found, of_layer in zip(active(worker), scores.tolist(), strict=True):
         for rows, score in zip(found, of_layer, strict=True):
+            free = budget - len(stay)
             rest = sorted(set(range(length)) - stay, key=lambda p: (-score[p], p))
-            assert rows == sorted([*stay, *rest[: budget - len(stay)]])
+            own = rest[: int((1 - token_share) * free)]
+            others = sorted(set(rest) - set(own), key=lambda p: (-utility[p], p))
+            assert rows == sorted([*stay, *own, *others[: free - len(own)]])
 
 
 @pytest.mark.parametrize("method", EVICTING)
@@ -186,7 +194,8 @@ def test_whole_tokens_are_the_same_in_every_layer_and_head(
     method: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=32, recent=8)
-    worker.open(method=method, budget=48, layer_budgets="uniform", options=EVERY_4)
+    options = '{"reselect": {"every": 4, "first": 4, "token_share": 1}}'
+    worker.open(method=method, budget=48, layer_budgets="uniform", options=options)
     worker.turn("s", words(150), generate=False)
     run(worker, speak(worker, 4), 4)
     found = active(worker)
