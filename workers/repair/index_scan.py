@@ -50,7 +50,8 @@ def scan_index(
         heads = () if by_head is None else (signal.n_layers, signal.n_kv_heads)
         scored = torch.zeros(session.length, dtype=torch.bool)
         none = torch.zeros(*heads, session.length)
-        return ScanResult(none, scored, bytes_read, False, 0.0, "index")
+        tokens = None if by_head is None else torch.zeros(session.length)
+        return ScanResult(none, scored, bytes_read, False, 0.0, "index", tokens)
     scan = IndexedScan(
         rows,
         signal,

@@ -26,6 +26,7 @@ from workers.generation.steps import Steps, wait_for_writes
 from workers.primitives.scoring import smooth_before
 from workers.primitives.selection import top_per_head
 from workers.repair.index_scan import scan_index
+from workers.repair.observe import observe_contrast
 from workers.repair.scan.exact import HeadReduction, ScanResult, scan_by_head
 from workers.repair.scan.pages import PageSource
 
@@ -56,7 +57,8 @@ def reselect(
     All stored rows are candidates, scored in every layer and KV head by the softmax of the last
     `every` queries of the answer over all rows, with the mean over the queries; with `repair_scan`
     "index" only those that some query finds have a score. A whole token's score is the mean over
-    layers and heads, spread to its neighbours as in the session's repairs.
+    layers and heads, less a neutral signal's and spread to its neighbours as in the session's
+    repairs.
     Rows that evictions protect stay. Of the others each head selects by its own scores, and the
     `token_share` of them all heads by the tokens' scores; as many as the budget has, the reserve
     for repairs included. With `token_share` 0 the session's method selects in each layer. Rows
@@ -76,13 +78,13 @@ def reselect(
     source = source or engine.store
     yield from wait_for_writes(engine, session)
     with map_store_errors():
-        tokens = min(reselection.every, output_tokens)
-        scores = yield from _score_rows(engine, resident, source, tokens)
-        wanted = yield from _select_rows(engine, resident, scores, reselection.token_share)
+        tokens, share = min(reselection.every, output_tokens), reselection.token_share
+        scores = yield from _score_rows(engine, resident, source, tokens, whole_tokens=share > 0)
+        wanted = yield from _select_rows(engine, resident, scores, share)
         moves = become(engine.cache, source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
-    record_evicted(session, _evicted_shares(moves, scores.by_layer(reselection.token_share)))
+    record_evicted(session, _evicted_shares(moves, scores.by_layer(share)))
     seconds = time.perf_counter() - started
     report.count += 1
     report.rows_in += moves.rows_in
@@ -113,32 +115,42 @@ class _Scores:
 
 
 def _score_rows(
-    engine: Engine, resident: ResidentSession, source: StoredRows, tokens: int
+    engine: Engine,
+    resident: ResidentSession,
+    source: StoredRows,
+    tokens: int,
+    *,
+    whole_tokens: bool,
 ) -> Steps[_Scores]:
-    """Score all rows by the last `tokens` queries."""
+    """Score all rows by the last `tokens` queries, whole tokens against the neutral signal."""
     session = resident.session
     observed = session.queries.observed().last(tokens)
+    contrast = (yield from observe_contrast(engine, resident)) if whole_tokens else None
     pooling = resident.config.method.attention_pooling
-    reduction = HeadReduction("mean", pooling.group, causal=True)
+    reduction = HeadReduction("mean", pooling.group, causal=True, contrasted=False)
     result: ScanResult | None = None
     if resident.config.repair_scan == "index":
-        result = yield from scan_index(engine, resident, observed, by_head=reduction, source=source)
+        result = yield from scan_index(
+            engine, resident, observed, contrast=contrast, by_head=reduction, source=source
+        )
     if result is None:
         result = yield from scan_by_head(
             source,
             session.name,
             observed,
             session.length,
+            contrast=contrast,
             reduction=reduction,
             transfers=engine.cache.transfers,
         )
-    scores = result.scores.to(engine.cache.device)
+    device = engine.cache.device
     positions = _all_positions(engine, session.length)
     first = session.length - observed.tokens
     heads = [
-        smooth_before(layer, positions, first, pooling.width, pooling.kind) for layer in scores
+        smooth_before(layer, positions, first, pooling.width, pooling.kind)
+        for layer in result.scores.to(device)
     ]
-    by_token = scores.mean((0, 1))
+    by_token = result.tokens.to(device, copy=True)
     # Every query attends to the sinks: they must not bring their neighbours.
     by_token[: engine.settings.sinks] = 0
     return _Scores(heads, resident.config.repair.utility(by_token))

@@ -126,11 +126,16 @@ def test_tokens_that_a_query_finds_have_their_exact_score_and_others_none(
     assert bool(found.scored.all())
 
 
+def neutral(of: Given, beta: float) -> Contrast:
+    """Two queries that are none of the signal's, to subtract."""
+    queries = of.queries.flip(2)[:, :, :2] * 0.5
+    return Contrast(Observed(tuple(queries), torch.arange(queries.shape[2])), beta)
+
+
 @settings(deadline=None, max_examples=40)
 @given(of=inputs(), beta=st.sampled_from([0.5, 2.0]))
 def test_a_contrast_is_subtracted_as_in_an_exact_scan(of: Given, beta: float) -> None:
-    queries = of.queries.flip(2)[:, :, :2] * 0.5
-    contrast = Contrast(Observed(tuple(queries), torch.arange(queries.shape[2])), beta)
+    contrast = neutral(of, beta)
     with stored(of.keys) as store:
         exact = finished(
             scan(
@@ -151,25 +156,35 @@ def test_a_contrast_is_subtracted_as_in_an_exact_scan(of: Given, beta: float) ->
 
 
 @settings(deadline=None, max_examples=40)
-@given(of=inputs(), causal=st.booleans(), at_once=st.sampled_from([1, 1 << 21]))
-def test_heads_are_scored_as_an_exact_scan_scores_them(
-    of: Given, causal: bool, at_once: int
+@given(
+    of=inputs(),
+    causal=st.booleans(),
+    beta=st.sampled_from([0.0, 1.0]),
+    contrasted=st.booleans(),
+    at_once=st.sampled_from([1, 1 << 21]),
+)
+def test_heads_and_tokens_are_scored_as_an_exact_scan_scores_them(
+    of: Given, causal: bool, beta: float, contrasted: bool, at_once: int
 ) -> None:
     """By the session's last tokens, which attend to none after themselves if they are rows."""
+    contrast = neutral(of, beta) if beta else None
     length = of.keys.shape[2]
     count = min(length, of.queries.shape[2])
     observed = Observed(tuple(of.queries[:, :, -count:]), torch.arange(length - count, length))
-    reduction = HeadReduction("mean", "max", causal=causal)
+    reduction = HeadReduction("mean", "max", causal=causal, contrasted=contrasted)
+    rows = ("s", observed, length)
     with stored(of.keys) as store:
         exact = finished(
-            scan_by_head(store, "s", observed, length, reduction=reduction, transfers=COPIES)
+            scan_by_head(store, *rows, contrast=contrast, reduction=reduction, transfers=COPIES)
         )
-    signal = Signal(observed, N_KV_HEADS, COPIES.device)
+    signal = Signal(observed, N_KV_HEADS, COPIES.device, contrast)
     given = IndexedScan(copied(of.keys), signal, causal=causal, found_rows=ALL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_LOGITS", at_once)
         found = finished(indexed_by_head(given, reduction))
-    assert torch.allclose(found.scores, exact.scores, rtol=1e-4, atol=1e-7)
+    # Differences of nearly equal weights.
+    assert torch.allclose(found.scores, exact.scores, rtol=1e-4, atol=1e-6 if beta else 1e-7)
+    assert torch.allclose(found.tokens, exact.tokens, rtol=1e-4, atol=1e-6 if beta else 1e-7)
     assert found.complete
 
 

@@ -19,7 +19,9 @@ from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession
 from workers.errors import StorageFailed
 from workers.methods import METHODS, build
+from workers.primitives.observation import Observed
 from workers.primitives.scoring import attention
+from workers.repair.observe import observe_contrast
 from workers.repair.reselection import due, reselect
 
 EVICTING = [name for name in METHODS if build(name).evicts]
@@ -28,20 +30,26 @@ SMALL: dict[str, Any] = {
     "budget": 48,
     "method_settings": '{"every": 4, "first": 4, "window": 8}',
 }
+NEAR = {"before": 1, "after": 2, "fade_before": 0.5, "fade_after": 0.5}
 EVERY_4 = '{"reselect": {"every": 4, "first": 4}}'
 
 
-def finish(running: Any) -> int:
-    """Run steps to their end; returns how often others could have run between them."""
+def drive(running: Any) -> tuple[int, Any]:
+    """Run steps to their end: how often others could have run between them, and the result."""
     steps = 0
     while True:
         try:
             wanted = next(running)
-        except StopIteration:
-            return steps
+        except StopIteration as end:
+            return steps, end.value
         steps += 1
         if isinstance(wanted, Future):
             wanted.result()
+
+
+def finish(running: Any) -> int:
+    """Run steps to their end; returns how often others could have run between them."""
+    return drive(running)[0]
 
 
 def active(worker: Any, name: str = "s") -> list[list[list[int]]]:
@@ -140,18 +148,21 @@ def test_a_budget_that_holds_all_restores_the_full_cache_bit_for_bit(
 
 @pytest.mark.parametrize("tokens", [1, 4, 16])
 @pytest.mark.parametrize("group", ["mean", "max"])
-@pytest.mark.parametrize("token_share", [0, 0.25, 0.5, 1])
+@pytest.mark.parametrize(
+    ("token_share", "contrast"), [(0, 1), (0.25, 1), (0.5, 0), (0.5, 1), (1, 1)]
+)
 def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
     tokens: int,
     group: str,
     token_share: float,
+    contrast: float,
     make_worker: Callable[..., Any],
     words: Callable[..., str],
 ) -> None:
     """By brute force: the causal softmax over all keys, its mean over the answer's last tokens.
 
-    Of whole tokens the mean over all layers and heads, spread as the session's repairs are; they
-    come after the heads' own rows.
+    Of whole tokens the mean over all layers and heads, less that of an empty message and spread as
+    in the session's repairs; they come after the heads' own rows.
     """
     budget, sinks, recent = 40, 2, 16
     worker = make_worker(block_tokens=64, sinks=sinks, recent=recent, turn_share=0.0)
@@ -163,20 +174,27 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
         budget=budget,
         method_settings=settings,
         options=options,
-        repair_settings='{"before": 1, "after": 2, "fade_before": 0.5, "fade_after": 0.5}',
+        repair_settings=json.dumps({**NEAR, "contrast": contrast}),
     )
     worker.turn("s", words(300), generate=False)
     resident = speak(worker, 20)
     observed = resident.session.queries.observed().last(tokens)
+    neutral = drive(observe_contrast(worker.engine, resident))[1] if contrast else None
     run(worker, resident, 20)
     keys = stored_keys(worker)
     length = keys.shape[2]
     positions = torch.arange(length).expand(2, -1)
-    by_query = torch.stack(
-        [attention(observed.queries[n], keys[n], positions, observed.positions) for n in range(2)]
-    ).mean(3)
-    scores = by_query.mean(2) if group == "mean" else by_query.amax(2)
-    means = [0.0] * sinks + scores.mean((0, 1)).tolist()[sinks:]
+
+    def attended(by: Observed) -> Tensor:
+        each = [attention(by.queries[n], keys[n], positions, by.positions) for n in range(2)]
+        by_query = torch.stack(each).mean(3)
+        return by_query.mean(2) if group == "mean" else by_query.amax(2)
+
+    scores = attended(observed)
+    stand_out = scores.mean((0, 1))
+    if neutral is not None:
+        stand_out = (stand_out - attended(neutral.neutral).mean((0, 1))).clamp(min=0)
+    means = [0.0] * sinks + stand_out.tolist()[sinks:]
     near = [range(max(0, p - 2), min(length, p + 2)) for p in range(length)]
     utility = [max(means[a] * 0.5 ** abs(p - a) for a in near[p]) for p in range(length)]
     stay = {*range(sinks), *range(length - recent, length)}
@@ -216,7 +234,13 @@ def test_rows_of_equal_score_are_taken_from_the_beginning(
 ) -> None:
     """Heads that attend to nothing in particular: zero queries give every row the same weight."""
     worker = make_worker(block_tokens=64, sinks=0, recent=4, turn_share=0.0)
-    worker.open(method=method, budget=20, method_settings=settings, options=options)
+    worker.open(
+        method=method,
+        budget=20,
+        method_settings=settings,
+        options=options,
+        repair_settings='{"contrast": 0}',
+    )
     worker.turn("s", "the river " * 60, generate=False)
     resident = speak(worker, 1)
     observed = resident.session.queries.observed()

@@ -27,6 +27,7 @@ class ScanResult:
         searched_share: Share of the rows, over all layers and heads, whose key or code was compared
             to the queries; under 1 where an index left rows out.
         kind: The scan that ran.
+        head_means: Of a scan by head: the scores of the heads' mean attention, float32 `[length]`.
     """
 
     scores: Tensor
@@ -35,6 +36,12 @@ class ScanResult:
     complete: bool
     searched_share: float = 1.0
     kind: RepairScan = "exact"
+    head_means: Tensor | None = None
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens' scores, float32 `[length]`, whether or not heads were scored on their own."""
+        return self.scores if self.head_means is None else self.head_means
 
 
 @dataclass(frozen=True, eq=False)

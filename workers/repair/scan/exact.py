@@ -125,12 +125,14 @@ def scan_by_head(
 
     The scores are float32 `[n_layers, n_kv_heads, length]`: by default the mean over the head's
     group of the largest weight over the signal's tokens, less the neutral signal's in the same
-    head. Pages are read in order, and once if the logits of all fit into memory; the tokens that
-    the second pass reached are scored.
+    head. The tokens' scores, `tokens`, are those of the mean over layers and heads. Pages are read
+    in order, and once if the logits of all fit into memory; the tokens that the second pass reached
+    are scored.
     """
     signal = Signal(observed, store.layout.n_kv_heads, transfers.device, contrast)
     pages = Pages(store, name, length, signal, transfers)
     scores = torch.zeros(signal.n_layers, signal.n_kv_heads, length)
+    means = torch.zeros(signal.groups, length)
     scored = torch.zeros(length, dtype=torch.bool)
     fits = signal.rows_at_once(length, layers=signal.n_layers) >= length
     weigh = _weigh_in_one_pass if fits else _weigh_in_two_passes
@@ -142,10 +144,11 @@ def scan_by_head(
         if weighed is not None:
             layer, rows, weights = weighed
             attention = signal.head_attention(weights, reduction)
-            scores[layer, :, rows] = signal.contrast(attention).cpu()
+            scores[layer, :, rows] = signal.head_scores(attention, reduction).cpu()
+            means[:, rows] += attention.mean(1).cpu() / signal.n_layers
             scored[rows] |= layer == signal.n_layers - 1
         yield None
-    return ScanResult(scores, scored, pages.bytes_read, complete)
+    return ScanResult(scores, scored, pages.bytes_read, complete, head_means=signal.contrast(means))
 
 
 # A layer, some of its rows, and the queries' attention to them, `[n_kv_heads, group * t, rows]`.

@@ -82,17 +82,19 @@ def indexed_by_head(
 ) -> Generator[None, None, ScanResult]:
     """Score as `indexed`, for every layer and KV head on its own.
 
-    Scores are float32 `[n_layers, n_kv_heads, length]`.
+    Scores are float32 `[n_layers, n_kv_heads, length]`, and `tokens` those of the heads' mean.
     """
     signal = scan.signal
     scores = torch.zeros(signal.n_layers, signal.n_kv_heads, scan.length)
+    means = torch.zeros(signal.groups, scan.length)
 
     def add(layer: int, positions: Tensor, weights: Tensor) -> None:
         attention = signal.head_attention(weights, reduction)
-        scores[layer, :, positions] = signal.contrast(attention)
+        scores[layer, :, positions] = signal.head_scores(attention, reduction)
+        means[:, positions] += attention.mean(1) / signal.n_layers
 
     scored, complete, share = yield from _score(scan, add)
-    return ScanResult(scores, scored, 0, complete, share, "index")
+    return ScanResult(scores, scored, 0, complete, share, "index", signal.contrast(means))
 
 
 def _score(

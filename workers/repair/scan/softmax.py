@@ -28,12 +28,14 @@ class HeadReduction:
     """How the attention of a signal becomes a score in each KV head.
 
     Over the signal's `tokens` first, then over the head's `group`. `causal`: the signal's tokens are
-    rows, and attend to none after themselves.
+    rows, and attend to none after themselves. `contrasted`: a head's score is less the neutral
+    signal's, if there is one; without it only the tokens' scores are.
     """
 
     tokens: Reduction = "max"
     group: Reduction = "mean"
     causal: bool = False
+    contrasted: bool = True
 
 
 class Signal:
@@ -132,6 +134,12 @@ class Signal:
         parts = self._split(weights)
         by_query_head = torch.stack([reduce(part, reduction.tokens, 2) for part in parts])
         return reduce(by_query_head, reduction.group, 2)
+
+    def head_scores(self, attention: Tensor, reduction: HeadReduction) -> Tensor:
+        """Scores from the groups' attention per KV head: float32 `[n_kv_heads, rows]`."""
+        if reduction.contrasted:
+            return self.contrast(attention)
+        return self.signal_attention(attention)
 
     def signal_attention(self, attention: Tensor) -> Tensor:
         """The largest attention of a part of the signal, from the groups' `[groups, ...]`."""
