@@ -68,8 +68,9 @@ class Reselection:
     """When an answer's own queries select the active rows anew, among all stored rows.
 
     After `first` tokens of the answer and every `every` tokens after that. `token_share` of the
-    rows are whole tokens, which all layers and heads select together by their mean attention, with
-    their neighbours as in repairs; each head selects the others by its own.
+    rows are whole tokens, which all layers and heads select together as repairs do: by their mean
+    attention less that of a neutral signal, with their neighbours. Each head selects the others by
+    its own attention.
     """
 
     every: Annotated[int, Field(ge=1, le=256)] = 16

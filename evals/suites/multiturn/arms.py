@@ -1,9 +1,9 @@
 """Arms of a comparison: sessions by method, settings and options, all at the same budgets."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from evals.configs import FULL, RunConfig, parse_config
@@ -55,47 +55,53 @@ def _repair_rows(budget: int, least: int) -> int:
     return max(0, min(rows, budget - least))
 
 
-_ARMS = (
-    Arm("full", parse_config(FULL)),
-    Arm("streaming_llm", parse_config("streaming_llm")),
-    Arm("h2o", parse_config("h2o")),
-    Arm("snapkv", parse_config("snapkv")),
-    Arm("adakv", parse_config("adakv")),
-    Arm("keydiff", parse_config("keydiff")),
-    Arm("chunkkv", parse_config("chunkkv")),
-    Arm("snapkv+repair", parse_config("snapkv"), repairs=True),
-    # Answers have some ten tokens: the paper's interval of 16 would never come.
-    Arm("loopserve", parse_config('loopserve{"every":4,"first":4}')),
-    Arm("snapkv+reselect", parse_config("snapkv"), {"reselect": {"every": 4, "first": 4}}),
-    Arm("snapkv^stored", parse_config("snapkv^stored")),
-    Arm(
-        "snapkv^stored+reselect",
-        parse_config("snapkv^stored"),
-        {"reselect": {"every": 4, "first": 4}},
-    ),
-    Arm("icecache", parse_config("icecache")),
-    Arm("keydiff+reselect", parse_config("keydiff"), {"reselect": {"every": 4, "first": 4}}),
+# Answers have some ten tokens: the paper's interval of 16 would never come.
+_EVERY = 4
+# What may follow a run configuration: `+repair`, `+reselect`, or `+reselect/2` every 2 tokens.
+_OPTION = re.compile(r"(?P<config>.+)\+(?:repair|reselect(?:/(?P<every>\d+))?)")
+
+# The arms of a run that names none.
+DEFAULT_ARMS = (
+    FULL,
+    "streaming_llm",
+    "h2o",
+    "snapkv",
+    "adakv",
+    "keydiff",
+    "chunkkv",
+    "snapkv+repair",
+    "loopserve",
+    "snapkv+reselect",
+    "snapkv^stored",
+    "snapkv^stored+reselect",
+    "icecache",
+    "keydiff+reselect",
 )
-# The arms of a run that names none, by name. A method with options of its session is one more line.
-ARMS: Mapping[str, Arm] = MappingProxyType({arm.name: arm for arm in _ARMS})
 
 
 def choose_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
-    """The full cache and the arms of these names; other names are run configurations.
+    """The full cache and the arms of these names, `DEFAULT_ARMS` if there are none.
 
-    Without a name, all of `ARMS`. Raises BadConfig.
+    A name is a run configuration, with `+repair` or `+reselect` for a session that repairs on each
+    turn or re-selects while it answers. Raises BadConfig.
     """
-    chosen = {FULL: ARMS[FULL]}
-    for text in texts or ARMS:
-        chosen[text] = ARMS[text] if text in ARMS else _from_config(text)
-    return tuple(chosen.values())
+    return tuple(parse_arm(text) for text in dict.fromkeys((FULL, *(texts or DEFAULT_ARMS))))
 
 
-def _from_config(text: str) -> Arm:
-    config = parse_config(text)
-    if config.has_episodes or not config.evicts:
+def parse_arm(text: str) -> Arm:
+    """Parse an arm's name, such as `snapkv^stored+reselect/2`. Raises BadConfig."""
+    option = _OPTION.fullmatch(text)
+    config = parse_config(option["config"] if option else text)
+    if config.has_episodes or not (config.evicts or text == FULL):
         raise BadConfig(
             f"{text!r} is no arm of multiturn: an arm evicts rows and has no episodes; "
-            f"there are {', '.join(ARMS)}, and run configurations"
+            f"there are {', '.join(DEFAULT_ARMS)}, and run configurations"
         )
-    return Arm(config.name, config)
+    if text == "loopserve":
+        return Arm(text, parse_config(f'loopserve{{"every":{_EVERY},"first":{_EVERY}}}'))
+    if option is None:
+        return Arm(config.name, config)
+    if text.endswith("+repair"):
+        return Arm(text, config, repairs=True)
+    every = int(option["every"] or _EVERY)
+    return Arm(text, config, {"reselect": {"every": every, "first": every}})

@@ -18,7 +18,7 @@ from evals.harness import Setup
 from evals.languages.base import Language
 from evals.languages.choice import get_language
 from evals.suite import Record, Suite
-from evals.suites.multiturn.arms import ARMS, Arm
+from evals.suites.multiturn.arms import Arm, parse_arm
 from evals.suites.multiturn.dialogue import PLACES, Dialogue, Place, Size, evidence_class
 from evals.suites.multiturn.kinds import build_dialogue
 from evals.suites.multiturn.rows import result_rows
@@ -120,7 +120,7 @@ def run(unit: Unit) -> list[Record]:
     rows = count_rows(setup.model, turns)
     largest = max(budget_rows(budget, rows) for budget in ("1/1", *unit.budgets))
     with harness.open_worker(setup, largest) as worker:
-        full = DialogueSession(worker, ARMS[FULL], rows, setup.seed)
+        full = DialogueSession(worker, parse_arm(FULL), rows, setup.seed)
         recorded = [full.record(asked) for asked in turns]
         length = full.session.memory.length
         full.close()

@@ -14,7 +14,7 @@ from evals.errors import BadConfig, BadExample, BadSuite
 from evals.harness import Setup
 from evals.languages.reference import REFERENCE
 from evals.suites.multiturn import suite as multiturn
-from evals.suites.multiturn.arms import ARMS, Arm, choose_arms
+from evals.suites.multiturn.arms import DEFAULT_ARMS, Arm, choose_arms, parse_arm
 from evals.suites.multiturn.dialogue import Size, Turn
 from evals.suites.multiturn.kinds import build_dialogue
 from evals.suites.multiturn.rows import result_rows
@@ -84,12 +84,12 @@ def test_all_arms_replay_the_full_caches_reply_and_nothing_of_their_own(unit: Un
     assert [len(each.messages) for each in asked] == [2, 1], "the system's message comes first"
     rows = count_rows(MODEL, asked)
     with harness.open_worker(unit.setup, rows) as worker:
-        full = DialogueSession(worker, ARMS[FULL], rows, 4)
+        full = DialogueSession(worker, parse_arm(FULL), rows, 4)
         recorded = [full.record(each) for each in asked]
         recorded_ids = list(full.session.token_ids)
         assert len(recorded_ids) <= rows
         full.close()
-        arm = DialogueSession(worker, ARMS["streaming_llm"], 60, 1)
+        arm = DialogueSession(worker, parse_arm("streaming_llm"), 60, 1)
         scored = [arm.replay(each, REFERENCE) for each in recorded]
         assert arm.session.token_ids == recorded_ids
         assert any(
@@ -104,15 +104,15 @@ def test_a_repair_brings_back_rows_by_the_question_and_not_by_the_recorded_reply
     asked = list_turns(dialogue, "end", "generated")
     rows = count_rows(MODEL, asked)
     with harness.open_worker(unit.setup, rows) as worker:
-        full = DialogueSession(worker, ARMS[FULL], rows, 4)
+        full = DialogueSession(worker, parse_arm(FULL), rows, 4)
         recorded = [full.record(each) for each in asked]
         full.close()
-        arm = DialogueSession(worker, ARMS["snapkv+repair"], 110, 1)
+        arm = DialogueSession(worker, parse_arm("snapkv+repair"), 110, 1)
         for each in recorded:
             arm.replay(each, REFERENCE)
         scored = arm.session.state
         arm.close()
-        by_hand = DialogueSession(worker, ARMS["snapkv+repair"], 110, 1)
+        by_hand = DialogueSession(worker, parse_arm("snapkv+repair"), 110, 1)
         by_hand.session.append(recorded[0].messages)
         report = by_hand.session.repair(asked[1].messages)
         by_hand.session.append(recorded[1].messages)
@@ -124,23 +124,25 @@ def test_a_repair_brings_back_rows_by_the_question_and_not_by_the_recorded_reply
 
 
 def test_an_arm_takes_options_of_its_session(unit: Unit) -> None:
-    arm = Arm("hurried", ARMS["snapkv"].config, {"repair_seconds": 0.5})
+    arm = Arm("hurried", parse_arm("snapkv").config, {"repair_seconds": 0.5})
     spec = arm.build_spec("one", 100, 37, 3)
     assert spec.options == '{"repair_seconds": 0.5}'
     assert (spec.budget, spec.repair_rows, spec.method) == (100, 0, "snapkv")
-    repaired = ARMS["snapkv+repair"]
+    repaired = parse_arm("snapkv+repair")
     assert repaired.build_spec("one", 1000, 37, 3).repair_rows == 125
     assert repaired.build_spec("one", 300, 37, 3).repair_rows == 64
     assert repaired.build_spec("one", 80, 37, 3).repair_rows == 43
-    assert multiturn.run(replace(unit, arms=(ARMS[FULL], arm)))
+    assert multiturn.run(replace(unit, arms=(parse_arm(FULL), arm)))
 
 
 def test_arms_are_chosen_by_name_or_configuration() -> None:
-    assert [arm.name for arm in choose_arms([])] == list(ARMS)
-    named = choose_arms(["snapkv+repair", 'snapkv{"window":16}'])
-    assert [arm.name for arm in named] == [FULL, "snapkv+repair", 'snapkv{"window":16}']
+    assert [arm.name for arm in choose_arms([])] == list(DEFAULT_ARMS)
+    names = [FULL, "snapkv+repair", 'snapkv{"window":16}', "snapkv~0.5+reselect/2"]
+    assert [arm.name for arm in choose_arms(names[1:])] == names
     with pytest.raises(BadConfig, match="no arm of multiturn"):
         choose_arms(["epicache"])
+    with pytest.raises(BadConfig, match="no arm of multiturn"):
+        choose_arms(["full+reselect"])
     with pytest.raises(BadConfig, match="no run configuration"):
         choose_arms(["snapkv+"])
 
@@ -259,10 +261,15 @@ def test_candidates_with_the_same_first_token_are_refused() -> None:
 
 
 def test_an_arm_has_the_options_of_its_configuration_and_its_own() -> None:
-    (_, both, retrieving) = choose_arms(["snapkv^stored+reselect", "snapkv~0.5"])
+    (_, both, often, retrieving) = choose_arms(
+        ["snapkv^stored+reselect", 'snapkv{"pool":1}+reselect/2', "snapkv~0.5"]
+    )
     options = json.loads(both.build_spec("one", 100, 37, 3).options)
     assert options["prefill"] == '{"attend": "stored"}'
-    assert options["reselect"]["every"] == 4
+    assert options["reselect"] == {"every": 4, "first": 4}
+    spec = often.build_spec("one", 100, 37, 3)
+    assert json.loads(spec.method_settings) == {"pool": 1}
+    assert json.loads(spec.options) == {"reselect": {"every": 2, "first": 2}}
     assert json.loads(retrieving.build_spec("one", 100, 37, 3).options) == {
         "retrieve": '{"share": 0.5}'
     }

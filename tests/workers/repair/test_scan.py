@@ -167,7 +167,6 @@ def test_tokens_of_a_scan_by_head_are_contrasted_as_tokens_without_the_heads(
     queries = of.queries.flip(2)[:, :, :2] * 0.5
     other = Observed(tuple(queries), torch.arange(queries.shape[2]))
     plain, neutral = (Contrast(other, each) for each in (0.0, beta))
-    options = {"counted": None, "mode": "exact", "find_ambiguous": best(1)}
     rows = ("s", of.observed, length)
     with stored(of.keys) as store:
 
@@ -182,9 +181,11 @@ def test_tokens_of_a_scan_by_head_are_contrasted_as_tokens_without_the_heads(
                 store,
                 *rows,
                 contrast=neutral,
+                mode="exact",
+                counted=None,
+                find_ambiguous=best(1),
                 stop_requested=lambda: False,
                 transfers=COPIES,
-                **options,
             )
         )
         less, raw, without = by_head(neutral, True), by_head(neutral, False), by_head(plain, True)
