@@ -39,7 +39,7 @@ class ReselectionBody(Body):
         ge=0,
         le=1,
         description="Share of the rows that are whole tokens, the same in all layers and heads, "
-        "selected by their mean attention; each head selects the others by its own.",
+        "selected as in repairs by their mean attention; each head selects the others by its own.",
     )
 
     def to_domain(self) -> Reselection:
