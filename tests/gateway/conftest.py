@@ -60,9 +60,9 @@ class Api:
         )
 
 
-@pytest.fixture(autouse=True, scope="session")
-def plain_logs() -> None:
-    """Configure tracebacks without variables, which rich takes seconds to print."""
+@pytest.fixture(autouse=True)
+def plain_logs(own_log_settings: None) -> None:
+    """Configure tracebacks without variables, which rich takes seconds to print, for each test."""
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     bound = structlog.make_filtering_bound_logger(logging.WARNING)
     structlog.configure(
