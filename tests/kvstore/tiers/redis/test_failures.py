@@ -111,9 +111,9 @@ def test_a_hanging_server_times_out_and_is_used_again(
     open_tier: OpenTier, make_page: MakePage, redis_process: Any
 ) -> None:
     process = redis_process()
-    tier = open_tier(process.url, timeout_seconds=0.05)
+    tier = open_tier(process.url, timeout_seconds=0.5)
     page = make_page(0)
-    tier.put([page])
+    put_until_acknowledged(tier, page)
     process.signal(signal.SIGSTOP)
     with pytest.raises(TierFailedError, match=r"[Tt]ime"):
         tier.get([page[0]])
@@ -133,7 +133,7 @@ def test_nothing_is_acknowledged_without_a_replica(
     ):
         time.sleep(0.02)
     tier = open_tier(primary.url, timeout_seconds=0.2)
-    tier.put([make_page(0)])
+    put_until_acknowledged(tier, make_page(0))
     assert len(find_keys(replica, "{s}")) == 2, "the index and the page"
     replica.signal(signal.SIGSTOP)
     with pytest.raises(TierFailedError, match=r"no replica confirmed a write within 0\.2 s"):
