@@ -7,6 +7,7 @@ from pydantic import Field
 
 from kvrecall.domain.session_settings import Reselection
 from workers.methods.snapkv import SnapKV
+from workers.prefill.settings import Prefill
 
 
 @dataclass(frozen=True)
@@ -14,17 +15,15 @@ class LoopServe(SnapKV):
     """Attention of the turn's last `window` tokens; while answering, of the answer's, over all rows.
 
     Source: "LoopServe: An Adaptive Dual-Phase LLM Inference Acceleration System for Multi-Turn
-    Dialogues" (2025), section 5.2 and Algorithm 6. Scores are SnapKV's without pooling
-    along the sequence, by the mean over a KV head's group.
+    Dialogues" (2025), section 5.2 and Algorithm 6.
 
-    Deviations: the first selection is the prompt's eviction, not one from the prompt's last `every`
+    Deviations: `token_share` of the rows are selected as whole tokens and scores are pooled along
+    the sequence, as SnapKV's; `{"token_share": 0, "pool": 1}` is the paper's selection, each head on
+    its own. The first selection is the prompt's eviction, not one from the prompt's last `every`
     tokens; sinks, the recent window and the newest rows of the turn stay, as in evictions; rows
     that are not selected are in the row store, not on the device.
     """
 
-    pool: Annotated[
-        int, Field(ge=1, le=63, description="Width of the pooling, in tokens; 1 is none.")
-    ] = 1
     every: Annotated[
         int,
         Field(
@@ -35,10 +34,19 @@ class LoopServe(SnapKV):
         int,
         Field(ge=1, lt=2**31, description="Tokens of an answer before the first such selection."),
     ] = 16
+    token_share: Annotated[
+        float,
+        Field(ge=0, le=1, description="Share of the rows that all heads select as whole tokens."),
+    ] = 0.5
 
     name: ClassVar[str] = "loopserve"
 
     @property
+    def prefill(self) -> Prefill:
+        """Prompts attend to every stored row: the paper keeps them all."""
+        return Prefill(attend="stored")
+
+    @property
     def reselection(self) -> Reselection:
-        """After `first` tokens and every `every` after that, each head its own rows."""
-        return Reselection(self.every, self.first, token_share=0)
+        """After `first` tokens of the answer and every `every` after that."""
+        return Reselection(self.every, self.first, self.token_share)

@@ -152,7 +152,7 @@ def test_a_session_keeps_the_queries_of_its_re_selections_whatever_its_method_ob
 def test_a_session_s_own_re_selection_comes_before_its_method_s(
     configure: Callable[..., SessionConfig],
 ) -> None:
-    paper = configure(method="loopserve").reselection
-    ours = configure(method="loopserve", options='{"reselect": {"every": 4}}').reselection
-    assert paper == Reselection(16, 16, token_share=0)
-    assert ours == Reselection(4, 16, token_share=0.5)
+    of_method = configure(method="loopserve", method_settings='{"token_share": 0}').reselection
+    own = configure(method="loopserve", options='{"reselect": {"every": 4}}').reselection
+    assert of_method == Reselection(16, 16, token_share=0)
+    assert own == Reselection(4, 16, token_share=0.5)

@@ -166,7 +166,7 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
     """
     budget, sinks, recent = 40, 2, 16
     worker = make_worker(block_tokens=64, sinks=sinks, recent=recent, turn_share=0.0)
-    settings = f'{{"every": {tokens}, "first": 4, "window": 16, "group": "{group}"}}'
+    settings = f'{{"every": {tokens}, "first": 4, "window": 16, "pool": 1, "group": "{group}"}}'
     reselect = {"every": tokens, "first": 4, "token_share": token_share}
     options = json.dumps({"reselect": reselect})
     worker.open(
