@@ -48,6 +48,7 @@ RESELECTION_PAIRS = 12
 RESELECTION_CONTEXT = 4096
 RESELECTION_TOKENS = 130
 RESELECTION_BUDGETS = (256, 1024)
+RESELECTION_INTERVALS = (4, 16)
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def measure_reselection(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan
     for budget in RESELECTION_BUDGETS:
         with (
             tempfile.TemporaryDirectory() as folder,
-            open_worker(model, tokenizer, Path(folder), plan, 2, budget) as worker,
+            open_worker(model, tokenizer, Path(folder), plan, 3, budget) as worker,
         ):
             found = time_reselection(worker, context, budget)
         condition = f"answer after {RESELECTION_CONTEXT} tokens, budget {budget}"
@@ -286,7 +287,9 @@ def time_reselection(
 
     In tokens per second, and per second of CPU time, which other work on the machine changes less.
     """
-    settings = {"never": f'{{"first": {2**31 - 1}}}', "every 16 tokens": "{}"}
+    settings = {"never": f'{{"first": {2**31 - 1}}}'} | {
+        f"every {every} tokens": f'{{"every": {every}}}' for every in RESELECTION_INTERVALS
+    }
     states = {}
     for name, chosen in settings.items():
         worker.open(name, "loopserve", budget, chosen)
@@ -302,8 +305,7 @@ def time_reselection(
             began = time.process_time()
             done = worker.ask(name, "Go on.", RESELECTION_TOKENS, clock).result()
             used = time.process_time() - began
-            expected = 8 if name != "never" else 0
-            assert done.reselections.count == expected, "the answer re-selects as it should"
+            assert (done.reselections.count > 0) == (name != "never")
             timed = clock.timed(done.prompt_tokens)
             if pair:  # the first one warms up
                 found["second"][name].append((timed.output_tokens - 1) / timed.decode)

@@ -107,7 +107,7 @@ def attend_to_distances(model: LlamaForCausalLM) -> None:
         torch.cat([(distance * frequencies).cos(), -(distance * frequencies).sin()])
         for distance in FIRST_DISTANCES
     ]
-    n_kv_heads = model.config.num_key_value_heads
+    n_kv_heads = attention.k_proj.out_features // len(key)
     attention.k_proj.bias.copy_(DISTANCE_GAIN * key.repeat(n_kv_heads))
     attention.q_proj.bias.copy_(DISTANCE_GAIN * torch.cat(queries))
 

@@ -73,8 +73,8 @@ class Reselection:
     its own attention.
     """
 
-    every: Annotated[int, Field(ge=1, le=256)] = 16
-    first: Annotated[int, Field(ge=1, lt=2**31)] = 16
+    every: Annotated[int, Field(ge=1, le=256)] = 4
+    first: Annotated[int, Field(ge=1, lt=2**31)] = 1
     token_share: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 

@@ -18,10 +18,10 @@ class LoopServe(SnapKV):
     Dialogues" (2025), section 5.2 and Algorithm 6.
 
     Deviations: `token_share` of the rows are selected as whole tokens and scores are pooled along
-    the sequence, as SnapKV's; `{"token_share": 0, "pool": 1}` is the paper's selection, each head on
-    its own. The first selection is the prompt's eviction, not one from the prompt's last `every`
-    tokens; sinks, the recent window and the newest rows of the turn stay, as in evictions; rows
-    that are not selected are in the row store, not on the device.
+    the sequence, as SnapKV's; the paper's selection, each head on its own, is `{"every": 16,
+    "first": 16, "token_share": 0, "pool": 1}`. The first selection is the prompt's eviction, not one
+    from the prompt's last `every` tokens; sinks, the recent window and the newest rows of the turn
+    stay, as in evictions; rows that are not selected are in the row store, not on the device.
     """
 
     every: Annotated[
@@ -29,15 +29,15 @@ class LoopServe(SnapKV):
         Field(
             ge=1, le=256, description="Tokens of an answer between two selections among all rows."
         ),
-    ] = 16
+    ] = Reselection.every
     first: Annotated[
         int,
         Field(ge=1, lt=2**31, description="Tokens of an answer before the first such selection."),
-    ] = 16
+    ] = Reselection.first
     token_share: Annotated[
         float,
         Field(ge=0, le=1, description="Share of the rows that all heads select as whole tokens."),
-    ] = 0.5
+    ] = Reselection.token_share
 
     name: ClassVar[str] = "loopserve"
 

@@ -55,8 +55,6 @@ def _repair_rows(budget: int, least: int) -> int:
     return max(0, min(rows, budget - least))
 
 
-# Answers have some ten tokens: the paper's interval of 16 would never come.
-_EVERY = 4
 # What may follow a run configuration: `+repair`, `+reselect`, or `+reselect/2` every 2 tokens.
 _OPTION = re.compile(r"(?P<config>.+)\+(?:repair|reselect(?:/(?P<every>\d+))?)")
 
@@ -97,11 +95,10 @@ def parse_arm(text: str) -> Arm:
             f"{text!r} is no arm of multiturn: an arm evicts rows and has no episodes; "
             f"there are {', '.join(DEFAULT_ARMS)}, and run configurations"
         )
-    if text == "loopserve":
-        return Arm(text, parse_config(f'loopserve{{"every":{_EVERY},"first":{_EVERY}}}'))
     if option is None:
         return Arm(config.name, config)
     if text.endswith("+repair"):
         return Arm(text, config, repairs=True)
-    every = int(option["every"] or _EVERY)
-    return Arm(text, config, {"reselect": {"every": every, "first": every}})
+    return Arm(
+        text, config, {"reselect": {"every": int(every)} if (every := option["every"]) else {}}
+    )

@@ -29,13 +29,19 @@ class ReselectionBody(Body):
     """Selection of the active rows by an answer's own tokens, among all rows, as it is generated."""
 
     every: int = Field(
-        default=16, ge=1, le=256, description="Tokens of the answer between two selections."
+        default=Reselection.every,
+        ge=1,
+        le=256,
+        description="Tokens of the answer between two selections.",
     )
     first: int = Field(
-        default=16, ge=1, lt=2**31, description="Tokens of the answer before the first selection."
+        default=Reselection.first,
+        ge=1,
+        lt=2**31,
+        description="Tokens of the answer before the first selection.",
     )
     token_share: float = Field(
-        default=0.5,
+        default=Reselection.token_share,
         ge=0,
         le=1,
         description="Share of the rows that are whole tokens, the same in all layers and heads, "

@@ -266,10 +266,10 @@ def test_an_arm_has_the_options_of_its_configuration_and_its_own() -> None:
     )
     options = json.loads(both.build_spec("one", 100, 37, 3).options)
     assert options["prefill"] == '{"attend": "stored"}'
-    assert options["reselect"] == {"every": 4, "first": 4}
+    assert options["reselect"] == {}
     spec = often.build_spec("one", 100, 37, 3)
     assert json.loads(spec.method_settings) == {"pool": 1}
-    assert json.loads(spec.options) == {"reselect": {"every": 2, "first": 2}}
+    assert json.loads(spec.options) == {"reselect": {"every": 2}}
     assert json.loads(retrieving.build_spec("one", 100, 37, 3).options) == {
         "retrieve": '{"share": 0.5}'
     }

@@ -154,5 +154,5 @@ def test_a_session_s_own_re_selection_comes_before_its_method_s(
 ) -> None:
     of_method = configure(method="loopserve", method_settings='{"token_share": 0}').reselection
     own = configure(method="loopserve", options='{"reselect": {"every": 4}}').reselection
-    assert of_method == Reselection(16, 16, token_share=0)
-    assert own == Reselection(4, 16, token_share=0.5)
+    assert of_method == Reselection(token_share=0)
+    assert own == Reselection(every=4)

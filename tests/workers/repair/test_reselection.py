@@ -89,7 +89,7 @@ def run(worker: Any, resident: ResidentSession, output_tokens: int) -> pb.Resele
 
 def test_it_is_due_after_the_first_tokens_and_then_at_even_distances() -> None:
     assert [n for n in range(30) if due(Reselection(every=8, first=3), n)] == [3, 11, 19, 27]
-    assert [n for n in range(40) if due(Reselection(), n)] == [16, 32]
+    assert [n for n in range(40) if due(Reselection(every=16, first=16), n)] == [16, 32]
     assert not any(due(None, n) for n in range(40))
 
 
