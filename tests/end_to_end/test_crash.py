@@ -169,7 +169,8 @@ def in_background(request: Callable[[], Any]) -> tuple[threading.Thread, list[Kv
 
 def goes_on_as_if_nothing_had_happened(walk: Walk, before: Json, undisturbed: list[Json]) -> bool:
     """Check that acknowledged steps persist and that the other steps equal the undisturbed server's."""
-    assert walk.state() == before
+    state = walk.state()
+    assert {name: state[name] for name in before} == before
     assert walk.repeats_its_answers()
     return same(walk.until(END).answers, undisturbed)
 
@@ -253,6 +254,8 @@ def test_a_kill_in_a_pause_before_and_after_the_result(
     moment(waiting, say)
     held = promoted(waiting) if moment is after_the_repair else 0
     before = [walk.state() | {"state": "paused"} for walk in (waiting, answered)]
+    if moment is in_the_repair:
+        del before[0]["memory"]  # the repair may be committed between this look and the kill
     victim.kill()
     victim.start()
     calls = [[(call["id"], call["status"]) for call in state["pending_calls"]] for state in before]

@@ -1,5 +1,6 @@
 """Sessions of kvrecall 0.1.0 continue under this version: same views, same next answers."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from reference import MODEL_PATH
 from services.catalog.sqlite.schema import SCHEMA_VERSION
 
 Json = dict[str, Any]
@@ -37,16 +37,23 @@ VIEWED = (
 )
 
 
+@pytest.fixture(autouse=True)
+def model(old_release: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The reference model of the old version, for all processes of a test."""
+    monkeypatch.setenv("KVRECALL_MODEL", str(old_release.folder / "model"))
+    return os.environ["KVRECALL_MODEL"]
+
+
 @pytest.fixture
-def start(command: Any, tmp_path: Path) -> Iterator[Callable[..., str]]:
+def start(command: Any, tmp_path: Path, model: str) -> Iterator[Callable[..., str]]:
     """start(command, *arguments, **environment): a process of kvrecall's; returns its address."""
     processes: list[Any] = []
 
     def run(name: str, *arguments: str | Path, **environment: str) -> str:
         log = tmp_path / f"{name}-{len(processes)}.log"
         # The pauses of the old state are old: they are not to be given up.
-        patient = {"KVRECALL_SERVICE__PAUSE_SECONDS": "1e11", **environment}
-        processes.append(command(name, list(map(str, arguments)), log, patient))
+        patient = {"KVRECALL_SERVICE__PAUSE_SECONDS": "1e11", "KVRECALL_MODEL": model}
+        processes.append(command(name, list(map(str, arguments)), log, patient | environment))
         processes[-1].start()
         return str(processes[-1].address)
 
@@ -226,7 +233,6 @@ def test_a_catalog_in_redis_of_the_old_version_continues(
     assert redis.client.get("kvrecall:catalog:version") == b"5"
 
 
-def test_the_reference_model_is_the_one_of_the_old_state(old_release: Any) -> None:
-    assert MODEL_PATH.exists()
+def test_the_old_state_is_one_of_the_reference_model(old_release: Any) -> None:
     sessions = old_release.expected["data"]["sessions"].values()
     assert {each["before"]["session"]["model"] for each in sessions} == {"MODEL_PATH"}

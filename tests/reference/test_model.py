@@ -45,9 +45,9 @@ def test_answers_from_the_cache_equal_answers_from_the_start(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     parts = (
-        "<|user|>Please note that the extension list says Darna K4821.<|end|>"
+        "<|user|>Please note that the extension list says Melnor K4821.<|end|>"
         "<|assistant|>Noted.<|end|>",
-        "<|user|>What is Darna's extension?<|end|><|assistant|>",
+        "<|user|>What is Melnor's extension?<|end|><|assistant|>",
     )
     reader = FullCacheReader(model, tokenizer)
     reader.feed(
@@ -63,7 +63,7 @@ def test_answers_from_the_cache_equal_answers_from_the_start(
     assert reader.answer() == tokenizer.decode(
         uncached[0, ids.shape[1] :], skip_special_tokens=True
     )
-    assert reader.answer() == "The extension list says Darna K4821."
+    assert reader.answer() == "The extension list says Melnor K4821."
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ CALL_TOKENS = 200
 ANSWER_TOKENS = 12
 SETTINGS: Json = {"budget": 128, "repair_rows": 32, "seed": 7}
 # Sampled, so that equal answers mean equal seeds as well.
-TEMPERATURE = 1.2
+TEMPERATURE = 2.0
 REQUIRED: Json = {"tool_choice": "required", "parallel_tool_calls": False}
 FUNCTION: Json = {
     "name": "look_up",

@@ -59,7 +59,9 @@ def test_a_chain_of_responses_has_the_answers_of_the_session_api(
     previous: Json = {}
     held = 0
     for seed in range(TURNS):
-        message = say.user(say.chatter(seed, 14))
+        # In the model's language, so that its replies are encoded again as they were generated.
+        statement = f"Please note that the badge list says Melnor K482{seed}."
+        message = say.user(f"{say.chatter(seed, 14)} {statement}")
         expected = client.turn(session, [message], max_tokens=12)
         raw = ask(openai, message["content"], **previous)
         response = raw.parse()
