@@ -28,7 +28,8 @@ def build(root: Path) -> str:
     folders: dict[Path, list[Path]] = defaultdict(list)
     for room in ROOMS:
         for path in sorted((root / room).rglob("*.py")):
-            if "_pb2" not in path.name and "runs" not in path.relative_to(root).parts:
+            ignored = {"runs", ".venv"} & set(path.relative_to(root).parts)
+            if "_pb2" not in path.name and not ignored:
                 folders[path.parent].append(path)
     sections = [to_section(root, folder, paths) for folder, paths in folders.items()]
     return "\n".join([INTRODUCTION, *sections])
