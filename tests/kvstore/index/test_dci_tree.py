@@ -145,7 +145,8 @@ def test_as_many_rows_are_returned_as_the_settings_say(real_keys: KeySet) -> Non
         index = DciTree(settings)
         index.extend(keys)
         counts = (index.candidates(queries) >= 0).sum(1)
-        assert ((counts > 0.9 * rows) & (counts < 1.02 * rows)).all()
+        # A node has 16 rows or so, and the last one may be larger than what is left of the budget.
+        assert ((counts > 0.9 * rows) & (counts < rows + 16)).all()
 
 
 def test_no_query_of_a_group_takes_all_rows() -> None:

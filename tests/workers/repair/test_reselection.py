@@ -129,7 +129,7 @@ def test_a_budget_that_holds_all_restores_the_full_cache_bit_for_bit(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=64)
-    worker.open(method="loopserve", budget=400)
+    worker.open(method="loopserve", budget=400, method_settings='{"every": 16, "first": 16}')
     worker.turn("s", words(120), generate=False)
     resident = speak(worker, 16)
     cache = worker.engine.cache
