@@ -268,10 +268,11 @@ def measure_reselection(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan
     text = " ".join(build_texts(replace(plan, turns=40)))
     context = str(tokenizer.inner.decode(tokenizer.encode(text)[:RESELECTION_CONTEXT]))
     rows = list[Row]()
+    slots = 1 + len(RESELECTION_INTERVALS)
     for budget in RESELECTION_BUDGETS:
         with (
             tempfile.TemporaryDirectory() as folder,
-            open_worker(model, tokenizer, Path(folder), plan, 3, budget) as worker,
+            open_worker(model, tokenizer, Path(folder), plan, slots, budget) as worker,
         ):
             found = time_reselection(worker, context, budget)
         condition = f"answer after {RESELECTION_CONTEXT} tokens, budget {budget}"
@@ -287,9 +288,11 @@ def time_reselection(
 
     In tokens per second, and per second of CPU time, which other work on the machine changes less.
     """
-    settings = {"never": f'{{"first": {2**31 - 1}}}'} | {
-        f"every {every} tokens": f'{{"every": {every}}}' for every in RESELECTION_INTERVALS
-    }
+    settings = {"never": f'{{"first": {2**31 - 1}}}'}
+    counts = {"never": 0}
+    for every in RESELECTION_INTERVALS:
+        settings[f"every {every} tokens"] = f'{{"first": 1, "every": {every}}}'
+        counts[f"every {every} tokens"] = len(range(1, RESELECTION_TOKENS, every))
     states = {}
     for name, chosen in settings.items():
         worker.open(name, "loopserve", budget, chosen)
@@ -305,7 +308,7 @@ def time_reselection(
             began = time.process_time()
             done = worker.ask(name, "Go on.", RESELECTION_TOKENS, clock).result()
             used = time.process_time() - began
-            assert (done.reselections.count > 0) == (name != "never")
+            assert done.reselections.count == counts[name], "the answer re-selects as it should"
             timed = clock.timed(done.prompt_tokens)
             if pair:  # the first one warms up
                 found["second"][name].append((timed.output_tokens - 1) / timed.decode)
