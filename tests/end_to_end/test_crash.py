@@ -170,7 +170,10 @@ def in_background(request: Callable[[], Any]) -> tuple[threading.Thread, list[Kv
 def goes_on_as_if_nothing_had_happened(
     walk: Walk, before: Json, undisturbed: list[Json], *, moved: bool = False
 ) -> bool:
-    """Check that acknowledged steps persist, rows but for a repair `moved` them, and that the other steps equal the undisturbed server's."""
+    """Check that acknowledged steps persist, and that the other steps equal the undisturbed server's.
+
+    moved: a repair may have moved rows since.
+    """
     state = walk.state()
     assert state | {"memory": before["memory"]} == before if moved else state == before
     assert walk.repeats_its_answers()
