@@ -18,6 +18,8 @@ Json = dict[str, Any]
 FACTS = 8
 ASKED = 2
 RESULT_TOKENS = 4000
+# A result of small talk repeats phrases of the session's. What it repeats takes rows, too.
+REPAIR_ROWS = 128
 EXCHANGES = 130  # of small talk, of about 38 tokens each
 ON_CALL = TOOLS[0]
 CALL: Json = {
@@ -67,7 +69,7 @@ def test_a_repair_finds_the_fact_that_a_long_result_names_at_its_beginning(
     values = [f"{chr(ord('A') + i)}{4127 + 611 * i}" for i in range(FACTS)]
     session = client.create_session(
         budget=256,
-        repair_rows=64,
+        repair_rows=REPAIR_ROWS,
         repair_on=["tool_result"],
         tools=[ON_CALL.schema()],
         seed=7,
