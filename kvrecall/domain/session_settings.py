@@ -67,15 +67,24 @@ class ForkOrigin:
 class Reselection:
     """When an answer's own queries select the active rows anew, among all stored rows.
 
-    After `first` tokens of the answer and every `every` tokens after that. `token_share` of the
-    rows are whole tokens, which all layers and heads select together as repairs do: by their mean
-    attention less that of a neutral signal, with their neighbours. Each head selects the others by
-    its own attention.
+    After `first` tokens of the answer and every `every` tokens after that; `first` 0 is the end of
+    the prompt, by the queries of its last tokens. `token_share` of the rows are whole tokens, which
+    all layers and heads select together as repairs do: by their mean attention less that of a
+    neutral signal, with their neighbours. Each head selects the others by its own attention.
     """
 
-    every: Annotated[int, Field(ge=1, le=256)] = 4
-    first: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    every: Annotated[int, Field(ge=1, le=256)] = 2
+    first: Annotated[int, Field(ge=0, lt=2**31)] = 0
     token_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+    @property
+    def window(self) -> int:
+        """Newest tokens, of the prompt and the answer, whose queries score the rows.
+
+        As many as lie between two selections, as in LoopServe, and at least 8: the one token in
+        front of a selection may look for nothing.
+        """
+        return max(8, self.every)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,8 +70,8 @@ class SessionConfig:
     @property
     def kept_queries(self) -> int:
         """Newest tokens whose queries are kept, for evictions and for re-selections."""
-        every = 0 if self.reselection is None else self.reselection.every
-        return max(self.method.observation.window, every)
+        window = self.method.observation.window
+        return window if self.reselection is None else max(window, self.reselection.window)
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,8 @@ class WorkerSession:
     - `retriever`: finds those of them that its steps retrieve; None before the first such step, and
       without `indexed_rows`.
     - `retrieval_refused`: there was no memory for that; the turn goes on without.
+    - `neutral_attention`: of the neutral signal of the turn's re-selections to the tokens before it,
+      float32 `[tokens]`, on the CPU; None before the first of them.
     """
 
     config: SessionConfig
@@ -139,6 +141,7 @@ class WorkerSession:
     indexed_rows: IndexedRows | None = None
     retriever: Retriever | None = None
     retrieval_refused: bool = False
+    neutral_attention: Tensor | None = None
 
     @classmethod
     def create(cls, config: SessionConfig) -> "WorkerSession":
@@ -182,6 +185,7 @@ class WorkerSession:
     def clear_turn(self) -> None:
         """Clear the turn's observations: a session resumed in between then evicts the same rows."""
         self.queries.clear()
+        self.neutral_attention = None
         self.block.clear()
         self.sparse_reports.clear()
         self.retrieval_refused = False

@@ -19,9 +19,9 @@ class LoopServe(SnapKV):
 
     Deviations: `token_share` of the rows are selected as whole tokens and scores are pooled along
     the sequence, as SnapKV's; the paper's selection, each head on its own, is `{"every": 16,
-    "first": 16, "token_share": 0, "pool": 1}`. The first selection is the prompt's eviction, not one
-    from the prompt's last `every` tokens; sinks, the recent window and the newest rows of the turn
-    stay, as in evictions; rows that are not selected are in the row store, not on the device.
+    "token_share": 0, "pool": 1}`. A row's score is the largest attention of a query, not the sum;
+    sinks, the recent window and the newest rows of the turn stay, as in evictions; rows that are not
+    selected are in the row store, not on the device.
     """
 
     every: Annotated[
@@ -32,7 +32,12 @@ class LoopServe(SnapKV):
     ] = Reselection.every
     first: Annotated[
         int,
-        Field(ge=1, lt=2**31, description="Tokens of an answer before the first such selection."),
+        Field(
+            ge=0,
+            lt=2**31,
+            description="Tokens of an answer before the first such selection; 0: at the prompt's "
+            "end.",
+        ),
     ] = Reselection.first
     token_share: Annotated[
         float,

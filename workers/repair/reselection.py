@@ -23,12 +23,19 @@ from workers.engine.ranking import combine_scores
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
 from workers.generation.steps import Steps, wait_for_writes
+from workers.primitives.observation import Observed
 from workers.primitives.scoring import smooth_before
 from workers.primitives.selection import top_per_head
 from workers.repair.index_scan import scan_index
 from workers.repair.observe import observe_contrast
 from workers.repair.scan.exact import HeadReduction, ScanResult, scan_by_head
 from workers.repair.scan.pages import PageSource
+
+# What the attention of one token counts relative to that of the next. The newest says best what the
+# next token needs, and those before it what the statement is about.
+_DECAY = 0.85
+# Tokens of an answer after which its neutral signal is observed anew, behind its newest row.
+_NEUTRAL_TOKENS = 128
 
 
 class StoredRows(LayerSource, PageSource, Protocol):
@@ -54,11 +61,11 @@ def reselect(
 ) -> Steps[None]:
     """Make the rows active that the answer's last tokens attend to most, if that is due now.
 
-    All stored rows are candidates, scored in every layer and KV head by the softmax of the last
-    `every` queries of the answer over all rows, with the mean over the queries; with `repair_scan`
-    "index" only those that some query finds have a score. A whole token's score is the mean over
-    layers and heads, less a neutral signal's and spread to its neighbours as in the session's
-    repairs.
+    All stored rows are candidates, scored in every layer and KV head by the softmax of the newest
+    queries, the prompt's last ones at first, over all rows: the largest of a query's weights, as in
+    repairs. With `repair_scan` "index" only rows that some query finds have a score. A whole
+    token's score is the mean over layers and heads, less a neutral signal's and spread to its
+    neighbours as in the session's repairs.
     Rows that evictions protect stay. Of the others each head selects by its own scores, and the
     `token_share` of them all heads by the tokens' scores; as many as the budget has, the reserve
     for repairs included. With `token_share` 0 the session's method selects in each layer. Rows
@@ -78,8 +85,9 @@ def reselect(
     source = source or engine.store
     yield from wait_for_writes(engine, session)
     with map_store_errors():
-        tokens, share = min(reselection.every, output_tokens), reselection.token_share
-        scores = yield from _score_rows(engine, resident, source, tokens, whole_tokens=share > 0)
+        share = reselection.token_share
+        observed = session.queries.observed().last(reselection.window)
+        scores = yield from _score_rows(engine, resident, source, observed, whole_tokens=share > 0)
         wanted = yield from _select_rows(engine, resident, scores, share)
         moves = become(engine.cache, source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
@@ -118,42 +126,76 @@ def _score_rows(
     engine: Engine,
     resident: ResidentSession,
     source: StoredRows,
-    tokens: int,
+    observed: Observed,
     *,
     whole_tokens: bool,
 ) -> Steps[_Scores]:
-    """Score all rows by the last `tokens` queries, whole tokens against the neutral signal."""
+    """Score all rows by the observed queries, whole tokens against the neutral signal."""
     session = resident.session
-    observed = session.queries.observed().last(tokens)
-    contrast = (yield from observe_contrast(engine, resident)) if whole_tokens else None
-    pooling = resident.config.method.attention_pooling
-    reduction = HeadReduction("mean", pooling.group, causal=True, contrasted=False)
-    result: ScanResult | None = None
-    if resident.config.repair_scan == "index":
-        result = yield from scan_index(
-            engine, resident, observed, contrast=contrast, by_head=reduction, source=source
-        )
-    if result is None:
-        result = yield from scan_by_head(
-            source,
-            session.name,
-            observed,
-            session.length,
-            contrast=contrast,
-            reduction=reduction,
-            transfers=engine.cache.transfers,
-        )
     device = engine.cache.device
+    neutral = (yield from _neutral_attention(engine, resident, source)) if whole_tokens else None
+    result = yield from _scan(engine, resident, source, observed, _DECAY)
     positions = _all_positions(engine, session.length)
     first = session.length - observed.tokens
+    pooling = resident.config.method.attention_pooling
     heads = [
         smooth_before(layer, positions, first, pooling.width, pooling.kind)
         for layer in result.scores.to(device)
     ]
-    by_token = result.tokens.to(device, copy=True)
+    by_token = result.tokens.clone()
+    if neutral is not None:
+        by_token[: len(neutral)] -= resident.config.repair.contrast * neutral
+        by_token.clamp_min_(0)
     # Every query attends to the sinks: they must not bring their neighbours.
     by_token[: engine.settings.sinks] = 0
-    return _Scores(heads, resident.config.repair.utility(by_token))
+    return _Scores(heads, resident.config.repair.utility(by_token.to(device)))
+
+
+def _neutral_attention(
+    engine: Engine, resident: ResidentSession, source: StoredRows
+) -> Steps[Tensor | None]:
+    """The neutral signal's attention to the tokens before it, float32 `[length]`; None without one.
+
+    Once for some tokens of an answer: it costs a step of the model and a scan. It depends on the
+    answer's length alone, so it is the same when the turn runs again.
+    """
+    session = resident.session
+    known = session.neutral_attention
+    if known is not None and session.length <= len(known) + _NEUTRAL_TOKENS:
+        return known
+    contrast = yield from observe_contrast(engine, resident)
+    if contrast is None:
+        return None
+    result = yield from _scan(engine, resident, source, contrast.neutral, 1.0)
+    session.neutral_attention = result.tokens
+    return result.tokens
+
+
+def _scan(
+    engine: Engine,
+    resident: ResidentSession,
+    source: StoredRows,
+    observed: Observed,
+    decay: float,
+) -> Steps[ScanResult]:
+    """Scan all stored rows for every layer and KV head: each row's largest weight of a query."""
+    group = resident.config.method.attention_pooling.group
+    reduction = HeadReduction("max", group, causal=True, decay=decay)
+    if resident.config.repair_scan == "index":
+        found = yield from scan_index(engine, resident, observed, by_head=reduction, source=source)
+        if found is not None:
+            return found
+    session = resident.session
+    return (
+        yield from scan_by_head(
+            source,
+            session.name,
+            observed,
+            session.length,
+            reduction=reduction,
+            transfers=engine.cache.transfers,
+        )
+    )
 
 
 def _select_rows(

@@ -36,9 +36,9 @@ class ReselectionBody(Body):
     )
     first: int = Field(
         default=Reselection.first,
-        ge=1,
+        ge=0,
         lt=2**31,
-        description="Tokens of the answer before the first selection.",
+        description="Tokens of the answer before the first selection; 0: at the prompt's end.",
     )
     token_share: float = Field(
         default=Reselection.token_share,

@@ -160,18 +160,17 @@ def test_a_contrast_is_subtracted_as_in_an_exact_scan(of: Given, beta: float) ->
     of=inputs(),
     causal=st.booleans(),
     beta=st.sampled_from([0.0, 1.0]),
-    contrasted=st.booleans(),
     at_once=st.sampled_from([1, 1 << 21]),
 )
 def test_heads_and_tokens_are_scored_as_an_exact_scan_scores_them(
-    of: Given, causal: bool, beta: float, contrasted: bool, at_once: int
+    of: Given, causal: bool, beta: float, at_once: int
 ) -> None:
     """By the session's last tokens, which attend to none after themselves if they are rows."""
     contrast = neutral(of, beta) if beta else None
     length = of.keys.shape[2]
     count = min(length, of.queries.shape[2])
     observed = Observed(tuple(of.queries[:, :, -count:]), torch.arange(length - count, length))
-    reduction = HeadReduction("mean", "max", causal=causal, contrasted=contrasted)
+    reduction = HeadReduction("mean", "max", causal=causal)
     rows = ("s", observed, length)
     with stored(of.keys) as store:
         exact = finished(

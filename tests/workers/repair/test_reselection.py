@@ -1,9 +1,7 @@
 """While it answers, a session's own queries select its rows anew among all that are stored."""
 
 import json
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,77 +9,18 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.session_settings import Reselection
-from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvstore.errors import TierFailedError
-from workers.cache.active_cache import EMPTY
+from tests.workers.drive import drive
+from tests.workers.repair.reselections import SMALL, active, run, speak, stored_keys
 from workers.engine.eviction_scores import EvictionScores
-from workers.engine.selection import Selection
-from workers.engine.session import ResidentSession
-from workers.errors import StorageFailed
 from workers.methods import METHODS, build
 from workers.primitives.observation import Observed
 from workers.primitives.scoring import attention
 from workers.repair.observe import observe_contrast
-from workers.repair.reselection import due, reselect
+from workers.repair.reselection import due
 
 EVICTING = [name for name in METHODS if build(name).evicts]
-SMALL: dict[str, Any] = {
-    "method": "loopserve",
-    "budget": 48,
-    "method_settings": '{"every": 4, "first": 4, "window": 8}',
-}
 NEAR = {"before": 1, "after": 2, "fade_before": 0.5, "fade_after": 0.5}
 EVERY_4 = '{"reselect": {"every": 4, "first": 4}}'
-
-
-def drive(running: Any) -> tuple[int, Any]:
-    """Run steps to their end: how often others could have run between them, and the result."""
-    steps = 0
-    while True:
-        try:
-            wanted = next(running)
-        except StopIteration as end:
-            return steps, end.value
-        steps += 1
-        if isinstance(wanted, Future):
-            wanted.result()
-
-
-def finish(running: Any) -> int:
-    """Run steps to their end; returns how often others could have run between them."""
-    return drive(running)[0]
-
-
-def active(worker: Any, name: str = "s") -> list[list[list[int]]]:
-    """Positions that are active, per layer and head."""
-    session = worker.engine.session(name)
-    held = Selection.from_slot(worker.engine.cache, session.slot).positions
-    return [[[p for p in head if p != EMPTY] for head in layer.tolist()] for layer in held]
-
-
-def stored_keys(worker: Any, name: str = "s") -> Tensor:
-    """All of a session's keys, `[n_layers, n_kv_heads, length, head_dim]`."""
-    session = worker.engine.session(name)
-    worker.engine.store_io.wait_written(session)
-    return worker.engine.store.gather(name, torch.arange(session.length))[:, 0]
-
-
-def speak(worker: Any, count: int, name: str = "s") -> ResidentSession:
-    """Append some tokens one by one, as an answer, without re-selection."""
-    engine = worker.engine
-    resident = engine.swap_in(engine.session(name))
-    resident.session.clear_turn()
-    resident.session.turn_start = resident.session.length
-    for token in range(40, 40 + count):
-        engine.forward([resident], torch.tensor([[token]]))
-    return resident
-
-
-def run(worker: Any, resident: ResidentSession, output_tokens: int) -> pb.ReselectionReport:
-    report = pb.ReselectionReport()
-    finish(reselect(worker.engine, resident, output_tokens, report))
-    worker.check()
-    return report
 
 
 # When
@@ -89,6 +28,7 @@ def run(worker: Any, resident: ResidentSession, output_tokens: int) -> pb.Resele
 
 def test_it_is_due_after_the_first_tokens_and_then_at_even_distances() -> None:
     assert [n for n in range(30) if due(Reselection(every=8, first=3), n)] == [3, 11, 19, 27]
+    assert [n for n in range(30) if due(Reselection(every=8, first=0), n)] == [0, 8, 16, 24]
     assert [n for n in range(40) if due(Reselection(every=16, first=16), n)] == [16, 32]
     assert not any(due(None, n) for n in range(40))
 
@@ -105,6 +45,18 @@ def test_an_answer_re_selects_before_the_tokens_that_follow(
     assert done.reselections.count == count
     assert done.HasField("reselections") == bool(count)
     worker.check()
+
+
+def test_without_a_first_token_the_prompt_selects_at_its_end(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """By the prompt's own last queries: what it was evicted by then may return before the answer."""
+    worker = make_worker(block_tokens=32, recent=8)
+    worker.open(**{**SMALL, "method_settings": '{"every": 16, "first": 0, "window": 8}'})
+    done = worker.turn("s", words(90), max_tokens=10)
+    assert done.output_tokens == 10, "the words of this test are answered at length"
+    assert done.reselections.count == 1
+    assert done.reselections.rows_in > 0
 
 
 # What
@@ -159,7 +111,9 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
     make_worker: Callable[..., Any],
     words: Callable[..., str],
 ) -> None:
-    """By brute force: the causal softmax over all keys, its mean over the answer's last tokens.
+    """By brute force: the causal softmax over all keys, the largest of the newest tokens' weights.
+
+    A token counts 0.85 of the next one.
 
     Of whole tokens the mean over all layers and heads, less that of an empty message and spread as
     in the session's repairs; they come after the heads' own rows.
@@ -178,19 +132,20 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
     )
     worker.turn("s", words(300), generate=False)
     resident = speak(worker, 20)
-    observed = resident.session.queries.observed().last(tokens)
-    neutral = drive(observe_contrast(worker.engine, resident))[1] if contrast else None
+    observed = resident.session.queries.observed().last(max(8, tokens))
+    neutral = drive(observe_contrast(worker.engine, resident))[0] if contrast else None
     run(worker, resident, 20)
     keys = stored_keys(worker)
     length = keys.shape[2]
     positions = torch.arange(length).expand(2, -1)
 
-    def attended(by: Observed) -> Tensor:
+    def attended(by: Observed, decay: float = 1.0) -> Tensor:
         each = [attention(by.queries[n], keys[n], positions, by.positions) for n in range(2)]
-        by_query = torch.stack(each).mean(3)
+        ages = torch.arange(by.tokens - 1, -1, -1)
+        by_query = (torch.stack(each) * decay ** ages[:, None]).amax(3)
         return by_query.mean(2) if group == "mean" else by_query.amax(2)
 
-    scores = attended(observed)
+    scores = attended(observed, 0.85)
     stand_out = scores.mean((0, 1))
     if neutral is not None:
         stand_out = (stand_out - attended(neutral.neutral).mean((0, 1))).clamp(min=0)
@@ -346,87 +301,4 @@ def test_any_method_that_evicts_may_re_select(
         peak <= bound
         for peak, bound in zip(said.memory.peak_rows, said.memory.bound_rows, strict=True)
     )
-    worker.check()
-
-
-# Steps
-
-
-def test_the_newest_rows_are_awaited_before_the_scan(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    """Their write is held up: without the wait the store would not have them."""
-    worker = make_worker(block_tokens=32, recent=8)
-    worker.open(**SMALL)
-    worker.turn("s", words(120), generate=False)
-    gate = threading.Event()
-    worker.engine.store_io.submit(gate.wait)
-    resident = speak(worker, 4)
-    assert worker.engine.store.length("s") < resident.session.length
-    running = reselect(worker.engine, resident, 4, pb.ReselectionReport())
-    try:
-        write = next(running)
-        assert isinstance(write, Future)
-        assert not write.done()
-    finally:
-        gate.set()
-    write.result()
-    finish(running)
-    assert worker.engine.store.length("s") == resident.session.length
-    worker.check()
-
-
-def test_other_sessions_decode_between_its_steps(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    """A step per chunk of pages, and one per layer for its scores and for its selection."""
-    worker = make_worker(block_tokens=32, recent=8)
-    worker.open(**SMALL)
-    worker.turn("s", words(150), generate=False)
-    resident = speak(worker, 4)
-    running = reselect(worker.engine, resident, 4, pb.ReselectionReport())
-    assert finish(running) >= 1 + 2 + 2
-
-
-def test_sessions_that_decode_together_say_what_each_says_alone(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    worker = make_worker(block_tokens=32, recent=8)
-    texts = [words(60 + 20 * number, seed=number) for number in range(3)]
-    alone = []
-    for number, text in enumerate(texts):
-        worker.open(f"alone{number}", **SMALL)
-        alone.append(worker.turn(f"alone{number}", text, max_tokens=20))
-        worker.open(f"beside{number}", **SMALL)
-    running = [
-        worker.submit(f"beside{number}", text, max_tokens=20) for number, text in enumerate(texts)
-    ]
-    for expected, turn in zip(alone, running, strict=True):
-        found = turn.result(600)
-        assert list(found.token_ids) == list(expected.token_ids)
-        assert found.state.selection == expected.state.selection
-        assert found.reselections.count == expected.reselections.count > 0
-    assert max(sessions for sessions, _ in worker.engine.passes) > 1
-    worker.check()
-
-
-def test_a_failed_read_moves_no_row(
-    make_worker: Callable[..., Any],
-    words: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    worker = make_worker(block_tokens=32, recent=8)
-    worker.open(**SMALL)
-    worker.turn("s", words(120), generate=False)
-    resident = speak(worker, 4)
-    before = active(worker)
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise TierFailedError("the disk is gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(worker.engine.store, "gather_selection", fail)
-        with pytest.raises(StorageFailed):
-            finish(reselect(worker.engine, resident, 4, pb.ReselectionReport()))
-    assert active(worker) == before
     worker.check()

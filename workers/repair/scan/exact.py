@@ -144,7 +144,7 @@ def scan_by_head(
         if weighed is not None:
             layer, rows, weights = weighed
             attention = signal.head_attention(weights, reduction)
-            scores[layer, :, rows] = signal.head_scores(attention, reduction).cpu()
+            scores[layer, :, rows] = signal.contrast(attention).cpu()
             means[:, rows] += attention.mean(1).cpu() / signal.n_layers
             scored[rows] |= layer == signal.n_layers - 1
         yield None

@@ -90,7 +90,7 @@ def indexed_by_head(
 
     def add(layer: int, positions: Tensor, weights: Tensor) -> None:
         attention = signal.head_attention(weights, reduction)
-        scores[layer, :, positions] = signal.head_scores(attention, reduction)
+        scores[layer, :, positions] = signal.contrast(attention)
         means[:, positions] += attention.mean(1) / signal.n_layers
 
     scored, complete, share = yield from _score(scan, add)

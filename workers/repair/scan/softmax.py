@@ -28,14 +28,14 @@ class HeadReduction:
     """How the attention of a signal becomes a score in each KV head.
 
     Over the signal's `tokens` first, then over the head's `group`. `causal`: the signal's tokens are
-    rows, and attend to none after themselves. `contrasted`: a head's score is less the neutral
-    signal's, if there is one; without it only the tokens' scores are.
+    rows, and attend to none after themselves. `decay`: what a token's attention counts relative to
+    that of the next one.
     """
 
     tokens: Reduction = "max"
     group: Reduction = "mean"
     causal: bool = False
-    contrasted: bool = True
+    decay: float = 1.0
 
 
 class Signal:
@@ -132,14 +132,10 @@ class Signal:
         weights: `[n_kv_heads, group * t, rows]`.
         """
         parts = self._split(weights)
+        if reduction.decay != 1:
+            parts = [part * _decay(part.shape[2], reduction.decay).to(part) for part in parts]
         by_query_head = torch.stack([reduce(part, reduction.tokens, 2) for part in parts])
         return reduce(by_query_head, reduction.group, 2)
-
-    def head_scores(self, attention: Tensor, reduction: HeadReduction) -> Tensor:
-        """Scores from the groups' attention per KV head: float32 `[n_kv_heads, rows]`."""
-        if reduction.contrasted:
-            return self.contrast(attention)
-        return self.signal_attention(attention)
 
     def signal_attention(self, attention: Tensor) -> Tensor:
         """The largest attention of a part of the signal, from the groups' `[groups, ...]`."""
@@ -193,6 +189,11 @@ class Signal:
         heads, _, rows = weights.shape
         by_token = weights.view(heads, -1, self.tokens, rows)
         return list(by_token.split_with_sizes(self._group_tokens, dim=2))
+
+
+def _decay(tokens: int, decay: float) -> Tensor:
+    """What each of some tokens counts, the last one 1: `[tokens, 1]`."""
+    return decay ** torch.arange(tokens - 1, -1, -1.0)[:, None]
 
 
 class Normaliser:
