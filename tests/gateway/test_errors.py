@@ -63,7 +63,7 @@ BAD_BODIES = [
     ),
     (
         "/v1/sessions",
-        {"reselect": {"first": 0}},
+        {"reselect": {"first": -1}},
         422,
         "invalid_request",
         {"field": "reselect.first"},
