@@ -244,9 +244,13 @@ class _MixedWriter:
         user = " ".join([*sentences[:at], question, *sentences[at:]])
         forms = (f"question {place}", *self._forms(fact))
         return Exchange(
-            user, _answer(fact), "question", answer=fact.value, fact_exchange=fact.exchange,
+            user,
+            _answer(fact),
+            "question",
+            answer=fact.value,
+            fact_exchange=fact.exchange,
             forms=forms,
-        )  # fmt: skip
+        )
 
     def _text(self) -> list[str]:
         """The sentences around a question: at least two."""

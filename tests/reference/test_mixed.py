@@ -138,8 +138,11 @@ def test_a_question_stands_where_its_form_says() -> None:
 
 def test_all_forms_of_the_mixture_occur_and_none_of_no_weight() -> None:
     counts = Counter(
-        form for seed in range(16) for each in asked(generate_mixed(seed, 3000)) for form in each.forms
-    )  # fmt: skip
+        form
+        for seed in range(16)
+        for each in asked(generate_mixed(seed, 3000))
+        for form in each.forms
+    )
     expected = {f"question {place}" for place in get_args(Place)}
     expected |= {f"statement {clause}" for clause in CLAUSES}
     expected |= {"statement group", "corrected", "corrected, unmarked", "several facts a person"}

@@ -79,9 +79,17 @@ EVENTS: list[tuple[dict[str, Any], str, list[str]]] = [
         "invalid_request",
         ["index"],
     ),
-    ({"type": "tool_call.started", "call_id": "c1", "arguments": "["}, "invalid_request", ["arguments"]),
-    ({"type": "tool_call.completed", "call_id": "c1", "result": "x" * 501}, "limit_exceeded", ["result"]),
-]  # fmt: skip
+    (
+        {"type": "tool_call.started", "call_id": "c1", "arguments": "["},
+        "invalid_request",
+        ["arguments"],
+    ),
+    (
+        {"type": "tool_call.completed", "call_id": "c1", "result": "x" * 501},
+        "limit_exceeded",
+        ["result"],
+    ),
+]
 
 
 @pytest.fixture

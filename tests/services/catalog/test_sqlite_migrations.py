@@ -95,9 +95,12 @@ async def test_calls_and_repairs_keep_what_was_stored_of_them(old_file: Path) ->
     ((paused, last_event_at),) = read_rows(
         old_file, "SELECT session, heard_at FROM calls WHERE id = 'c1'"
     )
-    cut = [bool(cut) for (cut,) in read_rows(
-        old_file, "SELECT json_extract(report, '$.cut') FROM repairs ORDER BY number DESC"
-    )]  # fmt: skip
+    cut = [
+        bool(cut)
+        for (cut,) in read_rows(
+            old_file, "SELECT json_extract(report, '$.cut') FROM repairs ORDER BY number DESC"
+        )
+    ]
     catalog = await SqliteCatalog.open(old_file)
     (waiting,) = (await catalog.sessions.get(paused)).calls
     assert (waiting.call.id, waiting.last_event_at) == ("c1", last_event_at)
