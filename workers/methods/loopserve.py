@@ -20,8 +20,8 @@ class LoopServe(SnapKV):
     Deviations: `token_share` of the rows are selected as whole tokens and scores are pooled along
     the sequence, as SnapKV's; the paper's selection, each head on its own, is `{"every": 16,
     "token_share": 0, "pool": 1}`. A row's score is the largest attention of a query, where a token
-    counts 0.85 of the next one, not the sum; sinks, the recent window and the newest rows of the turn stay, as in evictions; rows that are not
-    selected are in the row store, not on the device.
+    counts 0.85 of the next one, not the sum; sinks, the recent window and the newest rows of the
+    turn stay, as in evictions; rows that are not selected are in the row store, not on the device.
     """
 
     every: Annotated[
