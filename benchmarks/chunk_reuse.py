@@ -1,6 +1,6 @@
 """Savings of ChunkKV's index reuse: seconds of selection with one and two layers a group.
 
-`python benchmarks/chunk_reuse.py` measures the packaged model and one with 28 layers whose
+`python -m benchmarks.chunk_reuse` measures the packaged model and one with 28 layers whose
 attention has the shape of a 3 B Llama (24 query and 8 KV heads of 128). The other parts of that one
 are small and random: selection does not depend on them. Two sessions get the same blocks in
 rotation, one with `reuse` 1, one with 2, in one process, so that disturbances of the machine affect

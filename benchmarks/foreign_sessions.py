@@ -1,6 +1,6 @@
 """Does the time of an answer tell another tenant's session from one that does not exist?
 
-`python benchmarks/foreign_sessions.py` serves the gateway over SQLite and over a real Redis (over a
+`python -m benchmarks.foreign_sessions` serves the gateway over SQLite and over a real Redis (over a
 worker that computes nothing), each in a process of its own. A tenant creates sessions and uses them,
 so that caches hold them; another tenant asks for these and for ids that do not exist, in a random
 order over one connection. Of every second foreign session its owner has read the repairs right

@@ -1,6 +1,6 @@
 """Forks of a long session: seconds of a fork, bytes that it adds, and equality of the answers.
 
-`python benchmarks/forks.py` builds a session of 20,000 tokens in a service of this process (over
+`python -m benchmarks.forks` builds a session of 20,000 tokens in a service of this process (over
 files, as in `kvrecall serve`) and forks it 100 times: seconds of each fork, and bytes added to
 catalog and tiers, as shares of the session's own. Then `kvrecall serve` starts over the same files:
 the session is forked 100 times over HTTP, and 100 times at one of the 15 turns before its last one;

@@ -1,6 +1,6 @@
 """The front door's own cost: reads of a session, a turn's overhead, and slow or broken clients.
 
-`python benchmarks/front_door.py` serves a bare FastAPI echo of the same size, the gateway over
+`python -m benchmarks.front_door` serves a bare FastAPI echo of the same size, the gateway over
 SQLite and the gateway over a real Redis (both over a worker that computes nothing), and
 `kvrecall serve` with the packaged model, each in a process of its own, and measures them in turns,
 so that disturbances of the machine affect all alike:

@@ -1,6 +1,6 @@
 """All that is to be measured on a GPU, in one command: decode, batches, repair, swap-ins, tiers.
 
-`python benchmarks/gpu.py` takes a random Llama of 1 B parameters (`throughput.py --shape large`) on
+`python -m benchmarks.gpu` takes a random Llama of 1 B parameters (`throughput.py --shape large`) on
 a machine with a GPU: prefill and decode at 4K to 128K tokens, 1 to 64 sessions at once, both beside
 transformers with a kept cache; repairs of 32K to 4M candidates; swap-ins beside a plain copy of the
 same bytes; and the tiers. `--tiny` runs all of it in small sizes on the packaged model, on a CPU,

@@ -1,6 +1,6 @@
 """Measures of the source tree: rooms, floors, repeated types, hops of a turn, and the words in use.
 
-`python benchmarks/house.py` reads the source of its own checkout; `--root DIR --label 0.1.0` reads
+`python -m benchmarks.house` reads the source of its own checkout; `--root DIR --label 0.1.0` reads
 another one, which need not be installed. No module of the measured tree is imported. The rows of
 all labels go to one result file under `benchmarks/results/`: rows of a label that is measured again
 are replaced, the others are kept.

@@ -1,6 +1,6 @@
 """Moves of a session to another worker: seconds to the first token, against a new prefill.
 
-`python benchmarks/moves.py` starts a Redis, two workers and a gateway, appends a conversation of
+`python -m benchmarks.moves` starts a Redis, two workers and a gateway, appends a conversation of
 4,000 tokens to sessions, and then, in turn: moves a session and asks it; asks a session that was
 not moved; and appends the whole log to a new session, with the same question at its end. Seconds
 are those from the question's request to its first streamed token, with those of the move where it

@@ -1,6 +1,6 @@
 """What a continued turn costs through OpenAI's API, beyond the session API's.
 
-`python benchmarks/openai_turns.py` serves a bare FastAPI echo and the gateway over SQLite and over a
+`python -m benchmarks.openai_turns` serves a bare FastAPI echo and the gateway over SQLite and over a
 real Redis (over a worker that computes nothing), each in a process of its own. Conversations of 2,
 50 and 500 messages of 1 KB go on with one message: through OpenAI's API, whose requests say all that
 was said, and through the session API, whose requests say the new message. The echo gets the same

@@ -1,6 +1,6 @@
 """Decode steps and prefill blocks of the engine beside transformers' own passes, in CPU time.
 
-`python benchmarks/passes.py --model FOLDER` runs transformers with a kept DynamicCache, and the
+`python -m benchmarks.passes --model FOLDER` runs transformers with a kept DynamicCache, and the
 engine with full caches and with a budget, pass by pass in rotation. It takes the CPU time of the one
 thread that computes, so that it can run beside other work: ratios count, seconds do not. The result
 file goes to `benchmarks/results/`. No store, scheduler or tokenizer takes part; `throughput.py`

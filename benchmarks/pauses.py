@@ -1,6 +1,6 @@
 """Repairs in an agent's tool pauses: the share that ends in time, and the cost to the next turn.
 
-`python benchmarks/pauses.py` runs one agent conversation in two sessions of a real service over
+`python -m benchmarks.pauses` runs one agent conversation in two sessions of a real service over
 HTTP, one with repairs and one without, step by step in turn: a turn that calls a tool, a pause, the
 tool's result at a share of the pause, and the turn with the result, whose first token is timed.
 Both sessions get the same messages and have the same budget. A repair counts as ended in its pause

@@ -1,6 +1,6 @@
 """Speed and quality of a model's weights in float32, packed bfloat16, 8 and 4 bits, in one run.
 
-`python benchmarks/quantized.py --model FOLDER --name NAME --data FOLDER` takes the CPU time of the one
+`python -m benchmarks.quantized --model FOLDER --name NAME --data FOLDER` takes the CPU time of the one
 thread that computes, pass by pass in rotation, as `passes.py` does: ratios count. Quality is the
 distance of the next-token distributions from float32's over text of recordings, in pieces of 4 tokens,
 so that the kernels of few bits compute it. The result file goes to `benchmarks/results/`. Takes two

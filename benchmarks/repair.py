@@ -1,6 +1,6 @@
 """Seconds of a repair by the number of candidates (scan, select, move), and bytes read.
 
-`python benchmarks/repair.py` scans synthetic keys in the shape of Qwen2.5-7B, from 4K candidates
+`python -m benchmarks.repair` scans synthetic keys in the shape of Qwen2.5-7B, from 4K candidates
 on, each time twice as many, up to `--largest`: `exact`, `bounded` and `summary` beside a plain
 exact scan with all keys in one tensor, and `exact` and `bounded` with a contrast. A candidate takes
 about 110 KB of memory in that shape, 4 KB a layer; `--layers` takes fewer layers. `--shape

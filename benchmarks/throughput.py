@@ -1,6 +1,6 @@
 """Prefill and decode speed, seconds to the first token and memory of a long session, compared.
 
-`python benchmarks/throughput.py` measures the packaged model; with `--shape large` a random Llama
+`python -m benchmarks.throughput` measures the packaged model; with `--shape large` a random Llama
 of 1 B parameters, which needs a GPU. `--of re-selection` measures the decoding of answers that
 select their rows anew every 2 and 16 tokens beside the same answers without, after 4,096 tokens.
 Everything is measured in one process, turn by turn in rotation, so that disturbances of the machine

@@ -1,6 +1,6 @@
 """Write and gather bandwidth of every tier as a share of its limit, measured in the same run.
 
-`python benchmarks/tiers.py` takes pages in the shape of the reference model and of a large one. The
+`python -m benchmarks.tiers` takes pages in the shape of the reference model and of a large one. The
 limits: a copy of the same bytes in memory; the same bytes in raw files, read from the page cache
 and, if the kernel drops them from it, from the disk; SET and GET of the same values over a plain
 socket, pipelined in the same batches. Limit and tier alternate, and a ratio is the median of those

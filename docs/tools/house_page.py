@@ -8,7 +8,7 @@ from tables import to_table
 
 INTRODUCTION = """# Measures of the source tree
 
-`python benchmarks/house.py` takes them. `arrows up` are imports against the order of rooms that
+`python -m benchmarks.house` takes them. `arrows up` are imports against the order of rooms that
 [Architecture](../architecture.md) declares; an overloaded word is one of the everyday verbs that
 carried several technical meanings each in 0.1.0. Types of the client count apart: it is installed
 without the service, so it has to declare its values.
