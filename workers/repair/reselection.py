@@ -133,7 +133,9 @@ def _score_rows(
     """Score all rows by the observed queries, whole tokens against the neutral signal."""
     session = resident.session
     device = engine.cache.device
-    neutral = (yield from _neutral_attention(engine, resident, source)) if whole_tokens else None
+    neutral = torch.zeros(0)
+    if whole_tokens:
+        neutral = yield from _neutral_attention(engine, resident, source)
     result = yield from _scan(engine, resident, source, observed, _DECAY)
     positions = _all_positions(engine, session.length)
     first = session.length - observed.tokens
@@ -143,9 +145,8 @@ def _score_rows(
         for layer in result.scores.to(device)
     ]
     by_token = result.tokens.clone()
-    if neutral is not None:
-        by_token[: len(neutral)] -= resident.config.repair.contrast * neutral
-        by_token.clamp_min_(0)
+    by_token[: len(neutral)] -= resident.config.repair.contrast * neutral
+    by_token.clamp_min_(0)
     # Every query attends to the sinks: they must not bring their neighbours.
     by_token[: engine.settings.sinks] = 0
     return _Scores(heads, resident.config.repair.utility(by_token.to(device)))
@@ -153,8 +154,8 @@ def _score_rows(
 
 def _neutral_attention(
     engine: Engine, resident: ResidentSession, source: StoredRows
-) -> Steps[Tensor | None]:
-    """The neutral signal's attention to the tokens before it, float32 `[length]`; None without one.
+) -> Steps[Tensor]:
+    """The neutral signal's attention to the tokens before it, float32 `[length]`; 0 without one.
 
     Once for some tokens of an answer: it costs a step of the model and a scan. It depends on the
     answer's length alone, so it is the same when the turn runs again.
@@ -164,11 +165,11 @@ def _neutral_attention(
     if known is not None and session.length <= len(known) + _NEUTRAL_TOKENS:
         return known
     contrast = yield from observe_contrast(engine, resident)
-    if contrast is None:
-        return None
-    result = yield from _scan(engine, resident, source, contrast.neutral, 1.0)
-    session.neutral_attention = result.tokens
-    return result.tokens
+    attention = torch.zeros(session.length)
+    if contrast is not None:
+        attention = (yield from _scan(engine, resident, source, contrast.neutral, 1.0)).tokens
+    session.neutral_attention = attention
+    return attention
 
 
 def _scan(

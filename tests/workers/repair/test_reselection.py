@@ -50,7 +50,7 @@ def test_an_answer_re_selects_before_the_tokens_that_follow(
 def test_without_a_first_token_the_prompt_selects_at_its_end(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """By the prompt's own last queries: what it was evicted by then may return before the answer."""
+    """What was evicted before the end of the prompt may return before the answer."""
     worker = make_worker(block_tokens=32, recent=8)
     worker.open(**{**SMALL, "method_settings": '{"every": 16, "first": 0, "window": 8}'})
     done = worker.turn("s", words(90), max_tokens=10)

@@ -133,7 +133,7 @@ class Signal:
         """
         parts = self._split(weights)
         if reduction.decay != 1:
-            parts = [part * _decay(part.shape[2], reduction.decay).to(part) for part in parts]
+            parts = [part * _decay(part, reduction.decay) for part in parts]
         by_query_head = torch.stack([reduce(part, reduction.tokens, 2) for part in parts])
         return reduce(by_query_head, reduction.group, 2)
 
@@ -191,9 +191,10 @@ class Signal:
         return list(by_token.split_with_sizes(self._group_tokens, dim=2))
 
 
-def _decay(tokens: int, decay: float) -> Tensor:
-    """What each of some tokens counts, the last one 1: `[tokens, 1]`."""
-    return decay ** torch.arange(tokens - 1, -1, -1.0)[:, None]
+def _decay(part: Tensor, decay: float) -> Tensor:
+    """What each token of a part `[..., t, rows]` counts, the last one 1: `[t, 1]`."""
+    ages = torch.arange(part.shape[-2] - 1, -1, -1, dtype=part.dtype, device=part.device)
+    return decay ** ages[:, None]
 
 
 class Normaliser:
