@@ -8,9 +8,11 @@ read: index, pages and the sum of their bytes together.
 
 Durable means: `put` returns when the primary has the pages and, where it has replicas, one of these
 has them too. That survives the loss of one server. What survives a restart of all servers is their
-configuration: `appendonly yes` survives kill -9, `appendfsync always` a loss of power,
-`min-replicas-to-write 1` stops an isolated primary from accepting writes, and `maxmemory-policy
-noeviction` keeps pages until they expire; a server that may evict any key is refused.
+configuration: `appendonly yes` with `appendfsync always` survives kill -9 and a loss of power (with
+`everysec` a server whose disk is busy answers before it writes, and a kill loses up to two
+seconds), `min-replicas-to-write 1` stops an isolated primary from accepting writes, and
+`maxmemory-policy noeviction` keeps pages until they expire; a server that may evict any key is
+refused.
 """
 
 import time

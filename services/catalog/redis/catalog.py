@@ -9,11 +9,12 @@ time. A session goes only by a deletion; idempotency records expire after a day.
 
 Durability: a commit returns when the primary has it and, if it has replicas, one of them has it
 too. That survives the loss of one server. Whether a restart of all of them is survived depends on
-their configuration: `appendonly yes` keeps what was written through kill -9, `appendfsync always`
-also through a loss of power (`everysec` may lose the last second), `min-replicas-to-write 1` stops
-a primary that is cut off from taking writes, and `maxmemory-policy noeviction` keeps Redis from
-dropping sessions when memory runs out: a server that may evict any key is refused. A server without
-memory still lets sessions be claimed, taken over and deleted. Redis 6.2 or later is required.
+their configuration: `appendonly yes` with `appendfsync always` keeps what was written through kill
+-9 and a loss of power (`everysec` may lose the last two seconds to either when the disk is busy),
+`min-replicas-to-write 1` stops a primary that is cut off from taking writes, and `maxmemory-policy
+noeviction` keeps Redis from dropping sessions when memory runs out: a server that may evict any key
+is refused. A server without memory still lets sessions be claimed, taken over and deleted. Redis
+6.2 or later is required.
 """
 
 from uuid import uuid4

@@ -27,7 +27,7 @@ OpenWorker = Callable[..., RowStore]
 @pytest.fixture
 def server(redis_process: Callable[..., Any]) -> Any:
     """A Redis whose data survives a kill."""
-    return redis_process("appendonly yes")
+    return redis_process("appendonly yes", "appendfsync always")
 
 
 @pytest.fixture

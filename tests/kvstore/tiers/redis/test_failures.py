@@ -88,7 +88,7 @@ def test_a_wrong_password_is_reported_without_the_password(
 def test_acknowledged_pages_survive_kill_9_of_the_server(
     open_tier: OpenTier, make_page: MakePage, redis_process: Any
 ) -> None:
-    process = redis_process("appendonly yes")
+    process = redis_process("appendonly yes", "appendfsync always")
     tier = open_tier(process.url)
     pages = [make_page(index) for index in range(20)]
     for page in pages[:18]:
