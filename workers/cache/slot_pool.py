@@ -1,6 +1,6 @@
 """Memory of the active rows: one run per slot, divided between layers and heads as needed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -150,7 +150,7 @@ class SlotPool:
         lengths = self.lengths[layer, slot]
         n = int(lengths.max())
         if self.even[layer, slot]:
-            return KVRows(*(self._heads(tensor, slot, layer)[:, :n] for tensor in self.tensors()))
+            return KVRows(*(heads[:, :n] for heads in self._heads(slot, layer)))
         indices, resident = self.row_indices(self.starts[layer, slot], lengths, n)
         return KVRows(*(tensor[slot, indices] for tensor in self.tensors())).masked(resident)
 
@@ -167,8 +167,8 @@ class SlotPool:
         self.starts[layer, slot] = self.regions[layer, slot] + width * torch.arange(
             self.shape.n_kv_heads
         )
-        for tensor, new in zip(self.tensors(), rows.tensors(), strict=True):
-            self._heads(tensor, slot, layer)[:, :n] = new[:, :n]
+        for heads, new in zip(self._heads(slot, layer), rows.tensors(), strict=True):
+            heads[:, :n] = new[:, :n]
 
     def accumulate(self, slot: int, layer: int, amounts: Tensor) -> None:
         """Add float32 `[n_kv_heads, n]` to the accumulated sums of the rows that `read` returns."""
@@ -225,14 +225,20 @@ class SlotPool:
 
     def _clear_metadata(self, slot: int, layer: int) -> None:
         """Mark every row of the layer as empty; keys and values stay."""
-        self._region(self.positions, slot, layer).fill_(EMPTY)
-        self._region(self.promoted, slot, layer).fill_(False)
-        self._region(self.accumulated, slot, layer).fill_(0)
+        region = self._region(slot, layer)
+        self.positions[slot, region] = EMPTY
+        self.promoted[slot, region] = False
+        self.accumulated[slot, region] = 0
 
-    def _region(self, tensor: Tensor, slot: int, layer: int) -> Tensor:
+    def _region(self, slot: int, layer: int) -> slice:
+        """Indices of a layer's rows within the slot, those without a row included."""
         start = int(self.regions[layer, slot])
-        count = self.shape.n_kv_heads * int(self.widths[layer, slot])
-        return tensor[slot, start : start + count]
+        return slice(start, start + self.shape.n_kv_heads * int(self.widths[layer, slot]))
 
-    def _heads(self, tensor: Tensor, slot: int, layer: int) -> Tensor:
-        return self._region(tensor, slot, layer).view(self.shape.n_kv_heads, -1, *tensor.shape[2:])
+    def _heads(self, slot: int, layer: int) -> Iterator[Tensor]:
+        """Views of the tensors' rows of a layer with even heads, `[n_kv_heads, width, ...]`."""
+        region = self._region(slot, layer)
+        heads = self.shape.n_kv_heads
+        return (
+            tensor[slot, region].view(heads, -1, *tensor.shape[2:]) for tensor in self.tensors()
+        )

@@ -22,12 +22,15 @@ def fill_rows(
     resident: ResidentSession,
     source: RowSource | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
+    *,
+    index: bool = True,
 ) -> Steps[IndexedRows | None]:
     """Copy the session's rows into its arena, from the end of the last full page on; index them.
 
     Rows are read again from the page on that was not full: a store that quantises changes them when
     it is. Once a stop is requested some rows are missing, and the arena is shorter than the session.
-    Yields between copies. source: of the rows, the engine's store unless given.
+    Yields between copies. source: of the rows, the engine's store unless given; index: False leaves
+    the rows without an index, for readers of all keys.
 
     Returns None, and the session has no arena, where the arenas of running turns leave no memory for
     this one. Raises the errors of the store.
@@ -55,7 +58,8 @@ def fill_rows(
         with map_store_errors():
             rows.append(source.gather_selection(session.name, [span] * layout.n_layers))
         yield None
-    yield from rows.index_rows()
+    if index:
+        yield from rows.index_rows()
     return rows
 
 

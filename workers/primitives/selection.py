@@ -41,16 +41,20 @@ class DecayWindow:
 def top_per_head(scores: Tensor, positions: Tensor, rows: int) -> Tensor:
     """Select the `rows` best rows of each KV head; ties go to the earlier row."""
     resident = positions != EMPTY
+    return mask_to_indices(top_mask(scores.masked_fill(~resident, -torch.inf), rows) & resident)
+
+
+def top_mask(scores: Tensor, rows: int) -> Tensor:
+    """Mask of the `rows` best of each KV head, bool as `scores`; ties go to the earlier row."""
     rows = min(rows, scores.shape[1])
     if not rows:
-        return torch.empty(len(scores), 0, dtype=torch.int64, device=scores.device)
+        return torch.zeros_like(scores, dtype=torch.bool)
     # By the score of the last one that has room: a fraction of the time of sorting all rows.
-    scores = scores.masked_fill(~resident, -torch.inf)
     least = scores.topk(rows, dim=1).values[:, -1:]
     above = scores > least
     equal = scores == least
     room = rows - above.sum(1, keepdim=True)
-    return mask_to_indices((above | (equal & (equal.cumsum(1) <= room))) & resident)
+    return above | (equal & (equal.cumsum(1) <= room))
 
 
 def top_over_heads(scores: Tensor, positions: Tensor, rows: int, floor: int = 0) -> Tensor:

@@ -22,14 +22,21 @@ from workers.engine.eviction import protected_rows, record_evicted
 from workers.engine.ranking import combine_scores
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
+from workers.generation.indexed_rows import fill_rows
 from workers.generation.steps import Steps, wait_for_writes
 from workers.primitives.observation import Observed
 from workers.primitives.scoring import smooth_before
-from workers.primitives.selection import top_per_head
+from workers.primitives.selection import mask_to_indices, top_mask
 from workers.repair.index_scan import scan_index
 from workers.repair.observe import observe_contrast
-from workers.repair.scan.exact import HeadReduction, ScanResult, scan_by_head
+from workers.repair.scan.exact import (
+    HeadReduction,
+    ScanResult,
+    scan_by_head,
+    scan_copy_by_head,
+)
 from workers.repair.scan.pages import PageSource
+from workers.repair.scan.softmax import Signal
 
 # What the attention of one token counts relative to that of the next. The newest says best what the
 # next token needs, and those before it what the statement is about.
@@ -71,7 +78,10 @@ def reselect(
     for repairs included. With `token_share` 0 the session's method selects in each layer. Rows
     that a repair promoted become ordinary ones.
 
-    Yields between pages and layers, so that other sessions decode. Nothing happens while all rows
+    Rows are read from the session's copy of them in host memory, as retrieval does, and from pages
+    where there is no memory for it.
+
+    Yields between copies and layers, so that other sessions decode. Nothing happens while all rows
     are active. source: of the rows, the engine's store unless given. Adds to `report`. Raises the
     errors of the store; then no row has moved.
     """
@@ -87,9 +97,11 @@ def reselect(
     with map_store_errors():
         share = reselection.token_share
         observed = session.queries.observed().last(reselection.window)
+        index = resident.config.repair_scan == "index"
+        copy = yield from fill_rows(engine, resident, source, index=index)
         scores = yield from _score_rows(engine, resident, source, observed, whole_tokens=share > 0)
         wanted = yield from _select_rows(engine, resident, scores, share)
-        moves = become(engine.cache, source, resident, wanted)
+        moves = become(engine.cache, copy or source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
     record_evicted(session, _evicted_shares(moves, scores.by_layer(share)))
@@ -137,19 +149,19 @@ def _score_rows(
     if whole_tokens:
         neutral = yield from _neutral_attention(engine, resident, source)
     result = yield from _scan(engine, resident, source, observed, _DECAY)
-    positions = _all_positions(engine, session.length)
+    # All layers and heads have the same positions: as one layer with one head's.
+    positions = _all_positions(engine, session.length)[:1]
     first = session.length - observed.tokens
     pooling = resident.config.method.attention_pooling
-    heads = [
-        smooth_before(layer, positions, first, pooling.width, pooling.kind)
-        for layer in result.scores.to(device)
-    ]
+    by_head = result.scores.to(device)
+    heads = smooth_before(by_head.flatten(0, 1), positions, first, pooling.width, pooling.kind)
     by_token = result.tokens.clone()
     by_token[: len(neutral)] -= resident.config.repair.contrast * neutral
     by_token.clamp_min_(0)
     # Every query attends to the sinks: they must not bring their neighbours.
     by_token[: engine.settings.sinks] = 0
-    return _Scores(heads, resident.config.repair.utility(by_token.to(device)))
+    heads = heads.view_as(by_head)
+    return _Scores(list(heads), resident.config.repair.utility(by_token.to(device)))
 
 
 def _neutral_attention(
@@ -182,11 +194,16 @@ def _scan(
     """Scan all stored rows for every layer and KV head: each row's largest weight of a query."""
     group = resident.config.method.attention_pooling.group
     reduction = HeadReduction("max", group, causal=True, decay=decay)
+    session = resident.session
+    transfers = engine.cache.transfers
     if resident.config.repair_scan == "index":
         found = yield from scan_index(engine, resident, observed, by_head=reduction, source=source)
         if found is not None:
             return found
-    session = resident.session
+    elif session.indexed_rows is not None:
+        signal = Signal(observed, engine.store.layout.n_kv_heads, transfers.device)
+        arena = session.indexed_rows.arena
+        return (yield from scan_copy_by_head(arena, signal, reduction, transfers))
     return (
         yield from scan_by_head(
             source,
@@ -194,7 +211,7 @@ def _scan(
             observed,
             session.length,
             reduction=reduction,
-            transfers=engine.cache.transfers,
+            transfers=transfers,
         )
     )
 
@@ -238,12 +255,10 @@ def _select_mixed(
     Scores float32 `[n_kv_heads, length]`; stays: bool, rows that are selected in any case, as many
     in each head. Heads do not compete: of equal tokens the first head would get all.
     """
-    positions = torch.arange(own.shape[1], dtype=torch.int32, device=own.device).expand_as(own)
     fixed = int(stays[0].sum())
     n_own = int((1 - token_share) * max(0, rows - fixed))
-    best = top_per_head(own.masked_fill(stays, torch.inf), positions, fixed + n_own)
-    stays = stays.scatter(1, best, value=True) if n_own else stays
-    return top_per_head(tokens.masked_fill(stays, torch.inf), positions, rows)
+    best = top_mask(own.masked_fill(stays, torch.inf), fixed + n_own)
+    return mask_to_indices(top_mask(tokens.masked_fill(best | stays, torch.inf), rows))
 
 
 def _all_positions(engine: Engine, length: int) -> Tensor:

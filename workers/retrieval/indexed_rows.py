@@ -61,6 +61,16 @@ class IndexedRows:
             self._indexes[layer] = index
             yield None
 
+    def gather_selection(
+        self, _session: str, selection: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Gather positions of all layers, int64 `[n_kv_heads, m]` each, -1 for none.
+
+        A source of this session's rows as the row store is one of all sessions'. Returns per layer
+        keys and values `[n_kv_heads, m, head_dim]`, any row where there is none.
+        """
+        return [self.arena.gather(layer, positions) for layer, positions in enumerate(selection)]
+
     def candidates(self, layer: int, queries: Tensor) -> Tensor | None:
         """Find the rows of a layer that its queries may attend to most; None: every row.
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -140,22 +141,20 @@ def test_a_repair_after_a_rollback_finds_no_row_of_the_tokens_taken_back(
 def test_a_re_selection_takes_its_candidates_from_the_index(
     token_share: float, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """The rows of an exact scan, with and without memory for the copy."""
+    """The rows of an exact scan, each with and without memory for the copy of the rows."""
     reselect = {"every": 4, "first": 4, "token_share": token_share}
     options = json.dumps({"reselect": reselect})
     states = []
-    for scan, room in (("exact", 1 << 30), ("index", 1 << 30), ("index", 0)):
+    for scan, room in product(("exact", "index"), (1 << 30, 0)):
         worker = make_worker(retrieval_bytes=room, **LIMITS)
         worker.open(**SPEC, repair_scan=scan, options=options)
         done = worker.turn("s", words(200), max_tokens=14)
         assert done.reselections.count > 1
         assert done.reselections.rows_in > 0
-        assert (worker.engine.sessions["s"].indexed_rows is not None) == (
-            scan == "index" and room > 0
-        )
+        assert (worker.engine.sessions["s"].indexed_rows is not None) == (room > 0)
         states.append((list(done.token_ids), done.state.selection))
         worker.check()
-    assert states[0] == states[1] == states[2]
+    assert all(state == states[0] for state in states)
 
 
 def test_a_session_that_retrieves_and_repairs_has_one_copy(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.session_settings import PageScan
+from kvstore.index.arena import RowArena
 from workers.cache.transfers import Transfers
 from workers.primitives.observation import Observed
 from workers.repair.scan.base import FindAmbiguous, Scan, ScanResult
@@ -22,7 +23,15 @@ from workers.repair.scan.bounded import bounded
 from workers.repair.scan.pages import Chunk, Pages, PageSource
 from workers.repair.scan.softmax import Contrast, HeadReduction, Normaliser, Signal
 
-__all__ = ["Contrast", "FindAmbiguous", "HeadReduction", "ScanResult", "scan", "scan_by_head"]
+__all__ = [
+    "Contrast",
+    "FindAmbiguous",
+    "HeadReduction",
+    "ScanResult",
+    "scan",
+    "scan_by_head",
+    "scan_copy_by_head",
+]
 
 
 def scan(
@@ -131,28 +140,78 @@ def scan_by_head(
     """
     signal = Signal(observed, store.layout.n_kv_heads, transfers.device, contrast)
     pages = Pages(store, name, length, signal, transfers)
+    fits = signal.rows_at_once(length, layers=signal.n_layers) >= length
+    weigh = _weigh_in_one_pass if fits else _weigh_in_two_passes
+    weighed = weigh(signal, pages, causal=reduction.causal)
+    result = yield from _score_by_head(signal, length, weighed, reduction, stop_requested)
+    return replace(result, bytes_read=pages.bytes_read)
+
+
+def scan_copy_by_head(
+    rows: RowArena, signal: Signal, reduction: HeadReduction, transfers: Transfers
+) -> Generator[None, None, ScanResult]:
+    """Scan a copy of all rows in host memory as `scan_by_head` scans pages: no page is read.
+
+    signal: on the device of `transfers`. Yields after each layer.
+    """
+    weighed = _weigh_copy(signal, rows, transfers, causal=reduction.causal)
+    return (yield from _score_by_head(signal, rows.length, weighed, reduction, lambda: False))
+
+
+# A layer, some of its rows, and the queries' attention to them, `[n_kv_heads, group * t, rows]`.
+_Weighed = tuple[int, slice, Tensor]
+
+
+def _score_by_head(
+    signal: Signal,
+    length: int,
+    weighed: Iterator[_Weighed | None],
+    reduction: HeadReduction,
+    stop_requested: Callable[[], bool],
+) -> Generator[None, None, ScanResult]:
+    """Reduce weights to scores as they come; yields after each, until a stop is requested."""
     scores = torch.zeros(signal.n_layers, signal.n_kv_heads, length)
     means = torch.zeros(signal.groups, length)
     scored = torch.zeros(length, dtype=torch.bool)
-    fits = signal.rows_at_once(length, layers=signal.n_layers) >= length
-    weigh = _weigh_in_one_pass if fits else _weigh_in_two_passes
     complete = True
-    for weighed in weigh(signal, pages, causal=reduction.causal):
+    for part in weighed:
         if stop_requested():
             complete = False
             break
-        if weighed is not None:
-            layer, rows, weights = weighed
+        if part is not None:
+            layer, rows, weights = part
             attention = signal.head_attention(weights, reduction)
             scores[layer, :, rows] = signal.contrast(attention).cpu()
             means[:, rows] += attention.mean(1).cpu() / signal.n_layers
             scored[rows] |= layer == signal.n_layers - 1
         yield None
-    return ScanResult(scores, scored, pages.bytes_read, complete, head_means=signal.contrast(means))
+    return ScanResult(scores, scored, 0, complete, head_means=signal.contrast(means))
 
 
-# A layer, some of its rows, and the queries' attention to them, `[n_kv_heads, group * t, rows]`.
-_Weighed = tuple[int, slice, Tensor]
+def _weigh_copy(
+    signal: Signal, rows: RowArena, transfers: Transfers, *, causal: bool
+) -> Iterator[_Weighed]:
+    """Weigh the rows of one layer after the other, all at once if their logits fit into memory."""
+
+    def compare(layer: int, part: slice) -> Tensor:
+        (keys,) = transfers.to_device([rows.keys(layer)[:, part]])
+        logits = signal.logits(layer, keys)
+        if causal:
+            signal.hide_later(logits, part.start)
+        return logits
+
+    at_once = signal.rows_at_once(rows.length)
+    firsts = range(0, rows.length, at_once)
+    parts = [slice(first, min(rows.length, first + at_once)) for first in firsts]
+    for layer in range(signal.n_layers):
+        if len(parts) == 1:
+            yield layer, parts[0], compare(layer, parts[0]).softmax(-1)
+            continue
+        normaliser = Normaliser(signal.queries(layer))
+        for part in parts:
+            normaliser.add(compare(layer, part))
+        for part in parts:
+            yield layer, part, normaliser.weights(compare(layer, part))
 
 
 def _weigh_in_one_pass(signal: Signal, pages: Pages, *, causal: bool) -> Iterator[_Weighed | None]:
