@@ -81,10 +81,11 @@ class Reselection:
     def window(self) -> int:
         """Newest tokens, of the prompt and the answer, whose queries score the rows.
 
-        As many as lie between two selections, as in LoopServe, and at least 8: the one token in
-        front of a selection may look for nothing.
+        The one token in front of a selection may look for nothing, and what comes long before it
+        counts for little (docs/loopserve.md). Where each head selects on its own as in LoopServe,
+        those between two selections, as there.
         """
-        return max(8, self.every)
+        return 8 if self.token_share else max(8, self.every)
 
 
 @dataclass(frozen=True, kw_only=True)

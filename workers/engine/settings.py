@@ -44,8 +44,9 @@ class WorkerSettings(BaseModel):
         default=1 << 30,
         ge=0,
         description="most bytes of memory for contiguous copies of rows that sessions retrieve "
-        "from while they answer, and that repairs search with repair_scan index; a session that "
-        "finds no room answers without retrieval, and its repairs scan the stored pages",
+        "from or re-select while they answer, and that repairs search with repair_scan index; a "
+        "session that finds no room answers without retrieval, and its repairs and re-selections "
+        "scan the stored pages",
     )
     idle_seconds: float = Field(
         default=900.0,

@@ -97,7 +97,8 @@ def reselect(
     with map_store_errors():
         share = reselection.token_share
         observed = session.queries.observed().last(reselection.window)
-        index = resident.config.repair_scan == "index"
+        config = resident.config
+        index = config.repair_scan == "index" or config.retrieved > 0
         copy = yield from fill_rows(engine, resident, source, index=index)
         scores = yield from _score_rows(engine, resident, source, observed, whole_tokens=share > 0)
         wanted = yield from _select_rows(engine, resident, scores, share)

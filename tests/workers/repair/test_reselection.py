@@ -132,7 +132,8 @@ def test_the_rows_are_the_best_of_each_head_over_the_keys_of_the_full_cache(
     )
     worker.turn("s", words(300), generate=False)
     resident = speak(worker, 20)
-    observed = resident.session.queries.observed().last(max(8, tokens))
+    queries = 8 if token_share else max(8, tokens)
+    observed = resident.session.queries.observed().last(queries)
     neutral = drive(observe_contrast(worker.engine, resident))[0] if contrast else None
     run(worker, resident, 20)
     keys = stored_keys(worker)

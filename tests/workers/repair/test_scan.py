@@ -14,6 +14,7 @@ from torch import Tensor
 from kvrecall.domain.session_settings import PageScan
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page import PageLayout
+from kvstore.index.arena import RowArena
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from reference.conversation import generate
@@ -39,7 +40,15 @@ from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
 from workers.primitives.scoring import Reduction, attention_scores
 from workers.repair.scan import softmax
-from workers.repair.scan.exact import Contrast, HeadReduction, ScanResult, scan, scan_by_head
+from workers.repair.scan.exact import (
+    Contrast,
+    HeadReduction,
+    ScanResult,
+    scan,
+    scan_by_head,
+    scan_copy_by_head,
+)
+from workers.repair.scan.softmax import Signal
 
 
 @settings(deadline=None, max_examples=60)
@@ -194,28 +203,41 @@ def test_tokens_of_a_scan_by_head_are_contrasted_as_tokens_without_the_heads(
 def test_queries_that_are_rows_attend_to_none_after_themselves(
     of: Given, tokens: Reduction, group: Reduction
 ) -> None:
-    """The last tokens' queries, reduced over them and over a head's group; read once or twice."""
+    """The last tokens' queries, reduced over them and over a head's group.
+
+    Over pages and over a copy of their rows, read once or twice.
+    """
     length = of.keys.shape[2]
     count = min(length, of.queries.shape[2])
     at = torch.arange(length - count, length)
     observed = Observed(tuple(of.queries[:, :, -count:]), at)
     reduction = HeadReduction(tokens, group, causal=True)
-    rows = ("s", observed, length)
-    with stored(of.keys) as store:
-        once = finished(scan_by_head(store, *rows, reduction=reduction, transfers=COPIES))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(softmax, "_MAX_LOGITS", 1)
-            twice = finished(scan_by_head(store, *rows, reduction=reduction, transfers=COPIES))
+    signal = Signal(observed, N_KV_HEADS, COPIES.device)
+    results = []
+    with stored(of.keys) as store, pytest.MonkeyPatch.context() as patch:
+        copy = RowArena(store.layout)
+        copy.append([(keys, keys) for keys in of.keys])
+        for most_logits in (softmax._MAX_LOGITS, 1):
+            patch.setattr(softmax, "_MAX_LOGITS", most_logits)
+            results += [
+                finished(
+                    scan_by_head(
+                        store, "s", observed, length, reduction=reduction, transfers=COPIES
+                    )
+                ),
+                finished(scan_copy_by_head(copy, signal, reduction, COPIES)),
+            ]
     positions = torch.arange(length).expand(N_KV_HEADS, -1)
     for layer in range(N_LAYERS):
         expected = attention_scores(
             observed.queries[layer], of.keys[layer], positions, at, tokens=tokens, group=group
         )
-        for found in (once, twice):
+        for found in results:
             assert torch.allclose(found.scores[layer], expected, rtol=1e-4, atol=1e-7)
-    assert once.complete
-    assert twice.complete
-    assert bool(once.scored.all() & twice.scored.all())
+    for found in results:
+        assert found.complete
+        assert bool(found.scored.all())
+        assert torch.allclose(found.tokens, results[0].tokens, rtol=1e-4, atol=1e-7)
 
 
 def test_the_pages_that_the_signal_attends_to_are_scored_first(pages_of_noise: Given) -> None:
