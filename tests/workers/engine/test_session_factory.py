@@ -136,9 +136,9 @@ def test_a_method_that_keeps_every_row_refuses_re_selections(
 @pytest.mark.parametrize(
     ("method", "settings", "options"),
     [
-        ("loopserve", '{"every": 16, "first": 16, "window": 8}', ""),
-        ("snapkv", '{"window": 8}', '{"reselect": {"every": 16, "first": 16}}'),
-        ("tova", "{}", '{"reselect": {"every": 16, "first": 16}}'),
+        ("loopserve", '{"every": 16, "token_share": 0, "window": 8}', ""),
+        ("snapkv", '{"window": 8}', '{"reselect": {"every": 16, "token_share": 0}}'),
+        ("tova", "{}", '{"reselect": {"every": 16, "token_share": 0}}'),
     ],
 )
 def test_a_session_keeps_the_queries_of_its_re_selections_whatever_its_method_observes(
@@ -147,6 +147,13 @@ def test_a_session_keeps_the_queries_of_its_re_selections_whatever_its_method_ob
     config = configure(method=method, method_settings=settings, options=options)
     assert config.method.observation.window < 16
     assert config.kept_queries == 16
+
+
+def test_re_selections_of_whole_tokens_keep_eight_queries_whatever_their_interval(
+    configure: Callable[..., SessionConfig],
+) -> None:
+    config = configure(method="tova", options='{"reselect": {"every": 16}}')
+    assert config.kept_queries == 8
 
 
 def test_a_session_s_own_re_selection_comes_before_its_method_s(
