@@ -14,13 +14,13 @@ from workers.errors import WorkerError
 Build = Literal["none", EpisodeBuild]
 FULL = "full"
 SYNTAX = (
-    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity][^stored|^active]"
-    '[~RETRIEVED][{"setting": value}]'
+    "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity]"
+    '[^stored|^active|^COVER][~RETRIEVED][{"setting": value}]'
 )
 
 _CONFIG = re.compile(
     r"(?P<method>\w+)(\+(?P<build>\w+))?(/(?P<medoids>\d+))?(@(?P<layers>\w+))?"
-    r"(\^(?P<attend>stored|active))?(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
+    r"(\^(?P<attend>stored|active|0?\.\d+))?(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
     re.DOTALL,
 )
 _SHARE = re.compile(r"1/([1-9]\d*)")
@@ -33,7 +33,8 @@ class RunConfig:
     `settings` is the method's JSON text; empty `layer_budgets` leaves the split to the method.
     `medoids` are utterances of a patched prompt; 0: as many as by default. `retrieved` is the share of
     the budget that answers retrieve rows with; 0: as the method says. `attend`: what prompts attend
-    to, stored or active rows; empty: as the method says.
+    to, stored or active rows, or the lines of these that cover such a share of the attention weight
+    (sparse prefill); empty: as the method says.
     """
 
     name: str
@@ -56,8 +57,10 @@ class RunConfig:
         options = {}
         if self.retrieved:
             options["retrieve"] = json.dumps({"share": self.retrieved})
-        if self.attend:
+        if self.attend in ("stored", "active"):
             options["prefill"] = json.dumps({"attend": self.attend})
+        elif self.attend:
+            options["prefill"] = json.dumps({"sparse": "on", "alpha": float(self.attend)})
         return options
 
     @property

@@ -87,12 +87,13 @@ def choose_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
 
 
 def parse_arm(text: str) -> Arm:
-    """Parse an arm's name, such as `snapkv^stored+reselect/2`. Raises BadConfig."""
+    """Parse an arm's name, such as `snapkv^stored+reselect/2` or `full^0.98`. Raises BadConfig."""
     option = _OPTION.fullmatch(text)
     config = parse_config(option["config"] if option else text)
-    if config.has_episodes or not (config.evicts or text == FULL):
+    if config.has_episodes or (option and not config.evicts):
         raise BadConfig(
-            f"{text!r} is no arm of multiturn: an arm evicts rows and has no episodes; "
+            f"{text!r} is no arm of multiturn: an arm has no episodes, and repairs or re-selects only "
+            "if it evicts rows; "
             f"there are {', '.join(DEFAULT_ARMS)}, and run configurations"
         )
     if option is None:

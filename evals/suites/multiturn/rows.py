@@ -5,7 +5,7 @@ from typing import Any
 
 from evals.configs import FULL
 from evals.suite import Record
-from evals.suites.multiturn.scores import KL, TOP1
+from evals.suites.multiturn.scores import DENSITY, KL, TOP1
 from evals.summary import (
     Key,
     difference_row,
@@ -30,10 +30,11 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """Scores of every cell that can be judged, differences, then the cells that cannot.
 
     A cell is a kind, a place and a measure; it needs the full cache above chance. KL and top-1
-    agreement are distances from the full cache, and reported whatever that answers.
+    agreement are distances from the full cache, and reported whatever that answers, as is the density
+    of sparse prompts.
     """
-    distances = [each for each in records if each["measure"] in (KL, TOP1)]
-    scored = [each for each in records if each["measure"] not in (KL, TOP1)]
+    distances = [each for each in records if each["measure"] in (KL, TOP1, DENSITY)]
+    scored = [each for each in records if each["measure"] not in (KL, TOP1, DENSITY)]
     chances = {
         key: mean(each["chance"] for each in group if each["arm"] == FULL)
         for key, group in group_by(scored, *_CELL).items()

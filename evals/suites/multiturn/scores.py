@@ -18,6 +18,8 @@ EXACT = "exact"
 CHOICE = "choice"
 KL = "kl"
 TOP1 = "top1"
+# Share of the rows that the queries of sparse blocks attended to.
+DENSITY = "density"
 
 
 def score_reply(kind: str, turn: Turn, reply: str, language: Language) -> dict[str, float]:

@@ -14,7 +14,15 @@ from evals.harness import Message, Session
 from evals.languages.base import Language
 from evals.suites.multiturn.arms import Arm
 from evals.suites.multiturn.dialogue import Dialogue, Place, Turn, render
-from evals.suites.multiturn.scores import CHOICE, KL, TOP1, choose, score_choice, score_reply
+from evals.suites.multiturn.scores import (
+    CHOICE,
+    DENSITY,
+    KL,
+    TOP1,
+    choose,
+    score_choice,
+    score_reply,
+)
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import Distribution
 from workers.model.tokenizer import ChatTokenizer
@@ -132,10 +140,12 @@ class DialogueSession:
         if self.arm.repairs and self.session.state.length:
             self.session.repair(asked.messages)
         reply = "" if asked.chosen else self._generate(asked)
-        self.session.append(recorded.messages, keep_distribution=True)
+        done = self.session.append(recorded.messages, keep_distribution=True)
         kept = self.session.distribution
         fidelity = compare_distributions(recorded.kept, kept)
         scores = {KL: fidelity.kl_mean, TOP1: fidelity.top1_agreement}
+        if done.HasField("prefill"):
+            scores[DENSITY] = done.prefill.density
         if asked.chosen:
             values = choose(kept, asked.turn, recorded.values, self._tokenizer)
             reply = asked.turn.give(values)

@@ -125,14 +125,19 @@ def run(unit: Unit) -> list[Record]:
         length = full.session.memory.length
         full.close()
         records = list(_full_records(unit, dialogue, recorded, length, language))
-        for budget in unit.budgets:
-            for arm in unit.arms:
-                if arm.name != FULL:
-                    session = DialogueSession(worker, arm, budget_rows(budget, length), setup.seed)
-                    scored = [session.replay(each, language) for each in recorded]
-                    session.close()
-                    records += _arm_records(unit, dialogue, (arm.name, budget), length, scored)
+        for arm, budget in _compared(unit):
+            session = DialogueSession(worker, arm, budget_rows(budget, length), setup.seed)
+            scored = [session.replay(each, language) for each in recorded]
+            session.close()
+            records += _arm_records(unit, dialogue, (arm.name, budget), length, scored)
         return records
+
+
+def _compared(unit: Unit) -> Iterator[tuple[Arm, str]]:
+    """The arms beside the full cache, each with its budget: one that keeps every row has no other."""
+    arms = [arm for arm in unit.arms if arm.name != FULL]
+    yield from ((arm, "1/1") for arm in arms if not arm.config.evicts)
+    yield from ((arm, budget) for budget in unit.budgets for arm in arms if arm.config.evicts)
 
 
 def _full_records(

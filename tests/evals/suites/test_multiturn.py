@@ -18,7 +18,7 @@ from evals.suites.multiturn.arms import DEFAULT_ARMS, Arm, choose_arms, parse_ar
 from evals.suites.multiturn.dialogue import Size, Turn
 from evals.suites.multiturn.kinds import build_dialogue
 from evals.suites.multiturn.rows import result_rows
-from evals.suites.multiturn.scores import CHOICE, EXACT, KL, TOP1, choose, score_reply
+from evals.suites.multiturn.scores import CHOICE, DENSITY, EXACT, KL, TOP1, choose, score_reply
 from evals.suites.multiturn.sessions import DialogueSession, count_rows, list_turns
 from evals.suites.multiturn.suite import Unit
 from reference import MODEL_PATH
@@ -64,6 +64,17 @@ def test_an_arm_that_evicts_nothing_is_the_full_cache(unit: Unit) -> None:
     assert of_arm(records, "snapkv", EXACT) == of_arm(records, FULL, EXACT)
     assert of_arm(records, "snapkv", KL) == pytest.approx([0, 0], abs=1e-5)
     assert of_arm(records, "snapkv", TOP1) == [1.0, 1.0]
+
+
+def test_a_sparse_arm_keeps_every_row_and_reports_its_density_once_for_all_budgets(
+    unit: Unit,
+) -> None:
+    sparse = replace(unit, arms=choose_arms(["full^0.9", "full^0.999"]), budgets=("1/4", "1/2"))
+    records = multiturn.run(sparse)
+    assert {each["budget"] for each in records} == {"1/1"}
+    less, more = (of_arm(records, arm, DENSITY) for arm in ("full^0.9", "full^0.999"))
+    assert len(less) == len(more) == len(of_arm(records, FULL, EXACT))
+    assert all(0 < few < many <= 1 for few, many in zip(less, more, strict=True))
 
 
 def test_a_reply_is_chosen_among_the_candidates_behind_its_prefix(unit: Unit) -> None:
@@ -139,6 +150,7 @@ def test_arms_are_chosen_by_name_or_configuration() -> None:
     assert [arm.name for arm in choose_arms([])] == list(DEFAULT_ARMS)
     names = [FULL, "snapkv+repair", 'snapkv{"window":16}', "snapkv~0.5+reselect/2"]
     assert [arm.name for arm in choose_arms(names[1:])] == names
+    assert [arm.name for arm in choose_arms(["full^0.98"])] == [FULL, "full^0.98"]
     with pytest.raises(BadConfig, match="no arm of multiturn"):
         choose_arms(["epicache"])
     with pytest.raises(BadConfig, match="no arm of multiturn"):
