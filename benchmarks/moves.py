@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.faults.rig.processes import ServerProcess, free_port
+from benchmarks.faults.rig.ports import free_port
+from benchmarks.faults.rig.processes import ServerProcess
 from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.forks import split_turns
 from kvrecall.app.models import REFERENCE_NAME

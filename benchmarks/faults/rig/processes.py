@@ -2,9 +2,7 @@
 
 import math
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -191,20 +189,6 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 process.kill()
                 return process.wait()
-
-
-def free_port() -> int:
-    """A free port whose bus port, 10,000 above, which a node of a Redis cluster takes, is free too.
-
-    Both lie below the ephemeral range, so that no outgoing connection takes them later, and no bus
-    port is given out.
-    """
-    while True:
-        port = random.SystemRandom().randrange(12000, 22000)
-        with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            bus.bind(("127.0.0.1", port + 10000))
-            return port
 
 
 def until(holds: Callable[[], object], condition: str, seconds: float = END_SECONDS) -> None:

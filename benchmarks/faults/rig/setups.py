@@ -15,7 +15,8 @@ from pydantic import SecretStr
 
 from benchmarks.faults.rig.disks import Disk, new_disk
 from benchmarks.faults.rig.drive import Drive
-from benchmarks.faults.rig.processes import ServerProcess, free_port
+from benchmarks.faults.rig.ports import free_port
+from benchmarks.faults.rig.processes import ServerProcess
 from benchmarks.faults.rig.proxy import Proxy
 from benchmarks.faults.rig.redis_process import RedisProcess
 from benchmarks.faults.rig.zygote import Zygote

@@ -17,9 +17,9 @@ import pytest
 import trustme
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from benchmarks.faults.rig.ports import free_port
 from kvrecall.cli.extras import GATEWAY, SHARED, WORKER
 from kvrecall.protocol.certificates import bind
-from tests.conftest import free_port
 from tests.end_to_end.servers import Process
 from workers.rpc.authentication import TokenInterceptor
 from workers.rpc.settings import ServerSettings

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from benchmarks.faults.rig.ports import free_port
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.protocol import PROTOCOL_VERSION
 from services.cluster.pool import WorkerPool
 from services.cluster.registry import StaticRegistry
-from tests.conftest import free_port
 from tests.services.cluster.cluster import WAY, Cluster, Scripted, serving
 
 
