@@ -25,7 +25,7 @@ def fill_rows(
     *,
     index: bool = True,
 ) -> Steps[IndexedRows | None]:
-    """Copy the session's rows into its arena, from the end of the last full page on; index them.
+    """Wait for the session's writes, then copy its rows into its arena, and index them.
 
     Rows are read again from the page on that was not full: a store that quantises changes them when
     it is. Once a stop is requested some rows are missing, and the arena is shorter than the session.
@@ -36,6 +36,7 @@ def fill_rows(
     this one. Raises the errors of the store.
     """
     session, layout = resident.session, engine.store.layout
+    yield from wait_for_writes(engine, session)
     settings = resident.config.retrieval or FOR_REPAIRS
     needed = IndexedRows.bytes_for(layout, settings, session.length)
     if not _reserve_memory(engine, session, needed):
@@ -48,7 +49,6 @@ def fill_rows(
     # At once, so that others that run meanwhile see what it takes.
     rows.arena.reserve(session.length)
     rows.used_at = time.monotonic()
-    yield from wait_for_writes(engine, session)
     arena = rows.arena
     first = min(arena.length, session.length)
     rows.truncate(first - first % layout.page_tokens)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.generation.indexed_rows import fill_rows
@@ -28,7 +27,6 @@ def scan_index(
     counted: Tensor | None = None,
     by_head: HeadReduction | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
-    source: RowSource | None = None,
 ) -> Steps[ScanResult | None]:
     """Score the session's tokens as an exact scan does, with the rows that its queries find.
 
@@ -36,12 +34,11 @@ def scan_index(
     as read. Once a stop is requested, the result has what was scored by then.
 
     contrast, counted: as `scan`'s; by_head: score every layer and KV head on its own, reduced so, as
-    `scan_by_head` does; source: of the rows, the engine's store unless given. Raises the errors of
-    the store.
+    `scan_by_head` does. Raises the errors of the store.
     """
     session = resident.session
     before = 0 if session.indexed_rows is None else session.indexed_rows.copied
-    rows = yield from fill_rows(engine, resident, source, stop_requested)
+    rows = yield from fill_rows(engine, resident, stop_requested=stop_requested)
     if rows is None:
         return None
     signal = Signal(observed, engine.store.layout.n_kv_heads, _HOST, contrast)
@@ -58,7 +55,6 @@ def scan_index(
         counted=None if counted is None else counted.to(_HOST),
         stop_requested=stop_requested,
         seed=resident.config.seed,
-        causal=by_head is not None and by_head.causal,
     )
     found = indexed(scan) if by_head is None else indexed_by_head(scan, by_head)
     return replace((yield from found), bytes_read=bytes_read)

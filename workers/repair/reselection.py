@@ -7,8 +7,9 @@ already.
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -23,11 +24,10 @@ from workers.engine.ranking import combine_scores
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
 from workers.generation.indexed_rows import fill_rows
-from workers.generation.steps import Steps, wait_for_writes
+from workers.generation.steps import Steps
 from workers.primitives.observation import Observed
 from workers.primitives.scoring import smooth_before
 from workers.primitives.selection import mask_to_indices, top_mask
-from workers.repair.index_scan import scan_index
 from workers.repair.observe import observe_contrast
 from workers.repair.scan.exact import (
     HeadReduction,
@@ -35,8 +35,10 @@ from workers.repair.scan.exact import (
     scan_by_head,
     scan_copy_by_head,
 )
+from workers.repair.scan.indexed import IndexedScan, indexed_by_head
 from workers.repair.scan.pages import PageSource
 from workers.repair.scan.softmax import Signal
+from workers.retrieval.indexed_rows import IndexedRows
 
 # What the attention of one token counts relative to that of the next. The newest says best what the
 # next token needs, and those before it what the statement is about.
@@ -47,6 +49,10 @@ _NEUTRAL_TOKENS = 128
 
 class StoredRows(LayerSource, PageSource, Protocol):
     """A source of a session's rows and of its pages: `kvstore.store.RowStore`, or one like it."""
+
+
+# Scans the session's rows by observed queries, of which each counts so much relative to the next.
+_ScanRows = Callable[[Observed, float], Steps[ScanResult]]
 
 
 def due(reselection: Reselection | None, output_tokens: int) -> bool:
@@ -93,14 +99,14 @@ def reselect(
         return
     started = time.perf_counter()
     source = source or engine.store
-    yield from wait_for_writes(engine, session)
+    config = resident.config
+    index = config.repair_scan == "index" or config.retrieved > 0
+    copy = yield from fill_rows(engine, resident, source, index=index)
     with map_store_errors():
         share = reselection.token_share
         observed = session.queries.observed().last(reselection.window)
-        config = resident.config
-        index = config.repair_scan == "index" or config.retrieved > 0
-        copy = yield from fill_rows(engine, resident, source, index=index)
-        scores = yield from _score_rows(engine, resident, source, observed, whole_tokens=share > 0)
+        scan = partial(_scan, engine, resident, source, copy)
+        scores = yield from _score_rows(engine, resident, scan, observed, whole_tokens=share > 0)
         wanted = yield from _select_rows(engine, resident, scores, share)
         moves = become(engine.cache, copy or source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
@@ -138,7 +144,7 @@ class _Scores:
 def _score_rows(
     engine: Engine,
     resident: ResidentSession,
-    source: StoredRows,
+    scan: _ScanRows,
     observed: Observed,
     *,
     whole_tokens: bool,
@@ -148,8 +154,8 @@ def _score_rows(
     device = engine.cache.device
     neutral = torch.zeros(0)
     if whole_tokens:
-        neutral = yield from _neutral_attention(engine, resident, source)
-    result = yield from _scan(engine, resident, source, observed, _DECAY)
+        neutral = yield from _neutral_attention(engine, resident, scan)
+    result = yield from scan(observed, _DECAY)
     # All layers and heads have the same positions: as one layer with one head's.
     positions = _all_positions(engine, session.length)[:1]
     first = session.length - observed.tokens
@@ -165,9 +171,7 @@ def _score_rows(
     return _Scores(list(heads), resident.config.repair.utility(by_token.to(device)))
 
 
-def _neutral_attention(
-    engine: Engine, resident: ResidentSession, source: StoredRows
-) -> Steps[Tensor]:
+def _neutral_attention(engine: Engine, resident: ResidentSession, scan: _ScanRows) -> Steps[Tensor]:
     """The neutral signal's attention to the tokens before it, float32 `[length]`; 0 without one.
 
     Once for some tokens of an answer: it costs a step of the model and a scan. It depends on the
@@ -180,7 +184,7 @@ def _neutral_attention(
     contrast = yield from observe_contrast(engine, resident)
     attention = torch.zeros(session.length)
     if contrast is not None:
-        attention = (yield from _scan(engine, resident, source, contrast.neutral, 1.0)).tokens
+        attention = (yield from scan(contrast.neutral, 1.0)).tokens
     session.neutral_attention = attention
     return attention
 
@@ -189,24 +193,20 @@ def _scan(
     engine: Engine,
     resident: ResidentSession,
     source: StoredRows,
+    copy: IndexedRows | None,
     observed: Observed,
     decay: float,
 ) -> Steps[ScanResult]:
     """Scan all stored rows for every layer and KV head: each row's largest weight of a query."""
-    group = resident.config.method.attention_pooling.group
-    reduction = HeadReduction("max", group, causal=True, decay=decay)
+    config = resident.config
     session = resident.session
     transfers = engine.cache.transfers
-    if resident.config.repair_scan == "index":
-        found = yield from scan_index(engine, resident, observed, by_head=reduction, source=source)
-        if found is not None:
-            return found
-    elif session.indexed_rows is not None:
-        signal = Signal(observed, engine.store.layout.n_kv_heads, transfers.device)
-        arena = session.indexed_rows.arena
-        return (yield from scan_copy_by_head(arena, signal, reduction, transfers))
-    return (
-        yield from scan_by_head(
+    n_kv_heads = engine.store.layout.n_kv_heads
+    reduction = HeadReduction(
+        "max", config.method.attention_pooling.group, causal=True, decay=decay
+    )
+    if copy is None:
+        pages = scan_by_head(
             source,
             session.name,
             observed,
@@ -214,7 +214,13 @@ def _scan(
             reduction=reduction,
             transfers=transfers,
         )
-    )
+        return (yield from pages)
+    if config.repair_scan == "index":
+        signal = Signal(observed, n_kv_heads, torch.device("cpu"))
+        search = IndexedScan(copy, signal, seed=config.seed, causal=True)
+        return (yield from indexed_by_head(search, reduction))
+    signal = Signal(observed, n_kv_heads, transfers.device)
+    return (yield from scan_copy_by_head(copy.arena, signal, reduction, transfers))
 
 
 def _select_rows(
