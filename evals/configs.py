@@ -20,7 +20,7 @@ SYNTAX = (
 
 _CONFIG = re.compile(
     r"(?P<method>\w+)(\+(?P<build>\w+))?(/(?P<medoids>\d+))?(@(?P<layers>\w+))?"
-    r"(\^(?P<attend>stored|active|0?\.\d+))?(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
+    r"(\^(?:(?P<attend>stored|active)|(?P<cover>0?\.\d+)))?(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
     re.DOTALL,
 )
 _SHARE = re.compile(r"1/([1-9]\d*)")
@@ -33,8 +33,8 @@ class RunConfig:
     `settings` is the method's JSON text; empty `layer_budgets` leaves the split to the method.
     `medoids` are utterances of a patched prompt; 0: as many as by default. `retrieved` is the share of
     the budget that answers retrieve rows with; 0: as the method says. `attend`: what prompts attend
-    to, stored or active rows, or the lines of these that cover such a share of the attention weight
-    (sparse prefill); empty: as the method says.
+    to, stored or active rows; empty: as the method says. `cover`: the share of the attention weight
+    that the lines of sparse prompts cover; 0: prompts are not sparse.
     """
 
     name: str
@@ -45,6 +45,7 @@ class RunConfig:
     medoids: int = 0
     retrieved: float = 0.0
     attend: str = ""
+    cover: float = 0.0
 
     @property
     def evicts(self) -> bool:
@@ -57,10 +58,10 @@ class RunConfig:
         options = {}
         if self.retrieved:
             options["retrieve"] = json.dumps({"share": self.retrieved})
-        if self.attend in ("stored", "active"):
+        if self.attend:
             options["prefill"] = json.dumps({"attend": self.attend})
-        elif self.attend:
-            options["prefill"] = json.dumps({"sparse": "on", "alpha": float(self.attend)})
+        elif self.cover:
+            options["prefill"] = json.dumps({"sparse": "on", "alpha": self.cover})
         return options
 
     @property
@@ -102,7 +103,8 @@ def parse_config(text: str) -> RunConfig:
     name = method.name + (f"+{build}" if episodic else "") + (f"/{medoids}" if medoids else "")
     retrieved = float(found["retrieved"] or 0)
     attend = found["attend"] or ""
-    name += (f"@{layers}" if layers else "") + (f"^{attend}" if attend else "")
+    cover = float(found["cover"] or 0)
+    name += (f"@{layers}" if layers else "") + (f"^{attend or cover}" if attend or cover else "")
     name += (f"~{retrieved}" if retrieved else "") + (found["settings"] or "")
     return RunConfig(
         name,
@@ -113,6 +115,7 @@ def parse_config(text: str) -> RunConfig:
         medoids,
         retrieved,
         attend,
+        cover,
     )
 
 

@@ -54,8 +54,9 @@ def test_options_of_the_session_follow_the_budgets_over_layers() -> None:
         "retrieve": '{"share": 0.5}',
         "prefill": '{"attend": "stored"}',
     }
-    sparse = parse_config("full^.98").worker_options["prefill"]
-    assert json.loads(sparse) == {"sparse": "on", "alpha": 0.98}
+    sparse = parse_config("full^.98")
+    assert sparse.name == "full^0.98"
+    assert json.loads(sparse.worker_options["prefill"]) == {"sparse": "on", "alpha": 0.98}
     assert parse_config("snapkv").options == ""
 
 

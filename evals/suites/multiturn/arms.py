@@ -90,11 +90,11 @@ def parse_arm(text: str) -> Arm:
     """Parse an arm's name, such as `snapkv^stored+reselect/2` or `full^0.98`. Raises BadConfig."""
     option = _OPTION.fullmatch(text)
     config = parse_config(option["config"] if option else text)
-    if config.has_episodes or (option and not config.evicts):
+    sparse = config.cover > 0 and option is None
+    if config.has_episodes or not (config.evicts or sparse or text == FULL):
         raise BadConfig(
-            f"{text!r} is no arm of multiturn: an arm has no episodes, and repairs or re-selects only "
-            "if it evicts rows; "
-            f"there are {', '.join(DEFAULT_ARMS)}, and run configurations"
+            f"{text!r} is no arm of multiturn: an arm evicts rows or has sparse prompts, and has no "
+            f"episodes; there are {', '.join(DEFAULT_ARMS)}, and run configurations"
         )
     if option is None:
         return Arm(config.name, config)

@@ -17,6 +17,8 @@ from evals.summary import (
 )
 from kvrecall.reporting.results import Row
 
+# Measures that are reported whatever the full cache answers.
+_NOT_OF_ANSWERS = (KL, TOP1, DENSITY)
 # Arms that every other one is compared with, turn by turn.
 AGAINST = (FULL, "snapkv")
 _CELL = ("kind", "place", "measure")
@@ -33,8 +35,8 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     agreement are distances from the full cache, and reported whatever that answers, as is the density
     of sparse prompts.
     """
-    distances = [each for each in records if each["measure"] in (KL, TOP1, DENSITY)]
-    scored = [each for each in records if each["measure"] not in (KL, TOP1, DENSITY)]
+    distances = [each for each in records if each["measure"] in _NOT_OF_ANSWERS]
+    scored = [each for each in records if each["measure"] not in _NOT_OF_ANSWERS]
     chances = {
         key: mean(each["chance"] for each in group if each["arm"] == FULL)
         for key, group in group_by(scored, *_CELL).items()

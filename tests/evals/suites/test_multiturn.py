@@ -72,6 +72,8 @@ def test_a_sparse_arm_keeps_every_row_and_reports_its_density_once_for_all_budge
     sparse = replace(unit, arms=choose_arms(["full^0.9", "full^0.999"]), budgets=("1/4", "1/2"))
     records = multiturn.run(sparse)
     assert {each["budget"] for each in records} == {"1/1"}
+    last = [each for each in records if each["turn"] == 2]
+    assert all(each["active_rows"] == each["length"] for each in last)
     less, more = (of_arm(records, arm, DENSITY) for arm in ("full^0.9", "full^0.999"))
     assert len(less) == len(more) == len(of_arm(records, FULL, EXACT))
     assert all(0 < few <= many <= 1 for few, many in zip(less, more, strict=True))
@@ -154,8 +156,9 @@ def test_arms_are_chosen_by_name_or_configuration() -> None:
     assert [arm.name for arm in choose_arms(["full^0.98"])] == [FULL, "full^0.98"]
     with pytest.raises(BadConfig, match="no arm of multiturn"):
         choose_arms(["epicache"])
-    with pytest.raises(BadConfig, match="no arm of multiturn"):
-        choose_arms(["full+reselect"])
+    for kept in ("full+reselect", "full^0.98+reselect", "full~0.5"):
+        with pytest.raises(BadConfig, match="no arm of multiturn"):
+            choose_arms([kept])
     with pytest.raises(BadConfig, match="no run configuration"):
         choose_arms(["snapkv+"])
 
