@@ -24,6 +24,7 @@ _SHARES = (4, 8)
 # When sessions are repaired: by default, and by the question itself as well.
 _IN_PAUSES: SessionOptions = {}
 _BEFORE_ANSWERS: SessionOptions = {"repair_on": ["tool_call", "tool_delta", "tool_result", "turn"]}
+_RETRIEVAL: SessionOptions = {"method": "icecache"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def list_peers(plan: Plan, setting: Setting) -> Mapping[str, Build]:
         peers[f"kvrecall, 1/{share}, repair in pauses and before answers"] = _kvrecall_in(
             plan, rows, _BEFORE_ANSWERS
         )
+        peers[f"kvrecall, 1/{share}, retrieval"] = _kvrecall_in(plan, rows, _RETRIEVAL)
         peers[f"kvpress snapkv, 1/{share}"] = _kvpress_in(plan, setting, rows)
     return peers
 
