@@ -1,5 +1,7 @@
 """What a retriever finds, against brute force; a pass over several sessions against each alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -52,6 +54,24 @@ def brute_force(made: Retriever, queries: Tensor, active: Tensor) -> list[set[in
         inactive.sort(key=lambda position: -float(score[position]))
         best.append(set(inactive[: made.count]))
     return best
+
+
+@pytest.mark.parametrize("choice", ["best", "sample"])
+def test_rows_of_16_bits_are_weighed_as_those_of_32(choice: str) -> None:
+    random = torch.Generator().manual_seed(4)
+    # Whole numbers whose products both types hold exactly.
+    rows = torch.randint(-2, 3, (2, HEADS, 60, DIM), generator=random)
+    queries = torch.randint(-2, 3, (HEADS, GROUP, DIM), generator=random).float()
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        settings = TypeAdapter(Retrieval).validate_python({"index": "exact", "choice": choice})
+        made = make_retriever(settings, 9, replace(LAYOUT, dtype=dtype))
+        keys, values = rows.to(dtype)
+        made.rows.arena.append([(keys, values)])
+        found.append(made.search(0, queries.to(dtype), padded([[3, 50], [0]]), 0.5))
+    (positions, bias), (positions_16, bias_16) = found
+    assert torch.equal(positions, positions_16)
+    assert torch.allclose(bias, bias_16, atol=1e-6)
 
 
 @settings(deadline=None, max_examples=40)
