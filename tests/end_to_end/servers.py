@@ -284,7 +284,12 @@ class Cluster(Endpoint):
         return [each["name"] for each in workers if not each["draining"]]
 
     def _knows_both(self, gateway: Process) -> bool:
-        return len(self.known(gateway.address)) == 2
+        """True if a gateway has both workers where they are now, not where a killed one was."""
+        workers = httpx.get(f"{gateway.address}/v1/workers").raise_for_status().json()["workers"]
+        found = {each["name"]: each["address"] for each in workers if not each["draining"]}
+        return found == {
+            name: process.address.removeprefix("http://") for name, process in self.of_name.items()
+        }
 
     def owner(self, session: str) -> Process:
         """The worker that owns a session."""
