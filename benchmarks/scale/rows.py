@@ -188,7 +188,6 @@ class StoredRows:
     def _add_idle(self, count: int) -> None:
         for _ in range(count):
             self.store.unload(self._create())
-        self.store.check()  # ends background work: pages that are still to be written take memory
 
 
 def measure_start(folder: Path, pages: int) -> Row:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -52,9 +53,19 @@ COMMANDS = (
 Json = dict[str, Any]
 
 
-@cache
+# Servers start in threads. `cache` alone would make a zygote in each of them, and drop all but one: the
+# processes of a zygote that was dropped count as ended while they run.
+_ZYGOTE_LOCK = threading.Lock()
+
+
 def shared_zygote() -> Zygote:
     """The process that the servers of this test run are forked from; it ends with the run."""
+    with _ZYGOTE_LOCK:
+        return _create_zygote()
+
+
+@cache
+def _create_zygote() -> Zygote:
     return Zygote(QUIET, [*IMPORTS, *COMMANDS])
 
 
@@ -278,18 +289,11 @@ class Cluster(Endpoint):
         for gateway in self.gateways:
             until(partial(self._knows_both, gateway), "both workers")
 
-    def known(self, at: str = "") -> list[str]:
-        """Workers that take sessions, according to a gateway. Default: the first one."""
-        workers = httpx.get(f"{at or self.url}/v1/workers").raise_for_status().json()["workers"]
-        return [each["name"] for each in workers if not each["draining"]]
-
     def _knows_both(self, gateway: Process) -> bool:
         """True if a gateway has both workers where they are now, not where a killed one was."""
         workers = httpx.get(f"{gateway.address}/v1/workers").raise_for_status().json()["workers"]
         found = {each["name"]: each["address"] for each in workers if not each["draining"]}
-        return found == {
-            name: process.address.removeprefix("http://") for name, process in self.of_name.items()
-        }
+        return found == {name: process.address for name, process in self.of_name.items()}
 
     def owner(self, session: str) -> Process:
         """The worker that owns a session."""

@@ -1,8 +1,6 @@
 """A worker's HTTP port for operators: its metrics, and probes of life and readiness."""
 
-import errno
 import threading
-import time
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -15,9 +13,6 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
 _READ_SECONDS = 10.0
-# A worker that is started again at once may find its address still bound.
-_BIND_TRIES = 6
-_BIND_SECONDS = 0.25
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -46,7 +41,7 @@ class OperationsServer:
         self._page = page
         self.ready: Callable[[], bool] = lambda: False
         try:
-            self._server = self._bind(host.strip("[]"), int(port))
+            self._server = make_server(host.strip("[]"), int(port), self._answer, _Server, _Handler)
         except (OSError, ValueError, OverflowError) as error:
             raise CannotListen(
                 f"cannot listen on {listen} for operators: {error}; choose another --ops"
@@ -56,17 +51,6 @@ class OperationsServer:
             target=self._server.serve_forever, name="operations", daemon=True
         )
         self._thread.start()
-
-    def _bind(self, host: str, port: int) -> WSGIServer:
-        """Bind the address, again if it is in use. Raises OSError."""
-        for _ in range(_BIND_TRIES - 1):
-            try:
-                return make_server(host, port, self._answer, _Server, _Handler)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            time.sleep(_BIND_SECONDS)
-        return make_server(host, port, self._answer, _Server, _Handler)
 
     def close(self) -> None:
         """Stop listening."""

@@ -1,7 +1,5 @@
 """The worker's port for operators."""
 
-import socket
-import threading
 from collections.abc import Iterator
 
 import httpx
@@ -55,14 +53,3 @@ def test_an_address_in_use_is_refused_with_what_to_do(server: OperationsServer) 
         OperationsServer(server.address, page)
     with pytest.raises(CannotListen, match="choose another --ops"):
         OperationsServer("127.0.0.1:no-port", page)
-
-
-def test_an_address_that_is_released_soon_is_waited_for() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        address = f"127.0.0.1:{holder.getsockname()[1]}"
-        release = threading.Timer(0.2, holder.close)
-        release.start()
-        made = OperationsServer(address, MetricsPage("worker", "1", ()))
-    release.join()
-    assert httpx.get(f"http://{address}/healthz").text == "alive\n"
-    made.close()
