@@ -24,6 +24,7 @@ _SHARES = (4, 8)
 # When sessions are repaired: by default, and by the question itself as well.
 _IN_PAUSES: SessionOptions = {}
 _BEFORE_ANSWERS: SessionOptions = {"repair_on": ["tool_call", "tool_delta", "tool_result", "turn"]}
+# Every token of a reply finds its rows.
 _RETRIEVAL: SessionOptions = {"method": "icecache"}
 
 
