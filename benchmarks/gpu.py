@@ -35,7 +35,7 @@ from workers.engine.engine import Engine, Parts
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
-from workers.model.loader import LoadedModel
+from workers.model.loader import LoadedModel, cache_argument
 from workers.model.tokenizer import ChatTokenizer
 
 TRANSFORMERS = "transformers, cache kept"
@@ -221,7 +221,12 @@ def _time_theirs(
     @torch.inference_mode()
     def forward(ids: Tensor) -> Tensor:
         ids = ids.expand(batch, -1).to(models.ours.device)
-        out = models.theirs(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = models.theirs(
+            input_ids=ids,
+            use_cache=True,
+            logits_to_keep=1,
+            **{cache_argument(models.theirs): cache},
+        )
         chosen: Tensor = out.logits[:, -1].argmax(-1)
         return chosen
 

@@ -27,7 +27,7 @@ from kvrecall.reporting.results import Row, build_results, speed_row
 from workers.engine.engine import Engine, Parts
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
-from workers.model.loader import LoadedModel, load_model
+from workers.model.loader import LoadedModel, cache_argument, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
@@ -170,8 +170,9 @@ class Bench:
 
     @torch.inference_mode()
     def _their_pass(self, token_ids: Tensor, cache: DynamicCache) -> Tensor:
-        logits: Tensor = self._theirs(
-            input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1
+        theirs = self._theirs
+        logits: Tensor = theirs(
+            input_ids=token_ids, use_cache=True, logits_to_keep=1, **{cache_argument(theirs): cache}
         ).logits
         return logits[:, -1].argmax(-1)
 

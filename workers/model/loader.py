@@ -1,9 +1,11 @@
 """Loading of Hugging Face causal LMs with our attention, and refusal of unsupported ones."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +66,10 @@ class LoadedModel:
         """Data type of the weights and the rows."""
         return self.module.dtype
 
+    @cached_property
+    def _cache_argument(self) -> str:
+        return cache_argument(self.module)
+
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, step: ForwardStep, logits_to_keep: int = 1) -> Tensor:
         """Run `token_ids`, int64 `[B, t]`, at the step's positions, and append their rows.
@@ -73,10 +79,10 @@ class LoadedModel:
         out = self.module(
             input_ids=token_ids.to(self.device, non_blocking=True),
             position_ids=step.query_positions.long(),
-            past_key_values=step,
             use_cache=True,
             logits_to_keep=logits_to_keep,
             step=step,
+            **{self._cache_argument: step},
         )
         logits: Tensor = out.logits
         return logits.float()
@@ -124,6 +130,15 @@ def load_model(
     if pack and can_pack(module):
         pack_linears(module)
     return model
+
+
+def cache_argument(module: PreTrainedModel) -> str:
+    """Return the name that a causal LM's `forward` has for its cache.
+
+    transformers 5.24 renamed it, and models with code of their own follow when they like.
+    """
+    arguments = inspect.signature(type(module).forward).parameters
+    return "cache" if "cache" in arguments else "past_key_values"
 
 
 def choose_dtype(own: torch.dtype | None) -> torch.dtype | Literal["auto"]:

@@ -126,9 +126,6 @@ class Retriever:
 
 def _weigh(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
     """Attention weights, float32 `[n_kv_heads, group, n]`."""
-    queries = (queries * scale).to(keys.dtype)
-    if keys.dtype == torch.float32:
-        return (queries @ keys.mT).softmax(-1)
-    # The keys come first: torch copies a transposed factor of 16-bit numbers, which takes longer
-    # than the product.
-    return (keys @ queries.mT).mT.float().softmax(-1)
+    # The keys come first: for few queries torch reads them at memory's speed then, and does not
+    # copy those of 16 bits.
+    return (keys @ (queries * scale).to(keys.dtype).mT).mT.float().softmax(-1)

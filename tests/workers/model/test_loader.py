@@ -1,5 +1,6 @@
 """Which models are served, and which are refused with the reason."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import transformers
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -99,11 +101,28 @@ def test_a_model_whose_past_is_not_a_row_per_token_is_refused(
     ],
     ids=lambda config: config.model_type,
 )
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_full_attention_is_served(config: PreTrainedConfig) -> None:
     model = adopt(_model(config))
     assert model.shape == row_shape(config)
     assert (model.shape.n_layers, model.shape.n_heads, model.shape.n_kv_heads) == (2, 2, 1)
     assert model.max_context == 64
+
+
+def test_a_model_is_served_whichever_name_it_gives_its_cache() -> None:
+    arguments = inspect.signature(LlamaForCausalLM.forward).parameters
+    own = "cache" if "cache" in arguments else "past_key_values"
+
+    class Older(LlamaForCausalLM):
+        def forward(self, past_key_values: ForwardStep | None = None, **others: Any) -> Any:
+            return super().forward(**{own: past_key_values}, **others)
+
+    class Newer(LlamaForCausalLM):
+        def forward(self, cache: ForwardStep | None = None, **others: Any) -> Any:
+            return super().forward(**{own: cache}, **others)
+
+    for family in (Older, Newer):
+        assert adopt(family(LlamaConfig(**SMALL))).shape.n_layers == 2
 
 
 def test_a_directory_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
