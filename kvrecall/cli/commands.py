@@ -1,7 +1,7 @@
 """The `kvrecall` application: all commands, and one line on standard error for expected errors."""
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import structlog
 import typer
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
 
+from kvrecall import __version__
 from kvrecall.app.errors import CliError
 from kvrecall.app.logs import logs_json
 from kvrecall.cli.archive import export_command, import_command
@@ -68,6 +69,26 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvrecall {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _kvrecall(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("serve")(serve_command)
 app.command("worker")(worker_command)
 app.command("gateway")(gateway_command)
