@@ -23,6 +23,7 @@ from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.forks import split_turns
 from kvrecall.app.models import REFERENCE_NAME
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
+from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.reporting.results import Row, build_results, speed_row
 from reference.conversation import Conversation, generate
 
@@ -47,6 +48,8 @@ def main() -> None:
     settings = {
         "budget": given.budget,
         "repair_rows": given.repair_rows,
+        # A repair before the first token would be in both of the times that are compared.
+        "repair_on": sorted(PAUSE_TRIGGERS),
         "method": given.method,
         "seed": given.seed,
     }

@@ -16,7 +16,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.session_settings import (
-    DEFAULT_REPAIR_ON,
+    PAUSE_TRIGGERS,
     EpisodeSettings,
     LayerBudgets,
     RepairScan,
@@ -36,7 +36,7 @@ class CreateSession(WorkerOptions):
 
     budget: int | None = None
     repair_rows: int | None = None
-    repair_on: frozenset[RepairTrigger] = DEFAULT_REPAIR_ON
+    repair_on: frozenset[RepairTrigger] | None = None
     method: str | None = None
     method_settings: str = "{}"
     seed: int | None = None
@@ -72,7 +72,7 @@ def resolve_settings(
         budget=budget,
         repair_rows=_repair_rows(request.repair_rows, budget, info, settings),
         method=method.name,
-        repair_on=request.repair_on,
+        repair_on=_repair_on(request, method),
         method_settings=request.method_settings,
         seed=secrets.randbits(32) if request.seed is None else request.seed,
         tools=request.tools,
@@ -104,6 +104,17 @@ def _method(name: str, info: WorkerInfo) -> MethodInfo:
         names = ", ".join(known.name for known in info.methods)
         raise UnknownMethod("method", f"method {name!r} is none of {names}")
     return found
+
+
+def _repair_on(request: CreateSession, method: MethodInfo) -> frozenset[RepairTrigger]:
+    """Return the signals that are asked for; by default those of pauses and the turn itself.
+
+    An answer that retrieves finds its rows by itself: no first token waits for a repair then.
+    """
+    if request.repair_on is not None:
+        return request.repair_on
+    retrieves = method.retrieves if request.retrieves is None else request.retrieves
+    return PAUSE_TRIGGERS if retrieves else PAUSE_TRIGGERS | {RepairTrigger.TURN}
 
 
 def _check_budget(budget: int, info: WorkerInfo) -> None:

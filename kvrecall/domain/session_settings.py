@@ -23,7 +23,8 @@ class RepairTrigger(StrEnum):
     TURN = "turn"
 
 
-DEFAULT_REPAIR_ON = frozenset(
+# Signals of a pause: nobody waits for their repairs.
+PAUSE_TRIGGERS = frozenset(
     {RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_DELTA, RepairTrigger.TOOL_RESULT}
 )
 
@@ -108,6 +109,12 @@ class WorkerOptions:
         return bool(json.loads(self.prefill).get("sparse", "off") != "off")
 
     @property
+    def retrieves(self) -> bool | None:
+        """Return whether decoding retrieves rows; None leaves it to the method."""
+        given = json.loads(self.retrieve)
+        return given.get("share") != 0 if given else None
+
+    @property
     def worker_options(self) -> "WorkerOptions":
         """These options alone."""
         return WorkerOptions(
@@ -141,7 +148,7 @@ class SessionSettings(WorkerOptions):
     budget: int
     repair_rows: int
     method: str
-    repair_on: frozenset[RepairTrigger] = DEFAULT_REPAIR_ON
+    repair_on: frozenset[RepairTrigger] = PAUSE_TRIGGERS
     method_settings: str = "{}"
     seed: int = 0
     tools: tuple[str, ...] = ()

@@ -102,7 +102,8 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -
         )
     number = session.turns + 1
     seed = (session.settings.seed + number) % 2**64 if request.seed is None else request.seed
-    repairs = _repairs(session, request)
+    brings_news = bool(inline_results or request.messages[len(answers) :])
+    repairs = _repairs(session, request, brings_news=brings_news)
     deferred = repairs and request.repair is None and not request.predicts
     return TurnPlan(
         number,
@@ -115,16 +116,20 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -
     )
 
 
-def _repairs(session: Session, request: TurnRequest) -> bool:
+def _repairs(session: Session, request: TurnRequest, *, brings_news: bool) -> bool:
+    """Whether rows are promoted before the turn.
+
+    By default not for results that were reported as events and nothing else, where the pause's repair
+    has had them. Raises InvalidRequest.
+    """
     if request.repair and not session.settings.repair_rows:
         raise InvalidRequest(
             "repair", "this session keeps no rows for repair; open one with repair_rows over 0"
         )
-    return (
-        session.settings.repairs_on(RepairTrigger.TURN)
-        if request.repair is None
-        else request.repair
-    )
+    if request.repair is not None:
+        return request.repair
+    repaired = not brings_news and session.settings.repairs_on(RepairTrigger.TOOL_RESULT)
+    return session.settings.repairs_on(RepairTrigger.TURN) and not repaired
 
 
 def check_messages(messages: Sequence[Message], settings: ServiceLimits) -> None:

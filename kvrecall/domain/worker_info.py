@@ -8,12 +8,14 @@ class MethodInfo:
     """An eviction method, repair, prefill or retrieval. `settings_schema` is the JSON schema of its settings.
 
     `episodes`: evictions observe with the active episode's prompt, so a session may have episodes.
+    `retrieves`: decoding retrieves rows unless `retrieve` says otherwise.
     """
 
     name: str
     summary: str = ""
     settings_schema: str = "{}"
     episodes: bool = False
+    retrieves: bool = False
 
 
 @dataclass(frozen=True)

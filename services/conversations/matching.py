@@ -274,9 +274,10 @@ class Conversations:
 
         The id of the catalog (empty: this one) is random: without it no digest can be computed.
         """
-        fields = asdict(replace(settings, metadata=None, model=None, repair_on=frozenset()))
+        fields = asdict(replace(settings, metadata=None, model=None, repair_on=None))
         del fields["expires_after_seconds"], fields["stored"], fields["branch"]
-        fields["repair_on"] = sorted(settings.repair_on)
+        if settings.repair_on is not None:
+            fields["repair_on"] = sorted(settings.repair_on)
         fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)
         scope = [catalog or self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()

@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.telemetry.otel import OtelTracer
 from kvrecall.telemetry.spans import Tracer
 from kvrecall.testing import StubWorker
@@ -46,8 +47,9 @@ class Api:
     http: httpx.AsyncClient
 
     async def session(self, **body: object) -> str:
-        """Create a session and return its id."""
-        answer = await self.http.post("/v1/sessions", json={"budget": 64, "seed": 1, **body})
+        """Create a session, repaired in pauses alone, and return its id."""
+        default = {"budget": 64, "seed": 1, "repair_on": sorted(PAUSE_TRIGGERS)}
+        answer = await self.http.post("/v1/sessions", json=default | body)
         assert answer.status_code == 201, answer.text
         session: str = answer.json()["id"]
         return session

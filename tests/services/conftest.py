@@ -16,6 +16,7 @@ from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -72,8 +73,9 @@ class Harness:
         return PageCollector(ServiceContext.create(self.catalog, self.worker, self.settings))
 
     async def session(self, **settings: Any) -> str:
-        """A new session of budget 64."""
-        values: dict[str, Any] = {"budget": 64, "repair_rows": 8, "seed": 1, **settings}
+        """A new session of budget 64, which is repaired in pauses alone."""
+        default = {"budget": 64, "repair_rows": 8, "repair_on": PAUSE_TRIGGERS, "seed": 1}
+        values: dict[str, Any] = default | settings
         return (await self.service.create(CreateSession(**values))).id
 
     def begin(self, session: str, *messages: Message, **options: Any) -> TurnStream:

@@ -119,27 +119,30 @@ def build_retrieval(method: Method, settings: str) -> Retrieval | None:
 
 
 def describe(name: str) -> pb.MethodInfo:
-    """Describe a method: name, summary, JSON schema of its settings, use of episodes.
+    """Describe a method: name, summary, JSON schema of its settings, use of episodes and retrieval.
 
     The summary is the first line of the method's docstring.
     """
     method = METHODS[name]
-    return _describe(name, method, method.has_episodes)
+    info = _describe(name, method)
+    info.episodes = method.has_episodes
+    info.retrieves = build(name).retrieval is not None
+    return info
 
 
 def describe_repair() -> pb.MethodInfo:
     """Describe the repair, as `describe` does for methods."""
-    return _describe("repairkv", RepairKV, False)
+    return _describe("repairkv", RepairKV)
 
 
 def describe_prefill() -> pb.MethodInfo:
     """Describe the prefill, as `describe` does for methods."""
-    return _describe("prefill", Prefill, False)
+    return _describe("prefill", Prefill)
 
 
 def describe_retrieval() -> pb.MethodInfo:
     """Describe the retrieval, as `describe` does for methods."""
-    return _describe("retrieval", Retrieval, False)
+    return _describe("retrieval", Retrieval)
 
 
 def _validate(kind: type[_T], settings: str, label: str) -> _T:
@@ -152,7 +155,7 @@ def _validate(kind: type[_T], settings: str, label: str) -> _T:
     return validated
 
 
-def _describe(name: str, kind: type[Any], episodes: bool) -> pb.MethodInfo:
+def _describe(name: str, kind: type[Any]) -> pb.MethodInfo:
     summary = (kind.__doc__ or "").strip().split("\n")[0]
     schema = json.dumps(TypeAdapter(kind).json_schema())
-    return pb.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=episodes)
+    return pb.MethodInfo(name=name, summary=summary, settings_schema=schema)

@@ -129,6 +129,8 @@ def run_repair(
         while report.hops < config.repair.hops and not report.truncated:
             candidates = _find_candidates(engine, resident)
             report.candidates = int(candidates.tokens.sum())
+            if not report.candidates:
+                break
             if limit.reached():
                 report.truncated = True
                 break

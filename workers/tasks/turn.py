@@ -177,7 +177,8 @@ def _switch_and_repair(
         signal = [*resident.session.deferred_signal, *plan.prompt]
         asked = yield from _count_asked(engine, resident.session, plan)
         report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
-        run.done.repair.CopyFrom(report)
+        if report.candidates:
+            run.done.repair.CopyFrom(report)
         run.watch.lap("repair")
 
 

@@ -23,7 +23,7 @@ _PROGRAMS = ROOT / "benchmarks" / "peers" / "programs"
 _SHARES = (4, 8)
 # When sessions are repaired: by default, and by the question itself as well.
 _IN_PAUSES: SessionOptions = {}
-_BEFORE_ANSWERS: SessionOptions = {"repair_on": ["tool_call", "tool_delta", "tool_result", "turn"]}
+_IN_PAUSES: SessionOptions = {"repair_on": ["tool_call", "tool_delta", "tool_result"]}
 # Every token of a reply finds its rows.
 _RETRIEVAL: SessionOptions = {"method": "icecache"}
 
@@ -68,9 +68,9 @@ def list_peers(plan: Plan, setting: Setting) -> Mapping[str, Build]:
     }
     for share in _SHARES:
         rows = plan.budget(share)
-        peers[f"kvrecall, 1/{share}, repair in pauses"] = _kvrecall_in(plan, rows)
+        peers[f"kvrecall, 1/{share}, repair in pauses"] = _kvrecall_in(plan, rows, _IN_PAUSES)
         peers[f"kvrecall, 1/{share}, repair in pauses and before answers"] = _kvrecall_in(
-            plan, rows, _BEFORE_ANSWERS
+            plan, rows
         )
         peers[f"kvrecall, 1/{share}, retrieval"] = _kvrecall_in(plan, rows, _RETRIEVAL)
         peers[f"kvpress snapkv, 1/{share}"] = _kvpress_in(plan, setting, rows)

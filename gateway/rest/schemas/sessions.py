@@ -72,12 +72,13 @@ class CreateSessionBody(Body):
         lt=2**31,
         description="Rows of the budget reserved for repair; 0: no repair.",
     )
-    repair_on: list[Literal["tool_call", "tool_delta", "tool_result", "last_output", "turn"]] = (
-        Field(
-            default=["tool_call", "tool_delta", "tool_result"],
-            max_length=5,
-            description="Signals that trigger a repair. All but turn run between turns.",
-        )
+    repair_on: (
+        list[Literal["tool_call", "tool_delta", "tool_result", "last_output", "turn"]] | None
+    ) = Field(
+        default=None,
+        max_length=5,
+        description="Signals that trigger a repair. All but turn run between turns. null: all but "
+        "last_output, and without turn where answers retrieve.",
     )
     repair_scan: RepairScan | None = Field(
         default=None,
@@ -153,7 +154,9 @@ class CreateSessionBody(Body):
         return CreateSession(
             budget=self.budget,
             repair_rows=self.repair_rows,
-            repair_on=frozenset(RepairTrigger(trigger) for trigger in self.repair_on),
+            repair_on=None
+            if self.repair_on is None
+            else frozenset(RepairTrigger(trigger) for trigger in self.repair_on),
             method=self.method,
             method_settings=json.dumps(self.method_settings, sort_keys=True),
             seed=self.seed,

@@ -74,7 +74,7 @@ async def test_tools_reach_the_model_in_the_order_of_their_members(
 async def test_omitted_settings_get_defaults(client: Client) -> None:
     view = await client.create()
     assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
-    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
+    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result", "turn"]
     assert [view.get(name) for name in ("repair_scan", "reselect", "episodes")] == [None] * 3
     assert (await client.create({"repair_on": []}))["repair_on"] == []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.protocol.v1 import worker_pb2
 from kvrecall.testing import StubWorker
 from tests.gateway.contract.clients import Client, Refused
@@ -24,10 +25,11 @@ USER = {"messages": [{"role": "user", "content": "hello"}]}
 
 @pytest.fixture
 def session(both: Both) -> Callable[..., Any]:
-    """Creates a session and returns its id."""
+    """Creates a session, repaired in pauses alone, and returns its id."""
 
     async def create(**body: Any) -> str:
-        return str((await both.rest.create({"budget": 64, "seed": 1, **body}))["id"])
+        default = {"budget": 64, "seed": 1, "repair_on": sorted(PAUSE_TRIGGERS)}
+        return str((await both.rest.create(default | body))["id"])
 
     return create
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from kvrecall.domain.errors import BudgetOutOfRange
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.session_request import CreateSession, resolve_settings
+from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger, SessionSettings
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
 LEAST = 37
 
 
-def chosen(limits: ServiceLimits | None = None, **request: Any) -> int:
-    """Rows that a new session keeps free for repair, in a worker whose least budget is 37."""
-    method = MethodInfo("snapkv")
+def resolved(limits: ServiceLimits | None = None, **request: Any) -> SessionSettings:
+    """Settings of a new session, in a worker whose least budget is 37."""
     info = WorkerInfo(
         model="reference",
         fingerprint="one",
@@ -30,10 +30,15 @@ def chosen(limits: ServiceLimits | None = None, **request: Any) -> int:
         max_context=16_384,
         page_tokens=64,
         token_bytes=960,
-        methods=(method,),
+        methods=(MethodInfo("snapkv"), MethodInfo("icecache", retrieves=True)),
         repair=None,
     )
-    return resolve_settings(CreateSession(**request), info, limits or ServiceLimits()).repair_rows
+    return resolve_settings(CreateSession(**request), info, limits or ServiceLimits())
+
+
+def chosen(limits: ServiceLimits | None = None, **request: Any) -> int:
+    """Rows that a new session keeps free for repair."""
+    return resolved(limits, **request).repair_rows
 
 
 @pytest.mark.parametrize(
@@ -64,3 +69,27 @@ def test_what_is_kept_free_leaves_the_least_budget(budget: int, least: int, shar
     rows = chosen(limits, budget=budget)
     assert 0 <= rows <= budget - LEAST
     assert rows >= min(least, budget - LEAST)
+
+
+@pytest.mark.parametrize(
+    ("request_", "before_turns"),
+    [
+        ({}, True),
+        ({"retrieve": '{"share": 0.25}'}, False),
+        ({"retrieve": '{"index": "exact"}'}, False),
+        ({"method": "icecache"}, False),
+        ({"method": "icecache", "retrieve": '{"share": 0}'}, True),
+    ],
+)
+def test_repairs_run_in_pauses_and_before_turns_whose_answers_do_not_retrieve(
+    request_: dict[str, Any], before_turns: bool
+) -> None:
+    repair_on = resolved(**request_).repair_on
+    assert repair_on >= PAUSE_TRIGGERS
+    assert (RepairTrigger.TURN in repair_on) == before_turns
+    assert RepairTrigger.LAST_OUTPUT not in repair_on
+
+
+@pytest.mark.parametrize("signals", [frozenset(), frozenset({RepairTrigger.LAST_OUTPUT})])
+def test_a_request_that_names_its_signals_gets_them(signals: frozenset[RepairTrigger]) -> None:
+    assert resolved(repair_on=signals).repair_on == signals

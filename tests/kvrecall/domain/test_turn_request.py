@@ -19,7 +19,7 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
+from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger, SessionSettings
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.domain.tool_events import timed_out
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
@@ -89,6 +89,17 @@ def test_a_turn_repairs_on_its_path_when_it_asks_or_every_turn_does() -> None:
     assert not plan(session(**every, repair_rows=0), HELLO).repair
     assert not plan(session(asked(0)), told("c0")).repair
     assert plan(session(asked(0)), told("c0"), repair=True).repair
+
+
+def test_a_turn_that_only_goes_on_after_a_pause_is_not_repaired_again() -> None:
+    both = {"repair_on": PAUSE_TRIGGERS | {RepairTrigger.TURN}}
+    assert not plan(session(asked(0, "r0"), **both)).repair
+    assert not plan(session(asked(0, "r0"), **both), told("c0", "r0")).repair
+    assert plan(session(asked(0, "r0"), **both), repair=True).repair
+    assert plan(session(asked(0, "r0"), **both), HELLO).repair
+    assert plan(session(asked(0), **both), told("c0")).repair
+    before_turns = {"repair_on": frozenset({RepairTrigger.TURN})}
+    assert plan(session(asked(0, "r0"), **before_turns)).repair
 
 
 @pytest.mark.parametrize(
