@@ -14,7 +14,12 @@ CALLS = 30
 # More than a call or a sentence has.
 CALL_TOKENS = 200
 ANSWER_TOKENS = 12
-SETTINGS: Json = {"budget": 128, "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {
+    "budget": 128,
+    "repair_rows": 32,
+    "repair_on": ["tool_call", "tool_result"],
+    "seed": 7,
+}
 # Sampled, so that equal answers mean equal seeds as well.
 TEMPERATURE = 2.0
 REQUIRED: Json = {"tool_choice": "required", "parallel_tool_calls": False}
