@@ -123,7 +123,6 @@ def undisturbed(new_server, begin) -> list[Json]:
     assert [repair["trigger"] for repair in answers[4]["memory"]["repairs"]] == [
         "tool_call",
         "tool_result",
-        "turn",
     ]
     assert all(repair["promoted"] for repair in answers[4]["memory"]["repairs"]), (
         "nothing was ever promoted"

@@ -176,7 +176,6 @@ def undisturbed(new_server: Callable[..., Any], steps: list[Json]) -> list[Json]
     assert [(trigger, promoted > 0) for trigger, _, promoted in turns[3]["repairs"]] == [
         ("tool_call", True),
         ("tool_result", True),
-        ("turn", True),
     ]
     return turns
 

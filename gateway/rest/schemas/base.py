@@ -14,6 +14,8 @@ StopStrings = Annotated[
 ]
 # Seeds are signed 64-bit integers in the catalog.
 MAX_SEED = 2**63 - 1
+# Context of a body's serialisation for its fingerprint, by which a request that is sent again is known.
+FINGERPRINT = "fingerprint"
 
 
 class Body(BaseModel):

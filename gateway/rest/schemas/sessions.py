@@ -4,9 +4,17 @@ import json
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, FieldSerializationInfo, field_serializer
 
-from gateway.rest.schemas.base import MAX_SEED, Body, JsonObject, MetadataBody, Name, View
+from gateway.rest.schemas.base import (
+    FINGERPRINT,
+    MAX_SEED,
+    Body,
+    JsonObject,
+    MetadataBody,
+    Name,
+    View,
+)
 from gateway.rest.schemas.episodes import EpisodesBody, EpisodeSettingsView
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.session import Session
@@ -148,6 +156,15 @@ class CreateSessionBody(Body):
     metadata: MetadataBody = Field(
         default={}, description="Key-value pairs stored with the session."
     )
+
+    @field_serializer("repair_on")
+    def _serialize_repair_on(
+        self, chosen: list[str] | None, info: FieldSerializationInfo
+    ) -> list[str] | None:
+        """In a fingerprint null is the default before 0.3, so that a request from then has the same."""
+        if chosen is None and info.context == FINGERPRINT:
+            return ["tool_call", "tool_delta", "tool_result"]
+        return chosen
 
     def to_domain(self) -> CreateSession:
         """Convert to the domain value."""
