@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from workers.retrieval.indexed_rows import IndexedRows
-from workers.retrieval.sampling import draw, take_best
+from workers.retrieval.sampling import Ranks, draw, take_best
 from workers.retrieval.settings import Retrieval
+
+# Positions that the ranks of a layer are rotated from those of the one before.
+_LAYER_STEP = 37
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,7 @@ class Retriever:
         self.evictions = 0
         self.counts = RetrievalCounts()
         self._settings = settings
+        self._ranks = Ranks()
 
     def begin_turn(self) -> None:
         """Clear the turn's counts; no step retrieves before the arena has been filled again."""
@@ -97,23 +101,27 @@ class Retriever:
         # One column more: for positions behind the arena's end, and `EMPTY`, no candidates.
         excluded = active.long().clamp(max=length)
         candidates = self.rows.candidates(layer, queries)
+        # The newest row is that of the query's own token.
+        newest = int(active.max()) if active.numel() else 0
+        ranks = self._ranks.rotated(len(keys), length + 1, newest + _LAYER_STEP * layer)
         if candidates is None:
             weights = torch.full((len(keys), length + 1), -1.0)
             torch.mean(_weigh(queries, keys, scale), 1, out=weights[:, :-1])
-            return self._select(weights.scatter_(1, excluded, -1.0))
+            return self._select(weights.scatter_(1, excluded, -1.0), ranks)
         marks = torch.zeros(len(keys), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
-        marks = marks.gather(1, candidates.clamp(min=0)) | (candidates < 0)
+        places = candidates.clamp(min=0)
+        marks = marks.gather(1, places) | (candidates < 0)
         some = self.rows.arena.gather_keys(layer, candidates)
         weights = _weigh(queries, some, scale).mean(1).masked_fill_(marks, -1.0)
-        taken, bias = self._select(weights)
+        taken, bias = self._select(weights, ranks.gather(1, places))
         return candidates.gather(1, taken.clamp(min=0)).masked_fill(taken < 0, -1), bias
 
-    def _select(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _select(self, weights: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """Select at most `count` indices of weights `[n_kv_heads, n]`, negative for no candidate."""
         few = int((weights >= 0).sum(1).max()) <= self.count
         if few or self._settings.choice == "best":
             return take_best(weights, self.count)
-        return draw(weights, self.count)
+        return draw(weights, ranks, self.count)
 
     def _count(self, layer: int, positions: Tensor, seconds: float) -> None:
         counts = self.counts

@@ -3,8 +3,33 @@
 import torch
 from torch import Tensor
 
-# A row that may be drawn has some weight, and sums of weights up to 1 in float64 tell it from none.
-_LEAST = 1e-12
+# Ranks are rotated by up to so many positions, see `Ranks`.
+_ROTATIONS = 1024
+_GOLDEN = (5**0.5 - 1) / 2
+_LEAST = torch.finfo(torch.float32).tiny
+
+
+class Ranks:
+    """Numbers that decide which of two rows of equal weight is drawn: one for each position.
+
+    They are the reciprocals of a golden ratio sequence, which is even over (0, 1), over any stretch of
+    positions. A rotation of the positions is another such sequence: each KV head, layer and token
+    has its own, so that no row is always out of luck.
+    """
+
+    def __init__(self) -> None:
+        self._values = torch.empty(0)
+
+    def rotated(self, heads: int, n: int, rotation: int) -> Tensor:
+        """Return the ranks of positions 0 to n - 1, a view, float32 `[heads, n]`, over 1."""
+        stride = _ROTATIONS // heads
+        first = rotation % _ROTATIONS
+        needed = n + 2 * _ROTATIONS
+        if len(self._values) < needed:
+            # Ahead of the rows that answers add.
+            places = torch.arange(needed + _ROTATIONS, dtype=torch.float64)
+            self._values = (places * _GOLDEN + 0.5).frac().reciprocal().float()
+        return self._values.as_strided((heads, n), (stride, 1), first)
 
 
 def take_best(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -19,40 +44,34 @@ def take_best(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best.indices.masked_fill(none, -1), bias
 
 
-def draw(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def draw(weights: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Draw each head's rows in proportion to their weights, no row twice.
 
-    A row's chance is `min(1, c * weight)`, with c such that `count` rows are drawn, and its bias is
-    minus the chance's logarithm. So a drawn row stands for those like it that are not, and over many
-    draws the sums over the rows in a softmax, numerator and denominator, are the exact ones; rows of
-    much weight are certain, and stand for themselves alone. The draw is systematic, without chance:
-    rows are laid out by position, each as long as its chance, and those are drawn that cover the
-    middle of a unit.
+    Priority sampling: the `count` rows with the largest product of weight and rank are drawn, for a
+    rank over 1 that is the reciprocal of an even number in (0, 1). With t as the next product a row
+    of weight w is drawn with chance `min(1, w / t)`. Rows of chance 1 stand for themselves alone; the
+    others stand in equal shares for the weight of all rows that are not certain, so that the drawn
+    rows' sum in a softmax's denominator is the exact one, and over many draws that in its numerator.
 
-    Arguments and result as `take_best`; indices ascend.
+    Arguments and result as `take_best`, of more than `count` weights a head; ranks: float32 of their
+    shape. Rows without weight are none.
 
-    Source: Madow, "On the Theory of Systematic Sampling, II" (1949); Horvitz and Thompson (1952).
+    Source: Duffield, Lund and Thorup, "Priority sampling for estimation of arbitrary subset sums"
+    (2007); for the shares Hajek, "Comment on an essay on the logical foundations of survey sampling"
+    (1971).
     """
-    weights = torch.where(weights < 0, 0.0, weights.clamp(min=_LEAST))
-    chances = (weights * _factor(weights, count)).clamp_(max=1)
-    ends = chances.cumsum(1, dtype=torch.float64)
-    middles = torch.arange(count, dtype=torch.float64).add_(0.5).repeat(len(weights), 1)
-    drawn = torch.searchsorted(ends, middles)
-    none = drawn == weights.shape[1]
-    drawn = drawn.clamp_(max=weights.shape[1] - 1)
-    bias = -chances.gather(1, drawn).log()
-    return drawn.masked_fill(none, -1), bias.masked_fill(none, -torch.inf)
-
-
-def _factor(weights: Tensor, count: int) -> Tensor:
-    """The factor c with which the chances add up to `count`, float32 `[n_kv_heads, 1]`.
-
-    The rows of most weight are certain, as long as the next one would be drawn more than once if
-    the rows left shared the draws left.
-    """
-    most = weights.topk(min(count, weights.shape[1]), dim=1).values.double()
-    # Entry i: the sum of the weights without the i largest, and the draws left for them.
-    rest = weights.sum(1, keepdim=True, dtype=torch.float64) - (most.cumsum(1) - most)
-    left = count - torch.arange(most.shape[1])
-    certain = (most * left >= rest).sum(1, keepdim=True).clamp_(max=most.shape[1] - 1)
-    return (left[certain] / rest.gather(1, certain)).float()
+    most = (weights * ranks).topk(count + 1, dim=1)
+    drawn = most.indices[:, :count]
+    threshold = most.values[:, -1:].clamp(min=_LEAST)
+    kept = weights.gather(1, drawn)
+    none = kept <= 0
+    certain = kept >= threshold
+    certain[:, -1] = False  # for there is one at least that stands for the rest
+    shared = kept.masked_fill(certain | none, 0).double()
+    apart = kept.masked_fill(~certain, 0).sum(1, keepdim=True, dtype=torch.float64)
+    rest = weights.clamp(min=0).sum(1, keepdim=True, dtype=torch.float64) - apart
+    # Rounding must not leave less than what was drawn.
+    rest = torch.maximum(rest, shared.sum(1, keepdim=True))
+    share = rest / (shared > 0).sum(1, keepdim=True).clamp(min=1)
+    bias = (share / shared).log().float().masked_fill_(certain, 0.0)
+    return drawn.masked_fill(none, -1), bias.masked_fill_(none, -torch.inf)
