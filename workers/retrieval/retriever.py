@@ -134,6 +134,11 @@ class Retriever:
 
 def _weigh(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
     """Attention weights, float32 `[n_kv_heads, group, n]`."""
-    # The keys come first: for few queries torch reads them at memory's speed then, and does not
-    # copy those of 16 bits.
-    return (keys @ (queries * scale).to(keys.dtype).mT).mT.float().softmax(-1)
+    queries = (queries * scale).to(keys.dtype)
+    if keys.dtype == torch.float32:
+        # For few queries torch reads keys at memory's speed if they come first.
+        logits = (keys @ queries.mT).mT
+    else:
+        # In one product of all heads torch copies keys of 16 bits, which takes longer than it.
+        logits = torch.stack([each @ rows.mT for each, rows in zip(queries, keys, strict=True)])
+    return logits.float().softmax(-1)
