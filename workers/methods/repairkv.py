@@ -75,6 +75,14 @@ class RepairKV:
             description="Observations of the signal, each over the rows promoted so far.",
         ),
     ] = 1
+    turn_tokens: Annotated[
+        int,
+        Field(
+            ge=2,
+            description="Tokens of a turn that its own repair observes: of a longer one half at its "
+            "beginning and half at its end, where questions are. Its first token waits for them.",
+        ),
+    ] = 256
 
     @property
     def window(self) -> DecayWindow:

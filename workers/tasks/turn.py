@@ -176,10 +176,18 @@ def _switch_and_repair(
     if request.repair and resident.config.repair_rows:
         signal = [*resident.session.deferred_signal, *plan.prompt]
         asked = yield from _count_asked(engine, resident.session, plan)
+        most = resident.config.repair.turn_tokens
+        if (asked or len(signal)) > most:
+            signal, asked = _ends(signal[-asked:] if asked else signal, most), None
         report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
         if report.candidates:
             run.done.repair.CopyFrom(report)
         run.watch.lap("repair")
+
+
+def _ends(tokens: Sequence[int], most: int) -> list[int]:
+    """The first and the last of many tokens, `most` in all."""
+    return [*tokens[: most // 2], *tokens[most // 2 - most :]]
 
 
 def _count_asked(engine: Engine, session: WorkerSession, plan: _TurnPlan) -> Steps[int | None]:

@@ -90,6 +90,31 @@ def test_while_every_row_is_active_a_turn_reports_no_repair(
     observe.assert_called()
 
 
+@pytest.mark.parametrize("most", [32, 64])
+def test_of_a_long_turn_both_ends_are_observed(
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    worker.open(
+        method="snapkv",
+        budget=60,
+        repair_rows=20,
+        repair_settings=json.dumps({"turn_tokens": most, "contrast": 0}),
+    )
+    worker.turn("s", words(200), generate=False)
+    observe = Mock(wraps=worker.engine.observe)
+    monkeypatch.setattr(worker.engine, "observe", observe)
+    done = worker.turn("s", words(150, seed=1), repair=True, max_tokens=2)
+    prompt = list(done.token_ids[: done.prompt_tokens])
+    assert len(prompt) > 150
+    (observed,) = (list(call.args[1]) for call in observe.call_args_list)
+    assert observed == prompt[: most // 2] + prompt[-most // 2 :]
+    assert done.repair.observed_tokens == most
+
+
 def test_a_second_repair_replaces_the_first(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
