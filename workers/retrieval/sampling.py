@@ -12,16 +12,16 @@ _LEAST = torch.finfo(torch.float32).tiny
 class Ranks:
     """Numbers that decide which of two rows of equal weight is drawn: one for each position.
 
-    They are the reciprocals of a golden ratio sequence, which is even over (0, 1), over any stretch of
-    positions. A rotation of the positions is another such sequence: each KV head, layer and token
-    has its own, so that no row is always out of luck.
+    They are the reciprocals of a golden ratio sequence, which is spread evenly over (0, 1) in any
+    stretch of positions. A rotation of the positions is another such sequence: each KV head, layer
+    and token has its own, so that no row is always out of luck.
     """
 
     def __init__(self) -> None:
         self._values = torch.empty(0)
 
     def rotated(self, heads: int, n: int, rotation: int) -> Tensor:
-        """Return the ranks of positions 0 to n - 1, a view, float32 `[heads, n]`, over 1."""
+        """Return the ranks of positions 0 to n - 1, a view, float32 `[heads, n]`, 1 or more."""
         stride = _ROTATIONS // heads
         first = rotation % _ROTATIONS
         needed = n + 2 * _ROTATIONS
@@ -47,11 +47,11 @@ def take_best(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def draw(weights: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Draw each head's rows in proportion to their weights, no row twice.
 
-    Priority sampling: the `count` rows with the largest product of weight and rank are drawn, for a
-    rank over 1 that is the reciprocal of an even number in (0, 1). With t as the next product a row
-    of weight w is drawn with chance `min(1, w / t)`. Rows of chance 1 stand for themselves alone; the
-    others stand in equal shares for the weight of all rows that are not certain, so that the drawn
-    rows' sum in a softmax's denominator is the exact one, and over many draws that in its numerator.
+    Priority sampling: the `count` rows with the largest product of weight and rank are drawn. With t
+    as the next product a row of weight w is drawn with chance `min(1, w / t)`. Rows of chance 1 stand
+    for themselves alone; the others stand in equal shares for the weight of all rows that are not
+    certain, so that the drawn rows' sum in a softmax's denominator is the exact one, and over many
+    draws that in its numerator. One of the drawn rows at least is not certain.
 
     Arguments and result as `take_best`, of more than `count` weights a head; ranks: float32 of their
     shape. Rows without weight are none.
@@ -66,7 +66,7 @@ def draw(weights: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     kept = weights.gather(1, drawn)
     none = kept <= 0
     certain = kept >= threshold
-    certain[:, -1] = False  # for there is one at least that stands for the rest
+    certain[:, -1] = False
     shared = kept.masked_fill(certain | none, 0).double()
     apart = kept.masked_fill(~certain, 0).sum(1, keepdim=True, dtype=torch.float64)
     rest = weights.clamp(min=0).sum(1, keepdim=True, dtype=torch.float64) - apart
