@@ -21,9 +21,9 @@ KEPT = "transformers, cache kept"
 FULL = "kvrecall, full cache"
 _PROGRAMS = ROOT / "benchmarks" / "peers" / "programs"
 _SHARES = (4, 8)
-# When sessions are repaired: by default, and by the question itself as well.
-_IN_PAUSES: SessionOptions = {}
+# When sessions are repaired: by default before answers as well.
 _IN_PAUSES: SessionOptions = {"repair_on": ["tool_call", "tool_delta", "tool_result"]}
+_DEFAULT: SessionOptions = {}
 # Every token of a reply finds its rows.
 _RETRIEVAL: SessionOptions = {"method": "icecache"}
 
@@ -70,14 +70,14 @@ def list_peers(plan: Plan, setting: Setting) -> Mapping[str, Build]:
         rows = plan.budget(share)
         peers[f"kvrecall, 1/{share}, repair in pauses"] = _kvrecall_in(plan, rows, _IN_PAUSES)
         peers[f"kvrecall, 1/{share}, repair in pauses and before answers"] = _kvrecall_in(
-            plan, rows
+            plan, rows, _DEFAULT
         )
         peers[f"kvrecall, 1/{share}, retrieval"] = _kvrecall_in(plan, rows, _RETRIEVAL)
         peers[f"kvpress snapkv, 1/{share}"] = _kvpress_in(plan, setting, rows)
     return peers
 
 
-def _kvrecall_in(plan: Plan, rows: int, options: SessionOptions = _IN_PAUSES) -> Build:
+def _kvrecall_in(plan: Plan, rows: int, options: SessionOptions) -> Build:
     return lambda folder: _kvrecall(plan, folder, rows, {"budget": rows, **options}, plan.pause)
 
 

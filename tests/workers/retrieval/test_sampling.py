@@ -12,7 +12,8 @@ WEIGHTS = st.lists(st.floats(0, 1, width=32), min_size=31, max_size=60)
 
 def draw_by(weights: Tensor, count: int, rotation: int = 0) -> tuple[Tensor, Tensor]:
     """The draw with the ranks of some rotation."""
-    return draw(weights, Ranks().rotated(*weights.shape, rotation), count)
+    heads, n = weights.shape
+    return draw(weights, Ranks().rotated(heads, n, rotation), count)
 
 
 @settings(deadline=None, max_examples=100)
