@@ -182,7 +182,7 @@ def _switch_and_repair(
         report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
         if report.candidates:
             run.done.repair.CopyFrom(report)
-        run.watch.lap("repair")
+            run.watch.lap("repair")
 
 
 def _ends(tokens: Sequence[int], most: int) -> list[int]:

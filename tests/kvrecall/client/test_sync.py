@@ -28,7 +28,7 @@ RECORDED_CALL: list[dict[str, Any]] = [
 
 
 def test_a_session_is_created_read_listed_and_deleted(client: KvrecallClient) -> None:
-    session = client.create_session(budget=64, metadata={"a": "b"})
+    session = client.create_session(budget=64, repair_on=[], metadata={"a": "b"})
     assert client.get_session(session) == client.get_session(session.id) == session
     assert (session.budget, session.metadata, session.turns) == (64, {"a": "b"}, 0)
     assert session in client.list_sessions(limit=1).sessions
@@ -75,7 +75,7 @@ def test_messages_are_given_as_text_one_message_or_a_list(
 
 
 def test_a_session_object_is_deleted_at_the_end_unless_kept(client: KvrecallClient) -> None:
-    with client.session(budget=64) as session:
+    with client.session(budget=64, repair_on=[]) as session:
         assert session.say("Hello").turn == 1
         assert session.get().turns == 1
         assert session.memory().budget == 64

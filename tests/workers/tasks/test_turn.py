@@ -254,7 +254,9 @@ def test_phases_are_timed_and_text_is_streamed(
 ) -> None:
     worker = make_worker()
     worker.open(method="snapkv", budget=200, repair_rows=50)
-    done = worker.turn("s", words(20), repair=True)
+    assert "repair" not in worker.turn("s", words(400), repair=True).seconds
+    worker.events["s"].clear()
+    done = worker.turn("s", words(20, seed=1), repair=True)
     assert {"queued", "repair", "prefill", "first_token", "decode", "evict", "flush"} <= set(
         done.seconds
     )
