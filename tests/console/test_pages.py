@@ -113,7 +113,7 @@ def test_repairs_have_a_lane_with_their_call_and_link_to_what_they_brought_back(
     page = watched(served.session(talk, "repairs"))
     repairs = served.get(f"/v1/sessions/{talk}/repairs", limit=32)["repairs"]
     lane = page.locator("figure.lane")
-    expect(lane).to_have_count(1)
+    expect(lane).to_have_count(2)  # of the question, before it was answered, and of the pause
     expect(lane.locator("rect.call")).to_have_count(1)
     expect(lane.locator("rect.repair")).to_have_count(len(repairs))
     rows = page.get_by_role("region", name="The last repairs, newest first").locator("tbody tr")
