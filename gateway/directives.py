@@ -16,13 +16,14 @@ from gateway.rest.schemas.answers import DirectionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.events import MembersIgnored
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from services.service import SessionService
 
 Body = TypeVar("Body", bound=ConversationBody)
 Members = dict[str, Any]
 
 _PREFIX = "kvrecall-"
-_PAUSES = ["tool_call", "tool_delta", "tool_result"]
+_PAUSES = sorted(PAUSE_TRIGGERS)
 # Values of `kvrecall-repair`, by when there may be repairs: never, in pauses, before turns as well.
 _REPAIRS: Mapping[str, Members] = {
     "off": {"repair_rows": 0},

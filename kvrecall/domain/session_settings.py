@@ -23,7 +23,7 @@ class RepairTrigger(StrEnum):
     TURN = "turn"
 
 
-# Signals of a pause: nobody waits for their repairs.
+# Signals of a pause: their repairs delay no first token.
 PAUSE_TRIGGERS = frozenset(
     {RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_DELTA, RepairTrigger.TOOL_RESULT}
 )

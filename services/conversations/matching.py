@@ -22,7 +22,6 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.domain.turn_request import TurnRequest, check_message
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry
@@ -275,11 +274,10 @@ class Conversations:
 
         The id of the catalog (empty: this one) is random: without it no digest can be computed.
         """
-        fields = asdict(replace(settings, metadata=None, model=None, repair_on=None))
+        fields = asdict(replace(settings, metadata=None, model=None))
         del fields["expires_after_seconds"], fields["stored"], fields["branch"]
-        # What the default was when conversations of versions before 0.3 were begun.
-        chosen = PAUSE_TRIGGERS if settings.repair_on is None else settings.repair_on
-        fields["repair_on"] = sorted(chosen)
+        if settings.repair_on is not None:
+            fields["repair_on"] = sorted(settings.repair_on)
         fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)
         scope = [catalog or self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()

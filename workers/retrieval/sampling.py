@@ -63,11 +63,11 @@ def draw(weights: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     most = (weights * ranks).topk(count + 1, dim=1)
     drawn = most.indices[:, :count]
     threshold = most.values[:, -1:].clamp(min=_LEAST)
-    kept = weights.gather(1, drawn)
-    none = kept <= 0
+    kept = weights.gather(1, drawn).clamp_(min=0)
+    none = kept == 0
     certain = kept >= threshold
     certain[:, -1] = False
-    shared = kept.masked_fill(certain | none, 0).double()
+    shared = kept.masked_fill(certain, 0).double()
     apart = kept.masked_fill(~certain, 0).sum(1, keepdim=True, dtype=torch.float64)
     rest = weights.clamp(min=0).sum(1, keepdim=True, dtype=torch.float64) - apart
     # Rounding must not leave less than what was drawn.

@@ -173,21 +173,29 @@ def _switch_and_repair(
         yield from wait_for_writes(engine, resident.session)
         run.done.switched.CopyFrom(switch(engine, resident, request.episode, plan.episode))
         run.watch.lap("switch")
-    if request.repair and resident.config.repair_rows:
-        signal = [*resident.session.deferred_signal, *plan.prompt]
-        asked = yield from _count_asked(engine, resident.session, plan)
-        most = resident.config.repair.turn_tokens
-        if (asked or len(signal)) > most:
-            signal, asked = _ends(signal[-asked:] if asked else signal, most), None
+    if not request.repair or not resident.config.repair_rows:
+        return
+    if not engine.cache.holds_all(resident.slot, resident.session.length):
+        signal, asked = yield from _build_signal(engine, resident, plan)
         report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
-        if report.candidates:
-            run.done.repair.CopyFrom(report)
-            run.watch.lap("repair")
+        run.done.repair.CopyFrom(report)
+        run.watch.lap("repair")
 
 
-def _ends(tokens: Sequence[int], most: int) -> list[int]:
-    """The first and the last of many tokens, `most` in all."""
-    return [*tokens[: most // 2], *tokens[most // 2 - most :]]
+def _build_signal(
+    engine: Engine, resident: ResidentSession, plan: _TurnPlan
+) -> Steps[tuple[list[int], int | None]]:
+    """Build the signal of the turn's own repair, and count its tokens that ask, see `run_repair`.
+
+    Of more tokens that ask than `turn_tokens` the first and the last half of these, without context.
+    """
+    signal = [*resident.session.deferred_signal, *plan.prompt]
+    asked = yield from _count_asked(engine, resident.session, plan)
+    most = resident.config.repair.turn_tokens
+    asking = signal[-asked:] if asked else signal
+    if len(asking) <= most:
+        return signal, asked
+    return [*asking[: most // 2], *asking[most // 2 - most :]], None
 
 
 def _count_asked(engine: Engine, session: WorkerSession, plan: _TurnPlan) -> Steps[int | None]:

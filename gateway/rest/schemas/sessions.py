@@ -20,6 +20,7 @@ from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import (
+    PAUSE_TRIGGERS,
     EpisodeSettings,
     ForkOrigin,
     LayerBudgets,
@@ -163,7 +164,7 @@ class CreateSessionBody(Body):
     ) -> list[str] | None:
         """In a fingerprint null is the default before 0.3, so that a request from then has the same."""
         if chosen is None and info.context == FINGERPRINT:
-            return ["tool_call", "tool_delta", "tool_result"]
+            return sorted(PAUSE_TRIGGERS)
         return chosen
 
     def to_domain(self) -> CreateSession:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvrecall.domain.errors import CallsOutstanding, WorkerLost
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
@@ -185,6 +186,16 @@ async def test_a_turn_that_fails_changes_nothing_that_the_next_request_finds(har
     with pytest.raises(WorkerLost):
         await ask(harness, *said)
     assert (await ask(harness, *said))[:2] == ("continued", session)
+
+
+@pytest.mark.parametrize("named", [PAUSE_TRIGGERS, frozenset()], ids=["pauses", "none"])
+async def test_a_history_does_not_go_on_in_a_session_that_repairs_at_other_times(
+    harness, named: frozenset[RepairTrigger]
+) -> None:
+    _, session, outcome = await ask(harness, user("a"))
+    other = replace(SETTINGS, repair_on=named)
+    match, found, _ = await ask(harness, user("a"), outcome.message, user("b"), settings=other)
+    assert (match, found != session) == ("built", True)
 
 
 async def test_histories_are_found_after_a_restart(harness) -> None:

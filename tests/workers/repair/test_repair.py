@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from threading import Event
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -73,46 +72,6 @@ def test_after_restoring_everything_the_answer_is_transformers_own(
     assert max(done.memory.active_rows) == 40, (
         "what was promoted must earn its place after the turn"
     )
-
-
-def test_while_every_row_is_active_a_turn_reports_no_repair(
-    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = make_worker(block_tokens=64, recent=8)
-    worker.open(method="snapkv", budget=60, repair_rows=20)
-    observe = Mock(wraps=worker.engine.observe)
-    monkeypatch.setattr(worker.engine, "observe", observe)
-    done = worker.turn("s", words(12), repair=True, max_tokens=4)
-    assert not done.HasField("repair")
-    observe.assert_not_called()
-    worker.turn("s", words(200), generate=False)
-    assert worker.turn("s", words(6, seed=1), repair=True, max_tokens=4).repair.promoted
-    observe.assert_called()
-
-
-@pytest.mark.parametrize("most", [32, 64])
-def test_of_a_long_turn_both_ends_are_observed(
-    make_worker: Callable[..., Any],
-    words: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    most: int,
-) -> None:
-    worker = make_worker(block_tokens=64, recent=8)
-    worker.open(
-        method="snapkv",
-        budget=60,
-        repair_rows=20,
-        repair_settings=json.dumps({"turn_tokens": most, "contrast": 0}),
-    )
-    worker.turn("s", words(200), generate=False)
-    observe = Mock(wraps=worker.engine.observe)
-    monkeypatch.setattr(worker.engine, "observe", observe)
-    done = worker.turn("s", words(150, seed=1), repair=True, max_tokens=2)
-    prompt = list(done.token_ids[: done.prompt_tokens])
-    assert len(prompt) > 150
-    (observed,) = (list(call.args[1]) for call in observe.call_args_list)
-    assert observed == prompt[: most // 2] + prompt[-most // 2 :]
-    assert done.repair.observed_tokens == most
 
 
 def test_a_second_repair_replaces_the_first(
