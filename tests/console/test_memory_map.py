@@ -143,7 +143,7 @@ def test_a_token_says_why_by_click_and_by_address(
         expect(why).to_contain_text(text)
     cells = why.locator("table.heads td")
     expect(cells.filter(has_not_text="–")).to_have_count(token["rows"])
-    assert f"why={token['position']}" in page.url
+    expect(page).to_have_url(re.compile(f"why={token['position']}"))
     page.reload()
     expect(why).to_contain_text(token["detail"])
     if kind == "promoted":

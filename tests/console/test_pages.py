@@ -82,7 +82,7 @@ def test_sessions_are_filtered_by_address_and_change_live(
     expect(table.get_by_role("link", name=talk)).to_be_visible()
     page.get_by_label("Text in id or metadata").fill("made while it is open")
     expect(page.get_by_text("No session matches these filters.")).to_be_visible()
-    assert "q=made+while+it+is+open" in page.url
+    expect(page).to_have_url(re.compile(re.escape("q=made+while+it+is+open")))
     made = client.create_session(metadata={"note": "made while it is open"}).id
     expect(table.get_by_role("link", name=made)).to_be_visible()
     row = table.locator("tbody tr")
@@ -104,7 +104,8 @@ def test_the_log_has_all_messages_and_links_to_their_tokens(
     expect(last).to_contain_text("tool on_call")
     last.get_by_role("link").first.click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Memory of {talk}")
-    assert f"start={turns[-1]['start']}&stop={turns[-1]['stop']}" in page.url
+    span = f"start={turns[-1]['start']}&stop={turns[-1]['stop']}"
+    expect(page).to_have_url(re.compile(re.escape(span)))
 
 
 def test_repairs_have_a_lane_with_their_call_and_link_to_what_they_brought_back(
