@@ -6,21 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from pydantic import TypeAdapter, ValidationError
+
 from evals.errors import BadBudget, BadConfig
 from kvrecall.domain.session_settings import EpisodeBuild, LayerBudgets
 from workers import methods
 from workers.errors import WorkerError
+from workers.retrieval.settings import Retrieval
 
 Build = Literal["none", EpisodeBuild]
 FULL = "full"
 SYNTAX = (
     "METHOD[+one_pass|+per_episode|+none][/MEDOIDS][@uniform|@pyramid|@sensitivity]"
-    '[^stored|^active|^COVER][~RETRIEVED][{"setting": value}]'
+    '[^stored|^active|^COVER][~SHARE|~{"retrieve": value}][{"setting": value}]'
 )
 
 _CONFIG = re.compile(
     r"(?P<method>\w+)(\+(?P<build>\w+))?(/(?P<medoids>\d+))?(@(?P<layers>\w+))?"
-    r"(\^(?:(?P<attend>stored|active)|(?P<cover>0?\.\d+)))?(~(?P<retrieved>0?\.\d+))?(?P<settings>\{.*\})?",
+    r"(\^(?:(?P<attend>stored|active)|(?P<cover>0?\.\d+)))?"
+    r"(~(?P<retrieve>0?\.\d+|\{[^{}]*\}))?(?P<settings>\{.*\})?",
     re.DOTALL,
 )
 _SHARE = re.compile(r"1/([1-9]\d*)")
@@ -31,8 +35,8 @@ class RunConfig:
     """One configuration to compare.
 
     `settings` is the method's JSON text; empty `layer_budgets` leaves the split to the method.
-    `medoids` are utterances of a patched prompt; 0: as many as by default. `retrieved` is the share of
-    the budget that answers retrieve rows with; 0: as the method says. `attend`: what prompts attend
+    `medoids` are utterances of a patched prompt; 0: as many as by default. `retrieve` is the JSON text
+    of what answers retrieve rows with; empty: as the method says. `attend`: what prompts attend
     to, stored or active rows; empty: as the method says. `cover`: the share of the attention weight
     that the lines of sparse prompts cover; 0: prompts are not sparse.
     """
@@ -43,7 +47,7 @@ class RunConfig:
     layer_budgets: str = ""
     settings: str = "{}"
     medoids: int = 0
-    retrieved: float = 0.0
+    retrieve: str = ""
     attend: str = ""
     cover: float = 0.0
 
@@ -56,8 +60,8 @@ class RunConfig:
     def worker_options(self) -> dict[str, str]:
         """The session's options that act in the worker, `WorkerOptions` as JSON values."""
         options = {}
-        if self.retrieved:
-            options["retrieve"] = json.dumps({"share": self.retrieved})
+        if self.retrieve:
+            options["retrieve"] = self.retrieve
         if self.attend:
             options["prefill"] = json.dumps({"attend": self.attend})
         elif self.cover:
@@ -101,11 +105,11 @@ def parse_config(text: str) -> RunConfig:
     if medoids and build == "none":
         raise BadConfig(f"{text!r}: without episodes there are no medoids; write {SYNTAX}")
     name = method.name + (f"+{build}" if episodic else "") + (f"/{medoids}" if medoids else "")
-    retrieved = float(found["retrieved"] or 0)
+    retrieve = found["retrieve"] or ""
     attend = found["attend"] or ""
     cover = float(found["cover"] or 0)
     name += (f"@{layers}" if layers else "") + (f"^{attend or cover}" if attend or cover else "")
-    name += (f"~{retrieved}" if retrieved else "") + (found["settings"] or "")
+    name += (f"~{retrieve}" if retrieve else "") + (found["settings"] or "")
     return RunConfig(
         name,
         method.name,
@@ -113,10 +117,21 @@ def parse_config(text: str) -> RunConfig:
         layers,
         settings,
         medoids,
-        retrieved,
+        _parse_retrieve(text, retrieve),
         attend,
         cover,
     )
+
+
+def _parse_retrieve(text: str, retrieve: str) -> str:
+    """The JSON text of settings of retrieval, which may be given as the share alone. Raises BadConfig."""
+    if not retrieve.startswith("{"):
+        return json.dumps({"share": float(retrieve)}) if retrieve else ""
+    try:
+        TypeAdapter(Retrieval).validate_json(retrieve)
+    except ValidationError as error:
+        raise BadConfig(f"{text!r}: {error}") from error
+    return retrieve
 
 
 def parse_configs(texts: Sequence[str]) -> tuple[RunConfig, ...]:

@@ -1,10 +1,13 @@
 """Decoding speed of a model's answers with retrieval, within the budget alone, and over all rows.
 
-The same question is answered again and again from one state, in rotation. Speed is in tokens per second
-of CPU time of the process, which other work on the machine changes less, and per second.
+The same question is answered again and again from one state, in rotation, after an answer of three
+tokens: the first step that retrieves copies the session's rows to where they are searched, once, and its
+time is a row of its own. Speed is in tokens per second of CPU time of the process, which other work on
+the machine changes less, and per second.
 """
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,7 +27,15 @@ from workers.model.loader import load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
 BASELINE = "budget"
-METHODS = {BASELINE: "streaming_llm", "retrieval": "icecache", "full": "full"}
+RETRIEVAL = "retrieval"
+EVERY_ROW = json.dumps({"retrieve": json.dumps({"share": 0.75, "index": "exact"})})
+# Method and options of each arm.
+ARMS = {
+    BASELINE: ("streaming_llm", ""),
+    RETRIEVAL: ("icecache", ""),
+    "retrieval, every row scored": ("icecache", EVERY_ROW),
+    "full": ("full", ""),
+}
 CONTEXTS = (4096, 15_872)
 OUTPUT_TOKENS = 65
 BLOCK_TOKENS = 256
@@ -55,7 +66,7 @@ def measure(context: int, given: argparse.Namespace) -> Iterator[Row]:
     model = load_model(MODEL_PATH)
     model, tokenizer = without_end_of_turn(model, load_tokenizer(MODEL_PATH, model.eos_token_ids))
     most = context + BLOCK_TOKENS + OUTPUT_TOKENS
-    settings = WorkerSettings(slots=len(METHODS), max_budget=most, block_tokens=BLOCK_TOKENS)
+    settings = WorkerSettings(slots=len(ARMS), max_budget=most, block_tokens=BLOCK_TOKENS)
     text = build_text(tokenizer, context, given.seed)
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker.start(model, tokenizer, Path(folder), settings)
@@ -76,29 +87,32 @@ def time_answers(
 ) -> Iterator[Row]:
     """Speed of every method, and the share of retrieval in the time of a token."""
     states = dict[str, pb.SessionState]()
-    for name, method in METHODS.items():
-        worker.open(name, method, given.budget)
+    for name, (method, options) in ARMS.items():
+        worker.open(name, method, given.budget, options=options)
         states[name] = worker.append(name, text).state
-    found = {clock: {name: list[float]() for name in METHODS} for clock in ("second", "CPU second")}
-    share = list[float]()
+    found = {clock: {name: list[float]() for name in ARMS} for clock in ("second", "CPU second")}
+    share, first = list[float](), list[float]()
     for number in range(given.rounds + 1):
-        for name in sorted(METHODS, reverse=bool(number % 2)):
-            worker.open(name, METHODS[name], given.budget, state=states[name])
-            clock = Clock()
-            worker.ask(name, "Go on.", 1, Clock()).result()  # fills slot and arena
+        for name in sorted(ARMS, reverse=bool(number % 2)):
+            method, options = ARMS[name]
+            worker.open(name, method, given.budget, state=states[name], options=options)
+            filling, clock = Clock(), Clock()
+            worker.ask(name, "Go on.", 3, filling).result()  # fills slot and arena
             began = time.process_time()
             done = worker.ask(name, "Go on.", OUTPUT_TOKENS, clock).result()
             used = time.process_time() - began
-            assert (done.retrieval.steps > 0) == (name == "retrieval")
+            assert (done.retrieval.steps > 0) == name.startswith(RETRIEVAL)
             if number == 0:  # warms up
                 continue
             timed = clock.timed(done.prompt_tokens)
             found["second"][name].append((timed.output_tokens - 1) / timed.decode)
             found["CPU second"][name].append(timed.output_tokens / used)
-            if name == "retrieval":
+            if name == RETRIEVAL:
                 share.append(done.retrieval.seconds / (timed.decode + timed.first_token))
+                first.append(filling.moments[1] - filling.moments[0])
     condition = f"answer after {context} tokens, budget {given.budget}"
     for unit, values in found.items():
         yield from speed_rows(condition, "decode", f"tokens per {unit}", values, BASELINE)
     yield speed_row(condition, "share of search and reading", "of the time", share)
+    yield speed_row(condition, "first step, with the copy of all rows", "seconds", first)
     assert median(share) < 1

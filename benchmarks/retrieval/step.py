@@ -6,6 +6,7 @@ Arms run in rotation. Times are CPU time on a CPU, and time until the device is 
 
 import argparse
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
 
 HEADS, GROUP, HEAD_DIM = 4, 7, 128
-CPU_ROWS = (16_384, 65_536)
+CPU_ROWS = (8192, 16_384, 65_536, 262_144)
 GPU_ROWS = (8192, 32_768, 131_072)
+INDEXES: tuple[Literal["exact", "summaries", "tree"], ...] = ("exact", "summaries", "tree")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +76,7 @@ def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
     arms: dict[str, Callable[[], object]] = {
         "full attention": lambda: scaled_dot_product_attention(asked, *whole)
     }
-    for index in ("exact", "tree"):
+    for index in INDEXES:
         settings = Retrieval(index=index, scan=given.scan)
         stored = IndexedRows(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings)
         stored.arena.append([(keys[0], values[0])])
@@ -91,7 +93,7 @@ def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
     condition = f"{n} rows, budget {given.budget}"
     for name, found in times.items():
         yield speed_row(condition, name, "seconds", found)
-    for index in ("exact", "tree"):
+    for index in INDEXES:
         pairs = zip(times["full attention"], times[index], strict=True)
         ratios = [a / b for a, b in pairs]
         yield speed_row(condition, f"full attention / {index}", "ratio", ratios)

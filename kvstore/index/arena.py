@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvstore.format.page import PageLayout
+from kvstore.index.arrays import gather_runs
 
 # Capacities are a multiple of it, in rows per layer and KV head.
 _GRANULE = 1024
@@ -74,6 +75,14 @@ class RowArena:
     def gather_keys(self, layer: int, positions: Tensor) -> Tensor:
         """Gather keys alone, as `gather`."""
         return _select(self._layers[layer][0], positions)
+
+    def gather_key_runs(self, layer: int, runs: Tensor, length: int) -> Tensor:
+        """Gather the keys of runs of `length` positions each, a power of 2 up to 1,024.
+
+        runs: int64 `[n_kv_heads, m]`; run i begins at position `i * length`. Returns
+        `[n_kv_heads, m * length, head_dim]`, any numbers behind the arena's end.
+        """
+        return gather_runs(self._layers[layer][0], runs, length)
 
     def _grow(self, layer: int, length: int) -> None:
         old = self._layers[layer]

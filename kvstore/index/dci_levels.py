@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kvstore.index.arrays import append_behind, grown_bytes
 from kvstore.index.dci_settings import DciSettings
 
 # Numbers of a matrix of distances that is computed at once.
@@ -14,8 +15,6 @@ _CHUNK = 1 << 22
 _HEADROOM = 1.25
 # Multiples of it are spread evenly over the fractions.
 _GOLDEN = (5**0.5 - 1) / 2
-# Arrays grow by a share of their length: less memory is reserved, for more copies.
-_GROWTH = 1 / 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +172,7 @@ class Level:
         ends = (*[self._nodes] * 5, self._members)
         parts = self._reserved.tensors() if self._reserved else [None] * 6
         grown = [
-            _append(part, end, more)
+            append_behind(part, end, more)
             for part, end, more in zip(parts, ends, added.tensors(), strict=True)
         ]
         self._reserved = _nodes(grown)
@@ -191,27 +190,13 @@ def _nodes(parts: Sequence[Tensor]) -> Nodes:
     return Nodes(centre, variance, rows, starts, sizes, members)
 
 
-def _append(part: Tensor | None, end: int, added: Tensor) -> Tensor:
-    """Write behind the first `end` of `part` `[n_kv_heads, n, ...]`, in a longer copy if need be."""
-    if part is None:
-        return added.contiguous()
-    needed = end + added.shape[1]
-    if needed > part.shape[1]:
-        length = needed + int(_GROWTH * needed)
-        longer = part.new_empty(len(part), length, *part.shape[2:])
-        longer[:, :end] = part[:, :end]
-        part = longer
-    part[:, end:needed] = added
-    return part
-
-
 def level_bytes(nodes: int, members: int, node_bytes: int) -> int:
     """Most bytes of one head in a level of so many nodes and members, with what is reserved.
 
     node_bytes: of a node's centre and variance.
     """
     numbers = 3 * nodes + members
-    return int((1 + _GROWTH) * (nodes * node_bytes + numbers * torch.int32.itemsize))
+    return grown_bytes(nodes * node_bytes + numbers * torch.int32.itemsize)
 
 
 def node_ends(sizes: Sequence[int], settings: DciSettings) -> list[int]:

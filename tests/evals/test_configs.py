@@ -54,6 +54,9 @@ def test_options_of_the_session_follow_the_budgets_over_layers() -> None:
         "retrieve": '{"share": 0.5}',
         "prefill": '{"attend": "stored"}',
     }
+    narrowed = parse_config('icecache~{"index": "summaries", "nodes": 64}')
+    assert narrowed.name == 'icecache~{"index": "summaries", "nodes": 64}'
+    assert narrowed.worker_options == {"retrieve": '{"index": "summaries", "nodes": 64}'}
     sparse = parse_config("full^.98")
     assert sparse.name == "full^0.98"
     assert json.loads(sparse.worker_options["prefill"]) == {"sparse": "on", "alpha": 0.98}
@@ -70,6 +73,7 @@ def test_options_of_the_session_follow_the_budgets_over_layers() -> None:
         ('snapkv{"windows": 3}', "windows"),
         ("snapkv+one_pass", "'one_pass' is no way to build the episodes of snapkv"),
         ("epicache+twice", "'twice' is no way"),
+        ('icecache~{"indexes": 1}', "indexes"),
         ("snapkv@evenly", "uniform, pyramid, sensitivity"),
     ],
 )

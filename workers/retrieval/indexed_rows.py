@@ -7,6 +7,7 @@ from torch import Tensor
 from kvstore.format.page import PageLayout
 from kvstore.index.arena import RowArena
 from kvstore.index.base import KeyIndex
+from kvstore.index.summaries import KeySummaries
 from workers.retrieval.settings import Retrieval
 
 
@@ -25,7 +26,7 @@ class IndexedRows:
         self.copied = 0
         self.used_at = 0.0
         self._settings = settings
-        self._indexes: list[KeyIndex | None] = [None] * layout.n_layers
+        self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
 
     @property
     def nbytes(self) -> int:
@@ -72,10 +73,17 @@ class IndexedRows:
         return [self.arena.gather(layer, positions) for layer, positions in enumerate(selection)]
 
     def candidates(self, layer: int, queries: Tensor) -> Tensor | None:
-        """Find the rows of a layer that its queries may attend to most; None: every row.
+        """Find the rows of a layer that its queries may attend to most, by a tree; None: every row.
 
         queries: `[n_kv_heads, q, head_dim]` on the host. Returns positions as
         `KeyIndex.candidates`.
         """
         index = self._indexes[layer]
-        return None if index is None else index.candidates(queries.float())
+        if index is None or isinstance(index, KeySummaries):
+            return None
+        return index.candidates(queries.float())
+
+    def summaries(self, layer: int) -> KeySummaries | None:
+        """Summaries of a layer's keys; None if a search scores every row, or those of a tree."""
+        index = self._indexes[layer]
+        return index if isinstance(index, KeySummaries) else None

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvstore.index.summaries import FANOUT
+from workers.retrieval.descent import descend
 from workers.retrieval.indexed_rows import IndexedRows
 from workers.retrieval.sampling import Ranks, draw, take_best
 from workers.retrieval.settings import Retrieval
+from workers.retrieval.weights import weigh
 
 # Positions that the ranks of a layer are rotated from those of the one before.
 _LAYER_STEP = 37
+# And the ranks of a level of summaries from those of the level below.
+_LEVEL_STEP = 151
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +40,22 @@ class Found:
     def biased(self) -> bool:
         """True if a logit is changed."""
         return bool((self.bias != 0).any())
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Rows that are scored, each once.
+
+    Attributes:
+        positions: int64 `[n_kv_heads, m]`; the arena's length or more where there is none.
+        raised: What a row's logits are raised by, for rows that it stands for, float32
+            `[n_kv_heads, m]`; -inf where there is none.
+        keys: `[n_kv_heads, m, head_dim]`; any where there is none.
+    """
+
+    positions: Tensor
+    raised: Tensor
+    keys: Tensor
 
 
 @dataclass(frozen=True)
@@ -90,38 +111,66 @@ class Retriever:
 
         A row's weight is that in the softmax over the rows that are scored, the mean over the query
         heads of its KV head. Where there are no more rows than `count`, all are taken; otherwise as
-        `Retrieval.choice` says (see `workers.retrieval.sampling`).
+        `Retrieval.choice` says (see `workers.retrieval.sampling`). Of many rows those are scored that
+        a descent through the summaries of the keys, or a DCI-tree, comes to.
 
         queries: `[n_kv_heads, group, head_dim]`; active: int32 positions `[n_kv_heads, n]`,
         `EMPTY` for none. Both are on the host. Returns positions, int64 `[n_kv_heads, r]`, -1 for
         none, and their bias, see `Found`.
         """
-        keys = self.rows.arena.keys(layer)
-        length = keys.shape[1]
-        # One column more: for positions behind the arena's end, and `EMPTY`, no candidates.
+        length = self.rows.arena.length
+        # One place more: for positions behind the arena's end, and `EMPTY`, no candidates.
         excluded = active.long().clamp(max=length)
-        candidates = self.rows.candidates(layer, queries)
         # The newest row is that of the query's own token.
         newest = int(active.max()) if active.numel() else 0
-        ranks = self._ranks.rotated(len(keys), length + 1, newest + _LAYER_STEP * layer)
-        if candidates is None:
-            weights = torch.full((len(keys), length + 1), -1.0)
-            torch.mean(_weigh(queries, keys, scale), 1, out=weights[:, :-1])
-            return self._select(weights.scatter_(1, excluded, -1.0), ranks)
-        marks = torch.zeros(len(keys), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
-        places = candidates.clamp(min=0)
-        marks = marks.gather(1, places) | (candidates < 0)
-        some = self.rows.arena.gather_keys(layer, candidates)
-        weights = _weigh(queries, some, scale).mean(1).masked_fill_(marks, -1.0)
-        taken, bias = self._select(weights, ranks.gather(1, places))
-        return candidates.gather(1, taken.clamp(min=0)).masked_fill(taken < 0, -1), bias
+        rotation = newest + _LAYER_STEP * layer
+        ranks = self._ranks.rotated(len(queries), length + 1, rotation)
+        queries = queries * scale
+        some = self._narrow(layer, queries, rotation)
+        if some is None:
+            weights = torch.full((len(queries), length + 1), -1.0)
+            weights[:, :-1] = weigh(queries, self.rows.arena.keys(layer))
+            return self._select(weights.scatter_(1, excluded, -1.0), ranks, self.count)
+        places = some.positions.clamp(max=length)
+        marks = torch.zeros(len(queries), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
+        marks[:, -1] = True
+        weights = weigh(queries, some.keys, some.raised).masked_fill_(marks.gather(1, places), -1.0)
+        taken, bias = self._select(weights, ranks.gather(1, places), self.count)
+        at = taken.clamp(min=0)
+        bias += some.raised.gather(1, at)
+        return places.gather(1, at).masked_fill(bias.isneginf(), -1), bias
 
-    def _select(self, weights: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
+    def _narrow(self, layer: int, queries: Tensor, rotation: int) -> _Candidates | None:
+        """Narrow the rows of a layer down for queries that are scaled; None: every row."""
+        arena = self.rows.arena
+        summaries = self.rows.summaries(layer)
+        if summaries is None:
+            positions = self.rows.candidates(layer, queries)
+            if positions is None:
+                return None
+            none = positions < 0
+            raised = torch.zeros(positions.shape).masked_fill_(none, -torch.inf)
+            keys = arena.gather_keys(layer, positions)
+            return _Candidates(positions.masked_fill(none, arena.length), raised, keys)
+
+        def choose(weights: Tensor, nodes: Tensor | None, level: int) -> tuple[Tensor, Tensor]:
+            count = summaries.count(level)
+            ranks = self._ranks.rotated(
+                len(weights), count + FANOUT, rotation + _LEVEL_STEP * level
+            )
+            ranks = ranks[:, :count] if nodes is None else ranks.gather(1, nodes)
+            return self._select(weights, ranks, self._settings.nodes)
+
+        level = self._settings.first_level(arena.length)
+        runs = descend(summaries, queries.float(), level, choose)
+        keys = runs.gather(lambda numbers: arena.gather_key_runs(layer, numbers, FANOUT))
+        return _Candidates(*runs.nodes(), keys)
+
+    def _select(self, weights: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Select at most `count` indices of weights `[n_kv_heads, n]`, negative for no candidate."""
-        few = int((weights >= 0).sum(1).max()) <= self.count
-        if few or self._settings.choice == "best":
-            return take_best(weights, self.count)
-        return draw(weights, ranks, self.count)
+        if weights.shape[1] <= count or self._settings.choice == "best":
+            return take_best(weights, count)
+        return draw(weights, ranks, count)
 
     def _count(self, layer: int, positions: Tensor, seconds: float) -> None:
         counts = self.counts
@@ -130,15 +179,3 @@ class Retriever:
             counts.rows + int((positions >= 0).sum()),
             counts.seconds + seconds,
         )
-
-
-def _weigh(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """Attention weights, float32 `[n_kv_heads, group, n]`."""
-    queries = (queries * scale).to(keys.dtype)
-    if keys.dtype == torch.float32:
-        # For few queries torch reads keys at memory's speed if they come first.
-        logits = (keys @ queries.mT).mT
-    else:
-        # In one product of all heads torch copies keys of 16 bits, which takes longer than it.
-        logits = torch.stack([each @ rows.mT for each, rows in zip(queries, keys, strict=True)])
-    return logits.float().softmax(-1)

@@ -63,15 +63,12 @@ def draw(weights: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     most = (weights * ranks).topk(count + 1, dim=1)
     drawn = most.indices[:, :count]
     threshold = most.values[:, -1:].clamp(min=_LEAST)
-    kept = weights.gather(1, drawn).clamp_(min=0)
-    none = kept == 0
+    kept = weights.gather(1, drawn)
     certain = kept >= threshold
+    rest = weights.masked_fill(weights >= threshold, 0.0).clamp_(min=0).sum(1, keepdim=True)
+    rest += (kept * certain)[:, -1:]
     certain[:, -1] = False
-    shared = kept.masked_fill(certain, 0).double()
-    apart = kept.masked_fill(~certain, 0).sum(1, keepdim=True, dtype=torch.float64)
-    rest = weights.clamp(min=0).sum(1, keepdim=True, dtype=torch.float64) - apart
-    # Rounding must not leave less than what was drawn.
-    rest = torch.maximum(rest, shared.sum(1, keepdim=True))
-    share = rest / (shared > 0).sum(1, keepdim=True).clamp(min=1)
-    bias = (share / shared).log().float().masked_fill_(certain, 0.0)
+    none = kept <= 0
+    share = rest / (count - (certain | none).sum(1, keepdim=True))
+    bias = (share / kept).log_().masked_fill_(certain, 0.0)
     return drawn.masked_fill(none, -1), bias.masked_fill_(none, -torch.inf)

@@ -9,9 +9,11 @@ from kvstore.format.page import PageLayout
 from kvstore.index.base import KeyIndex
 from kvstore.index.dci_settings import DciSettings
 from kvstore.index.dci_tree import DciTree
+from kvstore.index.summaries import FANOUT, KeySummaries
 
-# Rows per head up to which scoring all of them takes no longer than a search of the tree.
-_MOST_EXACT = 65_536
+# Keys per head that are scored at once, before a level more takes less time; a node counts as two, its
+# mean and its variance.
+_MOST_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
@@ -52,30 +54,48 @@ class Retrieval:
         ),
     ] = "sample"
     index: Annotated[
-        Literal["auto", "exact", "tree"],
+        Literal["auto", "exact", "summaries", "tree"],
         Field(
-            description="exact: every stored row is scored; tree: those of a DCI-tree's best nodes; "
-            "auto: exact up to 65,536 rows per head."
+            description="exact: every stored row is scored; summaries: those that a descent through "
+            "means and variances of the keys comes to; tree: those of a DCI-tree's best nodes, as in "
+            "the paper; auto: exact up to 8,192 rows per head, then summaries."
         ),
     ] = "auto"
+    nodes: Annotated[
+        int,
+        Field(
+            ge=16,
+            le=4096,
+            description="Nodes of each level of the summaries that a descent chooses, each of 8 nodes "
+            "or rows of the level below, which are all scored.",
+        ),
+    ] = 192
     scan: Annotated[
         float, Field(gt=0, le=1, description="Share of the rows that a search of the tree scores.")
     ] = 0.1
 
-    def create_index(self, rows: int) -> KeyIndex | None:
+    def first_level(self, rows: int) -> int:
+        """The level of summaries at which a search of so many rows per head begins; 0: at the rows."""
+        if self.index in ("exact", "tree") or (self.index == "auto" and rows <= _MOST_AT_ONCE):
+            return 0
+        level = 1
+        while 2 * rows // FANOUT**level > _MOST_AT_ONCE:
+            level += 1
+        return level
+
+    def create_index(self, rows: int) -> KeyIndex | KeySummaries | None:
         """Create a layer's index for a session of so many rows per head; None: all are scored."""
-        tree = self._tree_settings(rows)
-        return None if tree is None else DciTree(tree)
+        if self.index == "tree":
+            return DciTree(DciSettings(scan=self.scan))
+        return KeySummaries() if self.first_level(rows) else None
 
     def index_bytes(self, layout: PageLayout, rows: int) -> int:
         """Most bytes of the indexes of all layers for so many rows per head."""
-        tree = self._tree_settings(rows)
-        return 0 if tree is None else layout.n_layers * DciTree.bytes_for(layout, tree, rows)
-
-    def _tree_settings(self, rows: int) -> DciSettings | None:
-        if self.index == "exact" or (self.index == "auto" and rows <= _MOST_EXACT):
-            return None
-        return DciSettings(scan=self.scan)
+        if self.index == "tree":
+            return layout.n_layers * DciTree.bytes_for(layout, DciSettings(scan=self.scan), rows)
+        return (
+            layout.n_layers * KeySummaries.bytes_for(layout, rows) if self.first_level(rows) else 0
+        )
 
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""

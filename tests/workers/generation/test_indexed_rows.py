@@ -5,6 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
 from kvstore.index.arena import RowArena
 from tests.workers.drive import drive
 from workers.generation.indexed_rows import fill_rows
@@ -40,21 +42,22 @@ def test_memory_is_taken_before_the_rows_are_copied(
     assert drive(second)[0] is None, "the other session took the same memory"
 
 
+@pytest.mark.parametrize("index", ["summaries", "tree"])
 def test_memory_is_taken_for_the_index_too(
-    make_worker: Callable[..., Any], words: Callable[..., str]
+    index: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """Room for the rows alone is none: the tree over their keys would exceed the limit."""
-    of_tree = {"options": json.dumps({"retrieve": '{"share": 0.3, "index": "tree"}'})}
+    """Room for the rows alone is none: what is made of their keys would exceed the limit."""
+    options = {"options": json.dumps({"retrieve": json.dumps({"share": 0.3, "index": index})})}
     limits = {"block_tokens": 64, "max_budget": 2048}
     held = []
     worker = make_worker(**limits)
-    worker.open("s", method="snapkv", budget=64, **of_tree)
+    worker.open("s", method="snapkv", budget=64, **options)
     length = worker.turn("s", words(400), generate=False).memory.length
     layout, settings = worker.engine.store.layout, worker.engine.session("s").config.retrieval
     rows_alone = RowArena.bytes_for(layout, length)
     for limit in (rows_alone, IndexedRows.bytes_for(layout, settings, length)):
         worker = make_worker(retrieval_bytes=limit, **limits)
-        worker.open("s", method="snapkv", budget=64, **of_tree)
+        worker.open("s", method="snapkv", budget=64, **options)
         worker.turn("s", words(400), generate=False)
         session = worker.engine.session("s")
         filling = fill_rows(worker.engine, worker.engine.swap_in(session))

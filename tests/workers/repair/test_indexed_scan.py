@@ -266,6 +266,15 @@ def test_with_a_tree_that_finds_all_rows_scores_are_exact() -> None:
     assert torch.allclose(found.scores, expected, rtol=1e-4, atol=1e-7)
 
 
+def test_summaries_of_the_keys_leave_no_row_out() -> None:
+    """They are for retrieval: a repair looks for single keys."""
+    keys, observed = tree_keys()
+    found = searched(copied(keys, Retrieval(index="summaries")), observed, found_rows=32)
+    expected = searched(copied(keys), observed, found_rows=32)
+    assert found.searched_share == 1
+    assert torch.equal(found.scores, expected.scores)
+
+
 def test_rows_that_a_tree_leaves_out_are_estimated_in_the_normaliser(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,7 @@
 """What a retriever finds, against brute force; a pass over several sessions against each alone."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from kvstore.format.page import PageLayout
+from kvstore.index.dci_tree import DciTree
+from kvstore.index.summaries import KeySummaries
 from workers.cache.active_cache import EMPTY
 from workers.cache.transfers import Transfers
 from workers.retrieval.indexed_rows import IndexedRows
@@ -193,22 +196,55 @@ def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one(
 
 
 @pytest.mark.parametrize(
-    ("index", "rows", "tree"),
-    [("auto", 65_536, False), ("auto", 65_537, True), ("exact", 10**6, False), ("tree", 1, True)],
+    ("index", "rows", "level"),
+    [
+        ("auto", 8192, 0),
+        ("auto", 8193, 1),
+        ("auto", 32_768, 1),
+        ("auto", 40_000, 2),
+        ("auto", 10**6, 3),
+        ("summaries", 100, 1),
+        ("exact", 10**6, 0),
+        ("tree", 10**6, 0),
+    ],
 )
-def test_a_tree_serves_long_sessions_and_those_that_ask_for_it(
-    index: str, rows: int, tree: bool
-) -> None:
+def test_a_search_of_more_rows_begins_at_a_higher_level(index: str, rows: int, level: int) -> None:
     settings = TypeAdapter(Retrieval).validate_python({"index": index})
-    assert (settings.create_index(rows) is not None) == tree
+    assert settings.first_level(rows) == level
+    made = settings.create_index(rows)
+    assert isinstance(made, KeySummaries) == (level > 0)
+    assert isinstance(made, DciTree) == (index == "tree")
+
+
+def test_a_descent_that_chooses_every_node_finds_what_scoring_every_row_finds() -> None:
+    exact = retriever(3003, 40)
+    made = make_retriever(Retrieval(index="summaries", choice="best", nodes=376), 40)
+    made.rows.arena.append([exact.rows.arena.gather(0, torch.arange(3003).expand(HEADS, -1))])
+    list(made.rows.index_rows())
+    queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
+    active = torch.arange(2990, 3005, dtype=torch.int32).expand(HEADS, -1)
+    for _ in range(2):
+        found, expected = (each.find(0, queries, active, 0.5) for each in (made, exact))
+        assert torch.equal(found.positions.sort(1).values, expected.positions.sort(1).values)
+        for each in (made, exact):
+            each.rows.truncate(1501)
+        list(made.rows.index_rows())
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 10_000), active=st.sets(st.integers(0, 200)), count=st.integers(1, 60))
-def test_drawn_rows_are_distinct_and_never_active(seed: int, active: set[int], count: int) -> None:
-    made = retriever(200, count, seed)
-    drawing = make_retriever(Retrieval(), count)
-    drawing.rows.arena.append([made.rows.arena.gather(0, torch.arange(200).expand(HEADS, -1))])
+@given(
+    seed=st.integers(0, 10_000),
+    active=st.sets(st.integers(0, 203)),
+    count=st.integers(1, 60),
+    index=st.sampled_from(["exact", "summaries"]),
+)
+def test_drawn_rows_are_distinct_and_never_active(
+    seed: int, active: set[int], count: int, index: Literal["exact", "summaries"]
+) -> None:
+    made = retriever(203, count, seed)
+    drawing = make_retriever(Retrieval(index=index, nodes=16), count)
+    drawing.rows.arena.append([made.rows.arena.gather(0, torch.arange(203).expand(HEADS, -1))])
+    list(drawing.rows.index_rows())
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(seed))
     found = drawing.find(0, queries, padded([sorted(active)] * HEADS), 0.5)
     assert found.positions.shape[1] <= count
@@ -228,10 +264,16 @@ def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best
     values = keys
     rows = (keys[None][:, :, :4], values[None][:, :, :4])
     active = torch.arange(4, dtype=torch.int32).expand(1, HEADS, -1).contiguous()
-    errors: dict[str, list[float]] = {"best": [], "sample": []}
-    for choice, found in errors.items():
-        made = make_retriever(TypeAdapter(Retrieval).validate_python({"choice": choice}), 48)
+    arms = {
+        "best": Retrieval(choice="best"),
+        "sample": Retrieval(),
+        "descent": Retrieval(index="summaries", nodes=100),
+    }
+    errors: dict[str, list[float]] = {name: [] for name in arms}
+    for name, found in errors.items():
+        made = make_retriever(arms[name], 48)
         made.rows.arena.append([(keys, values)])
+        list(made.rows.index_rows())
         step = RetrievalStep([made], CPU)
         for _ in range(40):
             queries = torch.randn(1, HEADS, GROUP, DIM, generator=random)
@@ -240,3 +282,4 @@ def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best
             )
             found.append(float((extend(step, queries, (*rows, active), None) - whole).norm()))
     assert sum(errors["sample"]) < 0.7 * sum(errors["best"])
+    assert sum(errors["descent"]) < 0.85 * sum(errors["best"])

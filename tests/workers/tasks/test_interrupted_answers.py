@@ -36,7 +36,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "options": json.dumps(
             {
                 "reselect": {"every": 8, "first": 4},
-                "retrieve": '{"share": 0.3, "index": "tree", "scan": 0.5}',
+                "retrieve": '{"share": 0.3, "index": "summaries", "nodes": 16}',
                 "prefill": '{"attend": "stored"}',
             }
         ),

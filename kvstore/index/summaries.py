@@ -1,0 +1,103 @@
+"""Summaries of a layer's keys: the mean and the variance of each 8, 64, 512 ... consecutive ones.
+
+A node of level k has the keys `i * 8**k` to `(i + 1) * 8**k - 1`, and is there once all of them are; the
+keys themselves are level 0. So nothing is clustered, and what there is follows from the keys alone,
+not from the pieces in which they arrived.
+"""
+
+import torch
+from torch import Tensor
+
+from kvstore.errors import RowRangeError
+from kvstore.format.page import PageLayout
+from kvstore.index.arrays import append_behind, gather_runs, grown_bytes
+
+FANOUT = 8
+"""Nodes of one level that a node of the next has."""
+
+# Nodes that are made at once: their members fit into a processor's cache.
+_AT_ONCE = 128
+
+
+class KeySummaries:
+    """The summaries of one session's layer, in all of its KV heads, on the host."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._heads = 0
+        # Of each level from 1 on: means, then variances; float32 [n_kv_heads, capacity, 2 d].
+        self._levels: list[Tensor] = []
+
+    @property
+    def rows(self) -> int:
+        """Rows per KV head that are summarised, but for those that fill no node yet."""
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, with what is reserved."""
+        return sum(level.nbytes for level in self._levels)
+
+    @staticmethod
+    def bytes_for(layout: PageLayout, rows: int) -> int:
+        """Most bytes of the summaries of one layer with so many rows per KV head."""
+        node_bytes = layout.n_kv_heads * 2 * layout.head_dim * torch.float32.itemsize
+        total = 0
+        while rows := rows // FANOUT:
+            total += grown_bytes((rows + FANOUT) * node_bytes)
+        return total
+
+    def count(self, level: int) -> int:
+        """Nodes per head of a level."""
+        return int(self._rows // FANOUT**level)
+
+    def extend(self, keys: Tensor) -> None:
+        """Summarise the rows from position `rows` on; keys: all of the layer, `[n_kv_heads, n, d]`.
+
+        Raises RowRangeError when there are fewer keys than rows, or another number of heads.
+        """
+        heads, n, _ = keys.shape
+        if n < self._rows or self._heads not in (0, heads):
+            raise RowRangeError(
+                f"keys of {heads} heads and {n} rows were given to summaries of {self._heads} heads "
+                f"and {self._rows} rows; give all keys of the layer"
+            )
+        before, self._heads, self._rows = self._rows, heads, n
+        level = 1
+        while (count := self.count(level)) > 0:
+            for first in range(before // FANOUT**level, count, _AT_ONCE):
+                last = min(count, first + _AT_ONCE)
+                self._append(level, first, self._summarise(keys, level, first, last))
+            level += 1
+
+    def truncate(self, rows: int) -> None:
+        """Forget the rows from position `rows` on."""
+        self._rows = min(self._rows, max(0, rows))
+
+    def nodes(self, level: int, runs: Tensor | None = None) -> Tensor:
+        """Means and variances of a level's nodes, `[n_kv_heads, m, 2 d]`, float32.
+
+        runs: int64 `[n_kv_heads, r]`, the nodes of the next level whose 8 members are gathered; the
+        last run may be one that is not full yet, and has any numbers where there is no node. None:
+        all nodes, a view.
+        """
+        rows = self._levels[level - 1]
+        return rows[:, : self.count(level)] if runs is None else gather_runs(rows, runs, FANOUT)
+
+    def _summarise(self, keys: Tensor, level: int, first: int, last: int) -> Tensor:
+        """Summaries of the nodes `first` to `last` - 1 of a level, from those of the level below."""
+        members = keys if level == 1 else self._levels[level - 2]
+        members = members[:, first * FANOUT : last * FANOUT].float()
+        runs = members.reshape(len(keys), last - first, FANOUT, -1)
+        means = runs if level == 1 else runs[..., : runs.shape[-1] // 2]
+        mean = means.mean(2)
+        # `Tensor.var` takes ten times as long over so few.
+        variance = (means - mean[:, :, None]).square_().mean(2)
+        if level > 1:
+            variance += runs[..., runs.shape[-1] // 2 :].mean(2)
+        return torch.cat([mean, variance], -1)
+
+    def _append(self, level: int, end: int, added: Tensor) -> None:
+        part = self._levels[level - 1] if level <= len(self._levels) else None
+        # A whole number of runs, so that each can be gathered in one piece.
+        self._levels[level - 1 : level] = [append_behind(part, end, added, FANOUT)]

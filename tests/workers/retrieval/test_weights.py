@@ -1,0 +1,31 @@
+"""Attention weights of a group of queries."""
+
+import pytest
+import torch
+
+from workers.retrieval.weights import weigh
+
+RANDOM = torch.Generator()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_is_the_mean_of_the_groups_softmaxes(dtype: torch.dtype) -> None:
+    RANDOM.manual_seed(1)
+    # Whole numbers whose products both types hold exactly.
+    queries = torch.randint(-2, 3, (2, 3, 8), generator=RANDOM).float()
+    keys = torch.randint(-2, 3, (2, 40, 8), generator=RANDOM).to(dtype)
+    expected = torch.einsum("hgd,hnd->hgn", queries, keys.float()).softmax(-1).mean(1)
+    torch.testing.assert_close(weigh(queries, keys), expected)
+
+
+def test_a_raised_key_weighs_as_several_and_one_raised_by_minus_infinity_nothing() -> None:
+    RANDOM.manual_seed(2)
+    queries, keys = torch.randn(2, 3, 8, generator=RANDOM), torch.randn(2, 5, 8, generator=RANDOM)
+    raised = torch.zeros(2, 5)
+    raised[:, 1] = torch.tensor(3.0).log()
+    raised[:, 4] = -torch.inf
+    repeated = weigh(queries, keys[:, [0, 1, 1, 1, 2, 3]])
+    weights = weigh(queries, keys, raised)
+    torch.testing.assert_close(weights[:, 1], repeated[:, 1:4].sum(1))
+    torch.testing.assert_close(weights[:, [0, 2, 3]], repeated[:, [0, 4, 5]])
+    assert weights[:, 4].tolist() == [0, 0]
