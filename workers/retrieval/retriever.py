@@ -17,6 +17,8 @@ from workers.retrieval.weights import weigh
 _LAYER_STEP = 37
 # And the ranks of a level of summaries from those of the level below.
 _LEVEL_STEP = 151
+# Rows that are drawn, by nodes that are: with 8 rows each, twice as many are scored at least.
+_ROWS_PER_NODE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +161,8 @@ class Retriever:
                 len(weights), count + FANOUT, rotation + _LEVEL_STEP * level
             )
             ranks = ranks[:, :count] if nodes is None else ranks.gather(1, nodes)
-            return self._select(weights, ranks, self._settings.nodes)
+            most = max(self._settings.nodes, self.count // _ROWS_PER_NODE)
+            return self._select(weights, ranks, most)
 
         level = self._settings.first_level(arena.length)
         runs = descend(summaries, queries.float(), level, choose)
