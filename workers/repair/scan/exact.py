@@ -96,10 +96,10 @@ def two_passes(scan: Scan, *, approximate: bool) -> Generator[None, None, ScanRe
             return scan.to_result(signal.contrast(attention), scored, False)
         for chunk in _load(scan, pages, approximate):
             for layer, normaliser in enumerate(normalisers):
-                weights = normaliser.add(scan.signal.logits(layer, chunk.get_layer(layer)))
+                weights = normaliser.add(signal.logits(layer, chunk.get_layer(layer)))
                 weights *= normaliser.total.reciprocal().float()
                 counted = scan.get_counted(layer, chunk)
-                attention[:, chunk.positions] += scan.signal.attention(weights, counted)
+                attention[:, chunk.positions] += signal.attention(weights, counted)
             scored[chunk.positions] = True
         yield None
     final = scan.no_attention()
@@ -108,9 +108,9 @@ def two_passes(scan: Scan, *, approximate: bool) -> Generator[None, None, ScanRe
             return scan.to_result(signal.contrast(attention), scored, False)
         for chunk in _load(scan, pages, approximate):
             for layer, normaliser in enumerate(normalisers):
-                weights = normaliser.weights(scan.signal.logits(layer, chunk.get_layer(layer)))
+                weights = normaliser.log_weights(signal.logits(layer, chunk.get_layer(layer)))
                 counted = scan.get_counted(layer, chunk)
-                final[:, chunk.positions] += scan.signal.attention(weights, counted)
+                final[:, chunk.positions] += signal.attention(weights, counted, logarithms=True)
         yield None
     return scan.to_result(signal.contrast(final), scored, True)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.primitives.observation import Observed
+from workers.primitives.products import compute_logits
 from workers.primitives.scoring import Reduction, reduce
 
 # Logits in memory at a time: 128 MiB.
@@ -83,9 +84,8 @@ class Signal:
 
     def queries(self, layer: int) -> Tensor:
         """Scaled queries of a layer, float32 `[n_kv_heads, group * t, head_dim]`."""
-        queries = torch.cat([part[layer] for part in self._observed], dim=1)
-        scaled: Tensor = queries.float() * self._head_dim**-0.5
-        return scaled.reshape(self.n_kv_heads, -1, self._head_dim)
+        scaled: Tensor = self._of_layer(layer).float() * self._head_dim**-0.5
+        return scaled
 
     def rows_at_once(self, most: int, *, layers: int = 1) -> int:
         """Rows, at most `most`, whose logits in `layers` layers fit into 128 MiB; at least 1."""
@@ -96,8 +96,7 @@ class Signal:
 
         Returns float32 `[n_kv_heads, group * t, rows]`.
         """
-        logits: Tensor = self.queries(layer) @ keys.float().transpose(1, 2)
-        return logits
+        return compute_logits(self._of_layer(layer), keys, self._head_dim**-0.5)
 
     def hide_later(
         self, logits: Tensor, positions: Tensor | int, queries: slice = slice(None)
@@ -116,12 +115,16 @@ class Signal:
         asked = self._positions.repeat(self.n_heads // self.n_kv_heads)[queries]
         logits.masked_fill_(positions[..., None, :] > asked[:, None], -torch.inf)
 
-    def attention(self, weights: Tensor, counted: Tensor | None) -> Tensor:
+    def attention(
+        self, weights: Tensor, counted: Tensor | None, *, logarithms: bool = False
+    ) -> Tensor:
         """A layer's contribution to the groups' attention to rows: float32 `[groups, rows]`.
 
-        weights: `[n_kv_heads, group * t, rows]`; counted: bool `[n_kv_heads, rows]`, None for all.
+        weights: `[n_kv_heads, group * t, rows]`, or their `logarithms`: then only the largest ones
+        are raised to a power. counted: bool `[n_kv_heads, rows]`, None for all.
         """
-        best = self._max_over_tokens(weights).sum(2)
+        largest = self._max_over_tokens(weights)
+        best = (largest.exp_() if logarithms else largest).sum(2)
         if counted is not None:
             best = best * counted
         return best.sum(1) / (self.n_layers * self.n_heads)
@@ -180,6 +183,11 @@ class Signal:
         ]
         return torch.cat(parts, dim=2).view(len(weights), -1, 1)
 
+    def _of_layer(self, layer: int) -> Tensor:
+        """Queries of a layer as they were observed, `[n_kv_heads, group * t, head_dim]`."""
+        queries = torch.cat([part[layer] for part in self._observed], dim=1)
+        return queries.reshape(self.n_kv_heads, -1, self._head_dim)
+
     def _max_over_tokens(self, weights: Tensor) -> Tensor:
         """The largest weight of each group's tokens: `[groups, n_kv_heads, group, rows]`."""
         return torch.stack([part.amax(2) for part in self._split(weights)])
@@ -227,4 +235,8 @@ class Normaliser:
 
     def weights(self, logits: Tensor) -> Tensor:
         """Compute attention weights, float32 of the shape of `logits`, in place."""
-        return logits.sub_(self.log()).exp_()
+        return self.log_weights(logits).exp_()
+
+    def log_weights(self, logits: Tensor) -> Tensor:
+        """Compute the logarithms of attention weights, in place."""
+        return logits.sub_(self.log())

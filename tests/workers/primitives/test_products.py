@@ -1,0 +1,36 @@
+"""Logits are sums of exact products in float32, whatever instructions compute them."""
+
+import pytest
+import torch
+
+from workers.primitives.products import compute_logits
+
+
+@pytest.mark.parametrize("keys_in", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries_in", [torch.float32, torch.bfloat16])
+def test_logits_differ_from_exact_ones_by_the_rounding_of_float32(
+    queries_in: torch.dtype, keys_in: torch.dtype
+) -> None:
+    random = torch.Generator().manual_seed(1)
+    queries = (4 * torch.randn(3, 50, 96, generator=random)).to(queries_in)
+    keys = (4 * torch.randn(3, 200, 96, generator=random)).to(keys_in)
+    scale = 96**-0.5
+    logits = compute_logits(queries, keys, scale)
+    assert logits.dtype == torch.float32
+    exact = scale * queries.double() @ keys.double().mT
+    largest = scale * queries.double().abs() @ keys.double().abs().mT
+    assert float(((logits - exact).abs() / largest).max()) < 1e-6
+
+
+def test_float32_products_of_others_stay_exact() -> None:
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    rows = torch.ones(1, 4, 8, dtype=torch.bfloat16)
+    compute_logits(rows, rows, 1.0)
+    with pytest.raises(RuntimeError):
+        compute_logits(rows, rows[..., :3], 1.0)
+    assert torch.backends.mkldnn.matmul.fp32_precision == before  # type: ignore[attr-defined]
+
+
+def test_no_row_has_no_logit() -> None:
+    rows = torch.ones(2, 4, 8)
+    assert compute_logits(rows, rows[:, :0], 1.0).shape == (2, 4, 0)
