@@ -17,8 +17,9 @@ from workers.cache.active_cache import ActiveCache, KVShape
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model import attention
-from workers.model.packed_linear import can_pack, cpu_has_bfloat16, pack_linears
+from workers.model.packed_linear import can_pack, pack_linears
 from workers.model.quantized_linear import Quantization, quantize_linears
+from workers.primitives.products import cpu_has_bfloat16
 
 # Settings that the shape of a model's rows is computed from.
 _REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")

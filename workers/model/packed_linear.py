@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from workers.primitives.products import cpu_has_bfloat16
+
 _ONEDNN = torch.ops.mkldnn  # what torch's own compiler packs the weights of a frozen model with
 
 
@@ -20,12 +22,6 @@ class PackedLinear(nn.Module):
         """Map `[..., in_features]` to `[..., out_features]`."""
         out: Tensor = _ONEDNN._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
         return out
-
-
-def cpu_has_bfloat16() -> bool:
-    """Check if oneDNN computes in bfloat16 with instructions that this CPU has."""
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and bool(_ONEDNN._is_mkldnn_bf16_supported())
 
 
 def can_pack(module: nn.Module) -> bool:

@@ -1,10 +1,16 @@
-"""Logits of queries and keys, in float32."""
+"""Products of matrices on CPUs with and without instructions for bfloat16; logits in float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
+
+
+def cpu_has_bfloat16() -> bool:
+    """Check if oneDNN computes in bfloat16 with instructions that this CPU has."""
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def compute_logits(queries: Tensor, keys: Tensor, scale: float) -> Tensor:

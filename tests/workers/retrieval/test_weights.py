@@ -3,13 +3,18 @@
 import pytest
 import torch
 
+from workers.retrieval import weights as weights_module
 from workers.retrieval.weights import weigh
 
 RANDOM = torch.Generator()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_weight_is_the_mean_of_the_groups_softmaxes(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("instructions", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_weight_is_the_mean_of_the_groups_softmaxes(
+    dtype: torch.dtype, instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_module, "cpu_has_bfloat16", lambda: instructions)
     RANDOM.manual_seed(1)
     # Whole numbers whose products both types hold exactly.
     queries = torch.randint(-2, 3, (2, 3, 8), generator=RANDOM).float()
