@@ -66,8 +66,8 @@ class Retrieval:
         Field(
             ge=16,
             le=4096,
-            description="Nodes of each level of the summaries that a descent chooses, at least; each has "
-            "8 nodes or rows, which are all scored.",
+            description="Nodes of each level of the summaries that a descent chooses, a quarter of the "
+            "retrieved rows if that is more; each has 8 nodes or rows, which are all scored.",
         ),
     ] = 192
     scan: Annotated[
