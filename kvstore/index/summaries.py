@@ -51,6 +51,13 @@ class KeySummaries:
         """Nodes per head of a level."""
         return int(self._rows // FANOUT**level)
 
+    def lowest_level(self, most: int) -> int:
+        """Lowest level of at most `most` nodes per head; 0 if there is no node yet."""
+        level = 1
+        while self.count(level) > most:
+            level += 1
+        return level if self.count(level) else 0
+
     def extend(self, keys: Tensor) -> None:
         """Summarise the rows from position `rows` on; keys: all of the layer, `[n_kv_heads, n, d]`.
 

@@ -2,11 +2,13 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from kvstore.index.summaries import FANOUT
+from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.retrieval.descent import descend
 from workers.retrieval.indexed_rows import IndexedRows
 from workers.retrieval.sampling import Ranks, draw, take_best
@@ -17,6 +19,8 @@ from workers.retrieval.weights import weigh
 _LAYER_STEP = 37
 # And the ranks of a level of summaries from those of the level below.
 _LEVEL_STEP = 151
+# Nodes per head that are scored at once: of more a level above takes less time.
+_MOST_NODES = 4096
 # Rows that are drawn, by nodes that are: with 8 rows each, twice as many are scored at least.
 _ROWS_PER_NODE = 4
 
@@ -130,8 +134,7 @@ class Retriever:
         queries = queries * scale
         some = self._narrow(layer, queries, rotation)
         if some is None:
-            weights = torch.full((len(queries), length + 1), -1.0)
-            weights[:, :-1] = weigh(queries, self.rows.arena.keys(layer))
+            weights = pad(weigh(queries, self.rows.arena.keys(layer)), (0, 1), value=-1.0)
             return self._select(weights.scatter_(1, excluded, -1.0), ranks, self.count)
         places = some.positions.clamp(max=length)
         marks = torch.zeros(len(queries), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
@@ -144,30 +147,34 @@ class Retriever:
 
     def _narrow(self, layer: int, queries: Tensor, rotation: int) -> _Candidates | None:
         """Narrow the rows of a layer down for queries that are scaled; None: every row."""
-        arena = self.rows.arena
         summaries = self.rows.summaries(layer)
-        if summaries is None:
-            positions = self.rows.candidates(layer, queries)
-            if positions is None:
-                return None
-            none = positions < 0
-            raised = torch.zeros(positions.shape).masked_fill_(none, -torch.inf)
-            keys = arena.gather_keys(layer, positions)
-            return _Candidates(positions.masked_fill(none, arena.length), raised, keys)
+        level = 0 if summaries is None else summaries.lowest_level(_MOST_NODES)
+        if summaries is not None and level:
+            return self._descend(layer, summaries, level, queries.float(), rotation)
+        positions = self.rows.candidates(layer, queries)
+        if positions is None:
+            return None
+        none = positions < 0
+        raised = torch.zeros(positions.shape).masked_fill_(none, -torch.inf)
+        keys = self.rows.arena.gather_keys(layer, positions)
+        return _Candidates(positions.masked_fill(none, self.rows.arena.length), raised, keys)
 
-        def choose(weights: Tensor, nodes: Tensor | None, level: int) -> tuple[Tensor, Tensor]:
-            count = summaries.count(level)
-            ranks = self._ranks.rotated(
-                len(weights), count + FANOUT, rotation + _LEVEL_STEP * level
-            )
-            ranks = ranks[:, :count] if nodes is None else ranks.gather(1, nodes)
-            most = max(self._settings.nodes, self.count // _ROWS_PER_NODE)
+    def _descend(
+        self, layer: int, summaries: KeySummaries, level: int, queries: Tensor, rotation: int
+    ) -> _Candidates:
+        """Descend from a level of the summaries of a layer to some of its rows."""
+        most = max(self._settings.nodes, self.count // _ROWS_PER_NODE)
+
+        def choose(weights: Tensor, nodes: Tensor | None, at: int) -> tuple[Tensor, Tensor]:
+            # The last run's missing nodes have numbers, too.
+            numbers = summaries.count(at) + FANOUT
+            ranks = self._ranks.rotated(len(weights), numbers, rotation + _LEVEL_STEP * at)
+            ranks = ranks[:, : weights.shape[1]] if nodes is None else ranks.gather(1, nodes)
             return self._select(weights, ranks, most)
 
-        level = self._settings.first_level(arena.length)
-        runs = descend(summaries, queries.float(), level, choose)
-        keys = runs.gather(lambda numbers: arena.gather_key_runs(layer, numbers, FANOUT))
-        return _Candidates(*runs.nodes(), keys)
+        runs = descend(summaries, queries, level, choose)
+        gather = partial(self.rows.arena.gather_key_runs, layer, length=FANOUT)
+        return _Candidates(*runs.nodes(), runs.gather(gather))
 
     def _select(self, weights: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Select at most `count` indices of weights `[n_kv_heads, n]`, negative for no candidate."""

@@ -9,11 +9,10 @@ from kvstore.format.page import PageLayout
 from kvstore.index.base import KeyIndex
 from kvstore.index.dci_settings import DciSettings
 from kvstore.index.dci_tree import DciTree
-from kvstore.index.summaries import FANOUT, KeySummaries
+from kvstore.index.summaries import KeySummaries
 
-# Keys per head that are scored at once, before a level more takes less time; a node counts as two, its
-# mean and its variance.
-_MOST_AT_ONCE = 8192
+# Rows per head up to which scoring all of them takes no longer than a descent.
+_MOST_EXACT = 8192
 
 
 @dataclass(frozen=True)
@@ -74,28 +73,20 @@ class Retrieval:
         float, Field(gt=0, le=1, description="Share of the rows that a search of the tree scores.")
     ] = 0.1
 
-    def first_level(self, rows: int) -> int:
-        """The level of summaries at which a search of so many rows per head begins; 0: at the rows."""
-        if self.index in ("exact", "tree") or (self.index == "auto" and rows <= _MOST_AT_ONCE):
-            return 0
-        level = 1
-        while 2 * rows // FANOUT**level > _MOST_AT_ONCE:
-            level += 1
-        return level
-
     def create_index(self, rows: int) -> KeyIndex | KeySummaries | None:
         """Create a layer's index for a session of so many rows per head; None: all are scored."""
         if self.index == "tree":
             return DciTree(DciSettings(scan=self.scan))
-        return KeySummaries() if self.first_level(rows) else None
+        return KeySummaries() if self._summarises(rows) else None
 
     def index_bytes(self, layout: PageLayout, rows: int) -> int:
         """Most bytes of the indexes of all layers for so many rows per head."""
         if self.index == "tree":
             return layout.n_layers * DciTree.bytes_for(layout, DciSettings(scan=self.scan), rows)
-        return (
-            layout.n_layers * KeySummaries.bytes_for(layout, rows) if self.first_level(rows) else 0
-        )
+        return layout.n_layers * KeySummaries.bytes_for(layout, rows) * self._summarises(rows)
+
+    def _summarises(self, rows: int) -> bool:
+        return self.index == "summaries" or (self.index == "auto" and rows > _MOST_EXACT)
 
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""

@@ -68,6 +68,18 @@ def test_nodes_depend_on_the_keys_alone(steps: list[tuple[str, int]], kept: int,
         assert torch.equal(mine, other)
 
 
+@pytest.mark.parametrize(
+    ("rows", "most", "level"),
+    [(7, 4, 0), (8, 4, 1), (39, 4, 1), (ROWS, 20, 2), (ROWS, 162, 1), (ROWS, 2, 3)],
+)
+def test_a_search_begins_at_the_lowest_level_that_is_small_enough(
+    rows: int, most: int, level: int
+) -> None:
+    summaries = KeySummaries()
+    summaries.extend(random_keys(rows))
+    assert summaries.lowest_level(most) == level
+
+
 def test_runs_are_gathered_in_one_piece() -> None:
     summaries = KeySummaries()
     summaries.extend(random_keys(500))

@@ -73,6 +73,24 @@ def test_the_rows_of_the_runs_have_the_sums_of_all_rows_on_average(level: int) -
     assert float((each[:, 0] / whole[0] - 1).abs().mean()) < 0.3
 
 
+def test_a_nodes_weight_grows_with_the_variance_of_its_keys_along_the_query() -> None:
+    queries = random(HEADS, 1, DIM, seed=10)
+    keys = torch.zeros(HEADS, 16, DIM)
+    # The first node's mean is 0, too.
+    keys[:, 0:8:2, 0], keys[:, 1:8:2, 0] = 2.0, -2.0
+    summaries = KeySummaries()
+    summaries.extend(keys)
+    seen: list[Tensor] = []
+
+    def choose(weights: Tensor, nodes: Tensor | None, level: int) -> tuple[Tensor, Tensor]:
+        seen.append(weights)
+        return take_best(weights, 2)
+
+    descend(summaries, queries, 1, choose)
+    ratio = seen[0][:, 0] / seen[0][:, 1]
+    torch.testing.assert_close(ratio, (queries[:, 0, 0].square() * 4 / 2).exp())
+
+
 def test_memory_that_was_never_written_has_no_weight() -> None:
     keys = random(HEADS, ROWS, DIM, seed=6)
     queries = random(HEADS, GROUP, DIM, seed=7)

@@ -196,24 +196,34 @@ def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one(
 
 
 @pytest.mark.parametrize(
-    ("index", "rows", "level"),
+    ("index", "rows", "made"),
     [
-        ("auto", 8192, 0),
-        ("auto", 8193, 1),
-        ("auto", 32_768, 1),
-        ("auto", 40_000, 2),
-        ("auto", 10**6, 3),
-        ("summaries", 100, 1),
-        ("exact", 10**6, 0),
-        ("tree", 10**6, 0),
+        ("auto", 8192, type(None)),
+        ("auto", 8193, KeySummaries),
+        ("summaries", 8, KeySummaries),
+        ("exact", 10**6, type(None)),
+        ("tree", 1, DciTree),
     ],
 )
-def test_a_search_of_more_rows_begins_at_a_higher_level(index: str, rows: int, level: int) -> None:
+def test_long_sessions_are_summarised_and_those_that_ask_for_it(
+    index: str, rows: int, made: type
+) -> None:
     settings = TypeAdapter(Retrieval).validate_python({"index": index})
-    assert settings.first_level(rows) == level
-    made = settings.create_index(rows)
-    assert isinstance(made, KeySummaries) == (level > 0)
-    assert isinstance(made, DciTree) == (index == "tree")
+    assert isinstance(settings.create_index(rows), made)
+    assert (settings.index_bytes(LAYOUT, rows) > 0) == (made is not type(None))
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9])
+def test_few_rows_are_found_with_and_without_a_node_of_them(length: int) -> None:
+    exact = retriever(length, 4)
+    made = make_retriever(Retrieval(index="summaries", choice="best"), 4)
+    made.rows.arena.append([exact.rows.arena.gather(0, torch.arange(length).expand(HEADS, -1))])
+    list(made.rows.index_rows())
+    queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
+    active = torch.tensor([[0, EMPTY], [EMPTY, EMPTY]], dtype=torch.int32)
+    found, expected = (each.search(0, queries, active, 0.5) for each in (made, exact))
+    for head in range(HEADS):
+        assert set(found[0][head].tolist()) - {-1} == set(expected[0][head].tolist()) - {-1}
 
 
 def test_a_descent_that_chooses_every_node_finds_what_scoring_every_row_finds() -> None:

@@ -6,8 +6,6 @@ import torch
 from workers.retrieval import weights as weights_module
 from workers.retrieval.weights import weigh
 
-RANDOM = torch.Generator()
-
 
 @pytest.mark.parametrize("instructions", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -15,17 +13,17 @@ def test_a_weight_is_the_mean_of_the_groups_softmaxes(
     dtype: torch.dtype, instructions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights_module, "cpu_has_bfloat16", lambda: instructions)
-    RANDOM.manual_seed(1)
+    random = torch.Generator().manual_seed(1)
     # Whole numbers whose products both types hold exactly.
-    queries = torch.randint(-2, 3, (2, 3, 8), generator=RANDOM).float()
-    keys = torch.randint(-2, 3, (2, 40, 8), generator=RANDOM).to(dtype)
+    queries = torch.randint(-2, 3, (2, 3, 8), generator=random).float()
+    keys = torch.randint(-2, 3, (2, 40, 8), generator=random).to(dtype)
     expected = torch.einsum("hgd,hnd->hgn", queries, keys.float()).softmax(-1).mean(1)
     torch.testing.assert_close(weigh(queries, keys), expected)
 
 
 def test_a_raised_key_weighs_as_several_and_one_raised_by_minus_infinity_nothing() -> None:
-    RANDOM.manual_seed(2)
-    queries, keys = torch.randn(2, 3, 8, generator=RANDOM), torch.randn(2, 5, 8, generator=RANDOM)
+    random = torch.Generator().manual_seed(2)
+    queries, keys = torch.randn(2, 3, 8, generator=random), torch.randn(2, 5, 8, generator=random)
     raised = torch.zeros(2, 5)
     raised[:, 1] = torch.tensor(3.0).log()
     raised[:, 4] = -torch.inf
