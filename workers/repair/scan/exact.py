@@ -216,11 +216,12 @@ def _weigh_copy(
 
 def _weigh_in_one_pass(signal: Signal, pages: Pages, *, causal: bool) -> Iterator[_Weighed | None]:
     """Read every page once and keep the logits of all rows; yields None after each chunk."""
-    queries = torch.stack([signal.queries(layer) for layer in range(signal.n_layers)])
-    logits = queries.new_empty(*queries.shape[:3], pages.length)
+    queries = signal.queries(0)
+    logits = queries.new_empty(signal.n_layers, *queries.shape[:2], pages.length)
     for indices in pages.in_chunks(range(pages.count)):
-        keys = pages.read(indices).keys.float()
-        logits[..., pages.rows_of(indices)] = queries @ keys.transpose(2, 3)
+        chunk = pages.read(indices)
+        for layer, of_layer in enumerate(logits):
+            of_layer[..., pages.rows_of(indices)] = signal.logits(layer, chunk.get_layer(layer))
         yield None
     if causal:
         signal.hide_later(logits, 0)

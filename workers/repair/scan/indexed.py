@@ -163,7 +163,7 @@ class _Search:
             normaliser = Normaliser(queries[:, some])
             best = BestRows(self._scan.found_rows)
             for part in self._parts(layer, queries[:, some]):
-                logits = self._compare(layer, queries[:, some], some, part)
+                logits = self._compare(layer, some, part)
                 if not part.estimates:
                     self._take_best(layer, best, logits, part.positions)
                 normaliser.add(logits)
@@ -210,13 +210,13 @@ class _Search:
         bias = torch.where(sampled, stands_for, -torch.inf)
         return _Part(self._sample.expand(heads, -1), bias, estimates=True)
 
-    def _compare(self, layer: int, queries: Tensor, some: slice, part: "_Part") -> Tensor:
+    def _compare(self, layer: int, some: slice, part: "_Part") -> Tensor:
         """Logits of a layer's queries `some` for a part of the rows: `[n_kv_heads, q, rows]`."""
         arena, at = self._scan.rows.arena, part.positions
         consecutive = at.dim() == 1
         rows = arena.keys(layer)[:, at[0] : at[-1] + 1] if consecutive else None
         keys = arena.gather_keys(layer, at) if rows is None else rows
-        logits: Tensor = queries @ keys.float().transpose(1, 2)
+        logits = self._scan.signal.logits(layer, keys, some)
         if self._scan.causal:
             self._scan.signal.hide_later(logits, int(at[0]) if consecutive else at, some)
         return logits if part.bias is None else logits.add_(part.bias[:, None])

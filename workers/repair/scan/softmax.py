@@ -91,12 +91,12 @@ class Signal:
         """Rows, at most `most`, whose logits in `layers` layers fit into 128 MiB; at least 1."""
         return max(1, min(most, _MAX_LOGITS // (layers * self.n_heads * self.tokens)))
 
-    def logits(self, layer: int, keys: Tensor) -> Tensor:
-        """Logits of a layer's keys `[n_kv_heads, rows, head_dim]`.
+    def logits(self, layer: int, keys: Tensor, queries: slice = slice(None)) -> Tensor:
+        """Logits of a layer's keys `[n_kv_heads, rows, head_dim]`, for some of a KV head's queries.
 
-        Returns float32 `[n_kv_heads, group * t, rows]`.
+        Returns float32 `[n_kv_heads, q, rows]`.
         """
-        return compute_logits(self._of_layer(layer), keys, self._head_dim**-0.5)
+        return compute_logits(self._of_layer(layer)[:, queries], keys, self._head_dim**-0.5)
 
     def hide_later(
         self, logits: Tensor, positions: Tensor | int, queries: slice = slice(None)
