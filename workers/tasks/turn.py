@@ -29,6 +29,7 @@ from workers.prefill.sparse_block import SparseReport
 from workers.repair.repair import run_repair
 from workers.tasks.prefix import skip_tokens, take_prefix
 from workers.tasks.step import prepare_step
+from workers.tasks.turn_signal import build_signal, defer_signal
 
 Emit = Callable[[pb.TurnEvent], None]
 
@@ -93,7 +94,11 @@ def run_turn(
         done.reasoning_tokens = answer.reasoning_tokens
         messages.append(_build_answer(done, answer, answer_start, emit))
     session.recent = keep_recent([*session.recent, *messages])
-    session.deferred_signal = _defer_signal(session, plan, engine.settings.block_tokens)
+    session.deferred_signal = (
+        defer_signal(session, plan.segments, engine.settings.block_tokens)
+        if request.defer_repair
+        else []
+    )
     done.deferred_tokens = len(session.deferred_signal)
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
@@ -176,58 +181,10 @@ def _switch_and_repair(
     if not request.repair or not resident.config.repair_rows:
         return
     if not engine.cache.holds_all(resident.slot, resident.session.length):
-        signal, asked = yield from _build_signal(engine, resident, plan)
+        signal, asked = yield from build_signal(engine, resident, plan.messages, plan.prompt)
         report = yield from run_repair(engine, resident, signal, "turn", asked=asked)
         run.done.repair.CopyFrom(report)
         run.watch.lap("repair")
-
-
-def _build_signal(
-    engine: Engine, resident: ResidentSession, plan: _TurnPlan
-) -> Steps[tuple[list[int], int | None]]:
-    """Build the signal of the turn's own repair, and count its tokens that ask, see `run_repair`.
-
-    Of more tokens that ask than `turn_tokens` the first and the last half of these, without context.
-    """
-    signal = [*resident.session.deferred_signal, *plan.prompt]
-    asked = yield from _count_asked(engine, resident.session, plan)
-    most = resident.config.repair.turn_tokens
-    asking = signal[-asked:] if asked else signal
-    if len(asking) <= most:
-        return signal, asked
-    return [*asking[: most // 2], *asking[most // 2 - most :]], None
-
-
-def _count_asked(engine: Engine, session: WorkerSession, plan: _TurnPlan) -> Steps[int | None]:
-    """Count the tokens behind the last tool's result, where the user's message ends the turn.
-
-    They ask, and the result is their context. It would take the rows of the repair for itself: the
-    tokens of one more JSON object attend to those of all objects before it. None: all tokens ask.
-    """
-    results = [i for i, message in enumerate(plan.messages) if message["role"] == "tool"]
-    if not results or plan.messages[-1]["role"] != "user":
-        return None
-    before = plan.messages[: results[-1] + 1]
-    try:
-        segments = yield from render_prompt(engine, session, before, generate=False)
-    except BadMessages:  # the template takes a result only with what follows it
-        return None
-    asked = len(plan.prompt) - sum(len(segment.token_ids) for segment in segments)
-    return asked if asked > 0 else None
-
-
-def _defer_signal(session: WorkerSession, plan: _TurnPlan, most: int) -> list[int]:
-    """What the next repair before a turn has in its signal beside that turn's messages.
-
-    The messages that no answer has followed yet, where this turn's repair was deferred: their last
-    `most` tokens, since the next first token waits for their observation.
-    """
-    if not plan.request.defer_repair:
-        return []
-    tokens = list(session.deferred_signal)
-    for segment in plan.segments:
-        tokens = [] if segment.recorded else [*tokens, *segment.token_ids]
-    return tokens[-most:]
 
 
 def _prefill(
