@@ -7,6 +7,14 @@ class CliError(Exception):
     exit_code = 2
 
 
+class UnknownVariable(CliError):
+    """The environment has a variable with kvrecall's prefix that is no setting."""
+
+
+class BadSetting(CliError):
+    """A setting has a value that it does not accept."""
+
+
 class BadResultFile(CliError):
     """A file is not a result file (`kvrecall.reporting.results`)."""
 

@@ -1,19 +1,23 @@
 """The `kvrecall` application: all commands, and one line on standard error for expected errors."""
 
+import os
 import sys
 from typing import Annotated, Any
 
 import structlog
 import typer
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kvrecall import __version__
+from kvrecall.app.environment import describe_invalid, describe_unparsable
 from kvrecall.app.errors import CliError
 from kvrecall.app.logs import logs_json
 from kvrecall.cli.archive import export_command, import_command
 from kvrecall.cli.chat.command import chat_command
+from kvrecall.cli.config import config_command
 from kvrecall.cli.demo import demo_command
 from kvrecall.cli.eval.app import eval_app
 from kvrecall.cli.fsck import fsck_command
@@ -30,8 +34,18 @@ from kvrecall.cli.worker import worker_command
 from kvrecall.client import KvrecallError
 
 
+class _Command(TyperCommand):
+    """Command whose help names no type for flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_flag_types(super().get_params(ctx))
+
+
 class _Commands(TyperGroup):
     """Command group whose expected errors end in one line and an exit code, not a traceback."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_flag_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,14 +57,24 @@ class _Commands(TyperGroup):
             _print_error(f"the service answered: {error}")
             raise typer.Exit(2) from error
         except ValidationError as error:
-            first = error.errors()[0]
-            _print_error(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
+            _print_error(describe_invalid(error, os.environ))
+            raise typer.Exit(2) from error
+        except SettingsError as error:
+            _print_error(describe_unparsable(error))
             raise typer.Exit(2) from error
         except Exception as error:
             if not logs_json():
                 raise  # shown by typer
             structlog.get_logger("kvrecall.process").critical("uncaught error", exc_info=error)
             raise typer.Exit(1) from error
+
+
+def _without_flag_types(parameters: list[Any]) -> list[Any]:
+    """Keep `<bool>` out of the help of flags, which take no value."""
+    for each in parameters:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return parameters
 
 
 def _print_error(message: str) -> None:
@@ -67,6 +91,7 @@ app = typer.Typer(
     help="Conversational memory for self-hosted LLMs: a KV cache under a fixed budget. "
     "Evicted rows stay in storage and are promoted when they are needed.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
 )
 
@@ -75,6 +100,11 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"kvrecall {__version__}")
         raise typer.Exit
+
+
+def version_command() -> None:
+    """Print the version."""
+    _print_version(True)
 
 
 @app.callback()
@@ -89,19 +119,21 @@ def _kvrecall(
     pass
 
 
-app.command("serve")(serve_command)
-app.command("worker")(worker_command)
-app.command("gateway")(gateway_command)
-app.command("health")(health_command)
-app.command("fsck")(fsck_command)
-app.command("export")(export_command)
-app.command("import")(import_command)
-app.command("upgrade")(upgrade_command)
-app.command("chat")(chat_command)
-app.command("demo")(demo_command)
-app.command("replay")(replay_command)
-app.command("report")(report_command)
-app.command("methods")(methods_command)
-app.command("profile-layers")(profile_layers_command)
+app.command("serve", cls=_Command)(serve_command)
+app.command("worker", cls=_Command)(worker_command)
+app.command("gateway", cls=_Command)(gateway_command)
+app.command("health", cls=_Command)(health_command)
+app.command("fsck", cls=_Command)(fsck_command)
+app.command("export", cls=_Command)(export_command)
+app.command("import", cls=_Command)(import_command)
+app.command("upgrade", cls=_Command)(upgrade_command)
+app.command("chat", cls=_Command)(chat_command)
+app.command("demo", cls=_Command)(demo_command)
+app.command("replay", cls=_Command)(replay_command)
+app.command("report", cls=_Command)(report_command)
+app.command("config", cls=_Command)(config_command)
+app.command("version", cls=_Command)(version_command)
+app.command("methods", cls=_Command)(methods_command)
+app.command("profile-layers", cls=_Command)(profile_layers_command)
 app.add_typer(eval_app, name="eval")
 app.add_typer(keys_app, name="keys")

@@ -62,6 +62,7 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
     {
         "chat": "gateway",
+        "config": None,
         "demo": "demo",
         "eval": "demo",
         "export": "all",
@@ -76,6 +77,7 @@ EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
         "report": "demo",
         "serve": "all",
         "upgrade": "all",
+        "version": None,
         "worker": "worker",
     }
 )

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
@@ -17,10 +16,9 @@ from kvrecall.cli.options import (
     Host,
     Log,
     Port,
-    TlsCert,
-    TlsKey,
     UntilInputEnds,
     build_settings,
+    setting,
 )
 
 if TYPE_CHECKING:
@@ -29,15 +27,24 @@ if TYPE_CHECKING:
 
 Worker = Annotated[
     str | None,
-    typer.Option(
-        help="HOST:PORT of the workers, separated by commas. "
-        "Default: those registered in the catalog's Redis, or 127.0.0.1:8421."
+    setting(
+        "wire__worker",
+        "HOST:PORT of the workers, separated by commas. "
+        "Default: those registered in the catalog's Redis, or 127.0.0.1:8421.",
+        default="",
     ),
 ]
 TlsCa = Annotated[
     Path | None,
-    typer.Option(help="CA certificates, PEM, for the workers' certificates. Default: no TLS."),
+    setting(
+        "wire__tls_ca", "CA certificates, PEM, for the workers' certificates. Default: no TLS."
+    ),
 ]
+TlsCert = Annotated[
+    Path | None,
+    setting("wire__tls_cert", "Certificate chain of this process, PEM. Default: no TLS."),
+]
+TlsKey = Annotated[Path | None, setting("wire__tls_key", "Private key of the certificate, PEM.")]
 
 
 def gateway_command(

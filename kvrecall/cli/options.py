@@ -1,68 +1,105 @@
 """Command-line options that several commands share, and settings built from them."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.models import OptionInfo
 
+from kvrecall.app.environment import DELIMITER, PREFIX, check_environment, iter_fields
 from kvrecall.app.settings import LogFormat, Quantization, Settings
+
+
+def setting(
+    name: str, help: str, *declared: str, default: str | None = None, **bounds: Any
+) -> OptionInfo:
+    """Build the option of a setting: its help ends with the default and the environment's variable.
+
+    `name` is the variable's without prefix, in lower case (`worker__slots`); `default` replaces the
+    setting's own, and an empty one is left out: the help says it.
+    """
+    field = dict(iter_fields())[tuple(name.split(DELIMITER))]
+    if default is None and field.default is not None:
+        default = str(field.default)
+    shown = f" Default: {default}." if default else ""
+    option: OptionInfo = typer.Option(
+        *declared, help=f"{help}{shown} [{PREFIX}{name.upper()}]", **bounds
+    )
+    return option
+
 
 Model = Annotated[
     str | None,
-    typer.Option(
-        help="Causal LM: hub name, folder, GGUF file, smollm2 or reference. Default: reference, the "
-        "packaged test instrument."
+    setting(
+        "model", "Causal LM: hub name, folder, GGUF file, smollm2 or reference, a test instrument."
     ),
 ]
-Data = Annotated[Path | None, typer.Option(help="Data directory. Default: ./kvrecall-data.")]
+Data = Annotated[Path | None, setting("data", "Data directory.", default="./kvrecall-data")]
 Dtype = Annotated[
     str | None,
-    typer.Option(
-        help="Weights: float32, bfloat16 or float16. Default: the checkpoint's own; "
-        "float32 instead of bfloat16 on a CPU without instructions for it."
+    setting(
+        "dtype",
+        "Weights: float32, bfloat16 or float16. Default: the checkpoint's own; "
+        "float32 instead of bfloat16 on a CPU without instructions for it.",
     ),
 ]
 Quantize = Annotated[
     Quantization | None,
-    typer.Option(
-        help="Decode on a CPU with weights of 8 or 4 bits, in bfloat16. Rows are another model's: "
-        "sessions that were stored without it are refused."
+    setting(
+        "quantize",
+        "Decode on a CPU with weights of 8 or 4 bits, in bfloat16. Rows are another model's: "
+        "sessions that were stored without it are refused. Default: none.",
     ),
 ]
 Slots = Annotated[
     int | None,
-    typer.Option(min=1, help="Resident sessions: those whose active rows are in memory at once."),
+    setting(
+        "worker__slots",
+        "Resident sessions: those whose active rows are in memory at once.",
+        min=1,
+    ),
 ]
 MaxBudget = Annotated[
     int | None,
-    typer.Option("--budget", min=1, help="Largest budget that a session may ask for, in rows."),
+    setting(
+        "worker__max_budget",
+        "Largest budget that a session may ask for, in rows.",
+        "--budget",
+        min=1,
+    ),
 ]
-Block = Annotated[int | None, typer.Option(min=1, help="Tokens prefilled in one step.")]
+Block = Annotated[
+    int | None, setting("worker__block_tokens", "Tokens prefilled in one step.", min=1)
+]
 Ram = Annotated[
-    int | None, typer.Option(min=1, help="Size of the RAM tier above the files, in MiB.")
-]
-Host = Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")]
-Port = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one. Default: 8420."),
+    setting(
+        "ram_bytes",
+        "Size of the RAM tier above the files, in MiB; the variable has bytes.",
+        default=str(Settings.model_fields["ram_bytes"].default >> 20),
+        min=1,
+    ),
+]
+Host = Annotated[str | None, setting("host", "Address to listen on.")]
+Port = Annotated[
+    int | None, setting("port", "Port to listen on; 0: any free one.", min=0, max=65535)
 ]
 Grpc = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT of the gRPC API; port 0: any free one. Default: no gRPC."),
+    setting("grpc__listen", "HOST:PORT of the gRPC API; port 0: any free one. Default: no gRPC."),
 ]
 ApiKey = Annotated[
     str | None,
-    typer.Option(
-        help="One key, with all rights, that clients must send. Other users of this machine can see "
-        "it among the processes: KVRECALL_API_KEY hides it. Default: those of `kvrecall keys`."
+    setting(
+        "api_key",
+        "One key, with all rights, that clients must send. Other users of this machine can see it "
+        "among the processes: the variable hides it. Default: those of `kvrecall keys`.",
     ),
 ]
-TlsCert = Annotated[
-    Path | None, typer.Option(help="Certificate chain of this process, PEM. Default: no TLS.")
-]
-TlsKey = Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")]
-Log = Annotated[LogFormat | None, typer.Option(help="Log format on standard error.")]
+Log = Annotated[LogFormat | None, setting("log", "Log format on standard error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 # For a process that another command starts: it ends with the command, even when that is killed.
 UntilInputEnds = Annotated[bool, typer.Option("--until-input-ends", hidden=True)]
 
@@ -82,8 +119,10 @@ def build_settings(**options: Any) -> Settings:
     """Build the settings from a command's options, which have the settings' names.
 
     Mappings are nested settings. An option that is None is left to the environment and the
-    defaults. Raises pydantic's ValidationError for a value that a setting does not accept.
+    defaults. Raises pydantic's ValidationError for a value that a setting does not accept, and
+    UnknownVariable for a variable of the environment that is none.
     """
+    check_environment(os.environ)
     return Settings(**_drop_unset(options))
 
 

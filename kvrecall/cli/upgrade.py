@@ -3,22 +3,20 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import Settings
+from kvrecall.cli.options import Data, build_settings, setting
 
 if TYPE_CHECKING:
     from services.catalog.versions import CatalogUpgrade
 
-Data = Annotated[Path | None, typer.Option(help="Data directory. Default: ./kvrecall-data.")]
 CatalogUrl = Annotated[
     str | None,
-    typer.Option(help="Redis of a catalog that gateways share. Default: KVRECALL_CATALOG_URL."),
+    setting("catalog_url", "Redis of a catalog that gateways share. Default: a file."),
 ]
 
 
@@ -29,8 +27,7 @@ def upgrade_command(data: Data = None, catalog_url: CatalogUrl = None) -> None:
     that uses the catalog first. A catalog file is copied before it is changed; of a Redis, make a
     copy with its own means. A catalog of a newer kvrecall is refused and left alone.
     """
-    options: dict[str, Any] = {"data": data, "catalog_url": catalog_url}
-    settings = Settings(**{name: value for name, value in options.items() if value is not None})
+    settings = build_settings(data=data, catalog_url=catalog_url)
     with _hold_directory(settings):
         upgrade, sessions = asyncio.run(_upgrade(settings))
     Console().print(_describe(upgrade, sessions), highlight=False, soft_wrap=True, markup=False)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import structlog
-import typer
 from rich.console import Console
 
 from kvrecall.app.advertise import get_advertised_address
@@ -26,11 +25,10 @@ from kvrecall.cli.options import (
     Quantize,
     Ram,
     Slots,
-    TlsCert,
-    TlsKey,
     UntilInputEnds,
     build_settings,
     mebibytes,
+    setting,
 )
 
 if TYPE_CHECKING:
@@ -41,28 +39,38 @@ if TYPE_CHECKING:
 
 OPERATIONS = "Metrics and probes on http://"
 Listen = Annotated[
-    str | None,
-    typer.Option(help="HOST:PORT to listen on; port 0: any free one. Default: 127.0.0.1:8421."),
+    str | None, setting("server__listen", "HOST:PORT to listen on; port 0: any free one.")
 ]
 Name = Annotated[
-    str | None, typer.Option(help="Name of the worker in the cluster. Default: its address.")
+    str | None, setting("server__name", "Name of the worker in the cluster. Default: its address.")
 ]
 Advertise = Annotated[
     str | None,
-    typer.Option(
-        help="HOST:PORT at which gateways reach it, or auto: this machine's address on the way to the "
-        "catalog's Redis, with the port of --listen. Default: --listen."
+    setting(
+        "server__advertise",
+        "HOST:PORT at which gateways reach it, or auto: this machine's address on the way to the "
+        "catalog's Redis, with the port of --listen. Default: --listen.",
     ),
 ]
 Ops = Annotated[
     str | None,
-    typer.Option(
-        help="HOST:PORT for operators: /metrics, /healthz, /readyz over HTTP. Default: none."
+    setting(
+        "server__ops_listen",
+        "HOST:PORT for operators: /metrics, /healthz, /readyz over HTTP. Default: none.",
+        "--ops",
     ),
 ]
+TlsCert = Annotated[
+    Path | None,
+    setting("server__tls_cert", "Certificate chain of this process, PEM. Default: no TLS."),
+]
+TlsKey = Annotated[Path | None, setting("server__tls_key", "Private key of the certificate, PEM.")]
 TlsClientCa = Annotated[
     Path | None,
-    typer.Option(help="CA certificates, PEM, for client certificates. Default: not required."),
+    setting(
+        "server__tls_client_ca",
+        "CA certificates, PEM, for client certificates. Default: not required.",
+    ),
 ]
 
 _log = structlog.get_logger("kvrecall.process")

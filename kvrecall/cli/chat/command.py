@@ -16,7 +16,7 @@ from kvrecall.app.models import SMOLLM2, is_reference, is_smollm2_installed
 from kvrecall.app.run import TEST_INSTRUMENT
 from kvrecall.app.settings import DEFAULTS, Settings
 from kvrecall.cli.chat.view import HELP, memory_line, memory_text, repair_text, repairs_line
-from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
+from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url, build_settings
 from kvrecall.client import (
     KvrecallClient,
     KvrecallError,
@@ -61,7 +61,7 @@ def chat_command(
     --model, SmolLM2 is served where it is installed, else the reference model.
     """
     console = Console()
-    settings = Settings()
+    settings = build_settings()
     if url is None:
         model = model or choose_model(settings)
         console.print(f"starting {model}", style="dim", highlight=False, soft_wrap=True)
