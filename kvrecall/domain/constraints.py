@@ -15,11 +15,14 @@ UNGUIDED_CALLS = "response_template"
 TAGGED_CALLS = "qwen-xml"
 """The form of calls in which each argument is between tags, and one that is text as it is."""
 
+TEXT_GRAMMAR = "x-grammar"
+"""Keyword of a text's schema: the grammar that the text follows, in Lark's syntax."""
+
 # Keywords that a grammar of tagged calls follows: of the arguments together, and of one that is text.
 _OF_ALL = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 )
-_OF_TEXT = frozenset({"type", "enum", "const"})
+_OF_TEXT = frozenset({"type", "enum", "const", TEXT_GRAMMAR})
 _NOTES = frozenset({"$schema", "$id", "$comment", "title", "description", "default", "examples"})
 
 
@@ -77,3 +80,13 @@ def get_tool(text: str) -> tuple[str, dict[str, Any], bool]:
     parameters = function.get("parameters")
     schema = {"type": "object"} | (parameters if isinstance(parameters, dict) else {})
     return str(function.get("name", "")), schema, function.get("strict") is True
+
+
+def find_text_grammar(schema: dict[str, Any]) -> tuple[str, str] | None:
+    """Return a tool's one argument and its grammar, if that is a text that follows one."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or len(properties) != 1:
+        return None
+    ((name, value),) = properties.items()
+    grammar = value.get(TEXT_GRAMMAR) if isinstance(value, dict) else None
+    return (name, grammar) if isinstance(grammar, str) else None

@@ -14,11 +14,13 @@ from kvrecall.domain.constraints import (
     UNGUIDED_CALLS,
     Constraint,
     ToolChoice,
+    find_text_grammar,
     find_untagged,
     get_tool,
     to_grammar_schema,
 )
 from kvrecall.domain.errors import InvalidRequest
+from kvrecall.domain.text_grammars import check_grammar, quote_grammar
 
 
 async def check_constraint(constraint: Constraint, tools: Sequence[str], call_format: str) -> None:
@@ -39,8 +41,13 @@ async def check_constraint(constraint: Constraint, tools: Sequence[str], call_fo
         return
     for index, tool in enumerate(tools):
         name, schema, strict = get_tool(tool)
-        if strict and (not constraint.tools or name in constraint.tools):
-            await _check_strict(schema, f"tools[{index}].function", call_format)
+        if constraint.tools and name not in constraint.tools:
+            continue
+        field = f"tools[{index}].function"
+        if strict:
+            await _check_strict(schema, field, call_format)
+        if (text := find_text_grammar(schema)) is not None:
+            await _check_text_grammar(text[1], f"{field}.parameters", call_format)
 
 
 async def _check_strict(schema: dict[str, Any], field: str, call_format: str) -> None:
@@ -52,6 +59,19 @@ async def _check_strict(schema: dict[str, Any], field: str, call_format: str) ->
     if call_format == TAGGED_CALLS and (keyword := find_untagged(schema)):
         message = f"calls of this model cannot be held to {keyword!r}; leave it or strict out"
         raise InvalidRequest(f"{field}.parameters", message)
+
+
+async def _check_text_grammar(grammar: str, field: str, call_format: str) -> None:
+    """Raise InvalidRequest unless a text can be held to a grammar, where calls are held to any."""
+    try:
+        check_grammar(grammar)
+        if call_format not in (TAGGED_CALLS, UNGUIDED_CALLS):
+            grammar = quote_grammar(grammar)
+        problem = await asyncio.to_thread(_find_grammar_problem, grammar)
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise InvalidRequest(field, f"the grammar cannot be followed: {problem}")
 
 
 def _check_choice(constraint: Constraint, names: Sequence[str], call_format: str) -> None:
@@ -84,4 +104,11 @@ async def _check_schema(schema: dict[str, Any], strict: bool, field: str) -> Non
 def _find_problem(schema: str) -> str:
     """Return why a schema cannot be compiled, with the keyword that is at fault; empty if it can."""
     problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    return problem.strip()[:300]
+
+
+@lru_cache(maxsize=256)
+def _find_grammar_problem(grammar: str) -> str:
+    """Return why a grammar in Lark's syntax cannot be compiled; empty if it can."""
+    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar))
     return problem.strip()[:300]

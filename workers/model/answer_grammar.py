@@ -1,6 +1,7 @@
 """Grammars of constrained answers, as llguidance reads them (Lark), by the model's own form of calls.
 
-A mark that is one token of the vocabulary is written as this token: as text it would never match.
+A mark that is one token of the vocabulary is written as this token: as text it would never match. A
+text that follows a grammar of its own is a grammar beside it, so that their names are apart.
 """
 
 import json
@@ -9,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvrecall.domain.constraints import Constraint, ToolChoice, get_tool, to_grammar_schema
+from kvrecall.domain.constraints import (
+    TEXT_GRAMMAR,
+    Constraint,
+    ToolChoice,
+    find_text_grammar,
+    get_tool,
+    to_grammar_schema,
+)
+from kvrecall.domain.text_grammars import quote_grammar
 from workers.errors import BadSettings
 from workers.model.answer_formats import LINE, AnswerFormat, CallGrammar
 from workers.model.call_parsing import is_text
@@ -32,6 +41,7 @@ class _Rules:
 
     tokens: Mapping[str, int]
     lines: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
     def add(self, body: str, attributes: str = "") -> str:
         """Add a rule; returns its name."""
@@ -42,6 +52,11 @@ class _Rules:
     def json(self, schema: dict[str, Any], strict: bool) -> str:
         """Add the rule of a JSON value; returns its name."""
         return self.add(f"%json {json.dumps(to_grammar_schema(schema, strict))}")
+
+    def nest(self, grammar: str) -> str:
+        """Add a grammar of its own; returns the reference to it."""
+        self.texts.append(grammar)
+        return f"@text{len(self.texts) - 1}"
 
     def text(self, *pieces: str) -> str:
         """Write pieces of text, with marks as their tokens."""
@@ -109,7 +124,11 @@ def _choose(constraint: Constraint, tools: Sequence[str]) -> list[_Tool]:
 
 
 def _join(rules: _Rules, start: str) -> str:
-    return "\n".join([f"start: {start}", *rules.lines])
+    grammar = "\n".join([f"start: {start}", *rules.lines])
+    if not rules.texts:
+        return grammar
+    texts = [{"name": f"text{n}", "lark_grammar": text} for n, text in enumerate(rules.texts)]
+    return json.dumps({"grammars": [{"lark_grammar": grammar}, *texts]})
 
 
 def _add_calls(rules: _Rules, grammar: CallGrammar, tools: Sequence[_Tool], single: bool) -> str:
@@ -125,10 +144,18 @@ def _add_call(rules: _Rules, grammar: CallGrammar, tool: _Tool) -> str:
     name = tool.name if grammar.xml else json.dumps(tool.name)[1:-1]
     opening = [piece.format(name=name) for piece in grammar.opening]
     closing = [piece.format() for piece in grammar.closing]
-    arguments = (
-        _add_parameters(rules, tool) if grammar.xml else rules.json(tool.schema, tool.strict)
-    )
+    arguments = _add_parameters(rules, tool) if grammar.xml else _add_arguments(rules, tool)
     return rules.add(f"{rules.text(*opening)} {arguments} {rules.text(*closing)}")
+
+
+def _add_arguments(rules: _Rules, tool: _Tool) -> str:
+    """Add the rule of a call's arguments as a JSON object; returns its name."""
+    found = find_text_grammar(tool.schema)
+    if found is None:
+        return rules.json(tool.schema, tool.strict)
+    name, grammar = found
+    opening = rules.text(f'{{{json.dumps(name)}: "')
+    return rules.add(f"{opening} {rules.nest(quote_grammar(grammar))} {rules.text(chr(34) + '}')}")
 
 
 def _add_parameters(rules: _Rules, tool: _Tool) -> str:
@@ -143,7 +170,9 @@ def _add_parameters(rules: _Rules, tool: _Tool) -> str:
         schema = schema if isinstance(schema, dict) else {}
         opening, closing = f"<parameter={key}>\n", "\n</parameter>\n"
         choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()
-        if is_text(schema) and not choices:
+        if is_text(schema) and isinstance(grammar := schema.get(TEXT_GRAMMAR), str):
+            rule = f"{rules.text(opening)} {rules.nest(grammar)} {rules.text(closing)}"
+        elif is_text(schema) and not choices:
             # The text ends where its tag does, whatever it is.
             value = rules.add("/(?s:.*)/", f"[suffix={json.dumps(closing)}]")
             rule = f"{rules.text(opening)} {value}"

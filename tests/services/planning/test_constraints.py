@@ -121,3 +121,28 @@ async def test_a_choice_that_cannot_be_made_is_refused() -> None:
 async def test_a_schema_that_is_nested_without_end_is_refused() -> None:
     schema = '{"type": "array", "items": ' * 400 + "{}" + "}" * 400
     assert (await refuse(Constraint(schema)))[0] == "response_format"
+
+
+def make_text_tool(grammar: str) -> str:
+    text = {"type": "string", "x-grammar": grammar}
+    return make_tool("edit", parameters={"type": "object", "properties": {"input": text}})
+
+
+@pytest.mark.parametrize("call_format", ["hermes", "qwen-xml"])
+@pytest.mark.parametrize(
+    ("grammar", "named"),
+    [
+        ("start: missing", "missing"),
+        ("start: <|im_end|>", "'<'"),
+        ('start: %json {"type": "object"}', "'%json'"),
+        ("start: @other", "'@'"),
+        ("start: /(?=a)b/", "look-around"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_followed_is_refused(
+    grammar: str, named: str, call_format: str
+) -> None:
+    field, message = await refuse(FREE, make_text_tool(grammar), call_format=call_format)
+    assert field == "tools[0].function.parameters"
+    assert named in message
+    await check_constraint(FREE, [make_text_tool('start: "a" /b+/')], call_format)

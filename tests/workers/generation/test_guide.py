@@ -243,3 +243,42 @@ def test_a_grammar_that_fails_ends_its_own_answer_alone(tokenizer: ChatTokenizer
     with pytest.raises(BadSettings, match="failed"):
         guide.accept(5)
     assert other.say("42")
+
+
+def make_text_tool(grammar: str) -> str:
+    """A tool whose one argument is a text that follows a grammar."""
+    parameters = {
+        "type": "object",
+        "properties": {"input": {"type": "string", "x-grammar": grammar}},
+        "required": ["input"],
+    }
+    return json.dumps({"function": {"name": "edit", "parameters": parameters}})
+
+
+LINES = 'start: ("+" /.+/ LF)+ "end"\n%import common.LF'
+
+
+def test_a_text_within_json_follows_its_own_grammar(tokenizer: ChatTokenizer) -> None:
+    tools = (make_text_tool(LINES), TOOL)
+    opening = '<tool_call>{"name": "edit", "arguments": {"input": "'
+    answer = Answer(tokenizer, Constraint(), tools=tools)
+    assert answer.say(opening)
+    assert not answer.say("-")
+    assert not answer.say("e")
+    assert answer.say(r"+say \"so\"\n+\tC:\\x\nend")
+    assert not answer.say("+")
+    assert answer.say('"}}</tool_call>')
+    assert answer.may_end
+    other = Answer(tokenizer, Constraint(), tools=tools)
+    assert other.say('<tool_call>{"name": "weather", "arguments": {"city": "Bern", "at": 4}}')
+
+
+def test_a_text_between_tags_follows_its_own_grammar(tokenizer: ChatTokenizer) -> None:
+    coder = make(tokenizer, CODER)
+    answer = Answer(coder, Constraint(), tools=(make_text_tool(LINES),))
+    assert answer.say("<tool_call>\n<function=edit>\n<parameter=input>\n")
+    assert not answer.say("-")
+    assert answer.say('+say "so"\n+more\nend')
+    assert not answer.say("+")
+    assert answer.say("\n</parameter>\n</function>\n</tool_call>")
+    assert answer.may_end
