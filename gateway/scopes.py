@@ -30,7 +30,7 @@ RULES = (
     _rule(r"/healthz|/readyz|/openapi\.json|/docs|/console(/.*)?"),
     _rule(r"/metrics|/v1/workers", Scope.ADMIN),
     _rule(r"/version|/v1/(methods|worker|models(/.*)?)", *Scope),
-    _rule(r"/v1/(chat/completions|responses|messages)", Scope.INFER, computes=True),
+    _rule(r"/v1/((chat/)?completions|responses|messages)", Scope.INFER, computes=True),
     _rule(r"/v1/(chat|responses|conversations|messages)(/.*)?", Scope.INFER),
     _rule(r"/v1/sessions/[^/]+/(turns|fork)", Scope.SESSIONS, computes=True),
     _rule(r"/v1/(sessions(/.*)?|stream|overview)", Scope.SESSIONS),

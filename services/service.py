@@ -373,8 +373,21 @@ class SessionService:
         Raises WorkerRefused if the model's template refuses the messages.
         """
         wire = [message_to_wire(message) for message in messages]
-        request = pb.CountTokensRequest(messages=wire, tools=tools)
-        return (await self._worker.count_tokens(request)).tokens
+        return len((await self.tokenize(pb.TokenizeRequest(messages=wire, tools=tools))).ids)
+
+    async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
+        """Return the tokens of a prompt or of a text. Raises as `count_tokens`."""
+        return await self._worker.tokenize(request)
+
+    async def tokenize_text(self, text: str, special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of a text, with the special ones that the tokenizer puts around it."""
+        request = pb.TokenizeRequest(text=text, special_tokens=special_tokens)
+        return tuple((await self._worker.tokenize(request)).ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included. Raises WorkerRefused for unknown ones."""
+        chunk = pb.TokenChunk(ids=token_ids)
+        return (await self._worker.detokenize(pb.DetokenizeRequest(chunks=[chunk]))).texts[0]
 
     async def memory(self, session: str, tenant: str | None = None) -> MemoryReport:
         """Report what the session holds. Raises UnknownSession."""

@@ -29,7 +29,7 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent
 from kvrecall.domain.turn_request import TurnRequest, plan_turn
-from kvrecall.protocol.convert import call_from_wire
+from kvrecall.protocol.convert import call_from_wire, logprob_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
 from services.background import BackgroundTasks
@@ -257,6 +257,8 @@ class TurnRunner:
                                     self._commit(turn, event.done, request.epoch)
                                 )
                                 committed = True
+                                scored = map(logprob_from_wire, event.done.prompt_logprobs)
+                                outcome = replace(outcome, prompt_logprobs=tuple(scored))
                                 publish(TurnEnded(outcome))
                                 return
                 raise WorkerLost("the worker ended the turn without an answer")

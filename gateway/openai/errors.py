@@ -9,7 +9,13 @@ from pydantic import BaseModel
 from kvrecall.domain.codes import ErrorCode
 
 # The routes of this API; the session API's errors are problem details.
-_PATHS = ("/v1/chat/completions/", "/v1/models/", "/v1/responses/", "/v1/conversations/")
+_PATHS = (
+    "/v1/chat/completions/",
+    "/v1/completions/",
+    "/v1/models/",
+    "/v1/responses/",
+    "/v1/conversations/",
+)
 
 # OpenAI's clients repeat 408, 409, 429 and 5xx by themselves: what a retry cannot help is a 400.
 _STATUSES: Mapping[str, int] = {

@@ -10,6 +10,7 @@ from gateway.answers import read_answer, require_model, respond
 from gateway.directives import find_clamped, read_directives
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.openai.chunks import CompletionChunks, Head, build_completion, build_completions
+from gateway.openai.completions.routes import add_completion_routes
 from gateway.openai.conversations.routes import add_conversation_routes
 from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody
@@ -34,6 +35,7 @@ def add_openai_routes(
 ) -> None:
     """Add the routes of OpenAI's API."""
     _add_models(router, service, settings)
+    add_completion_routes(router, service, settings)
     add_response_routes(router, service, settings)
     add_conversation_routes(router, service)
 

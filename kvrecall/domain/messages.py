@@ -73,6 +73,10 @@ class Sampling:
     - `logit_bias`: token ids, and what is added to their logits.
     - `top_logprobs`: the number of likeliest tokens to report at each place; None: none at all, not
       even the generated one's.
+    - `min_tokens`: tokens of the answer before one that ends it may come. A stop string ends it at
+      any place, and so does a grammar that allows nothing else.
+    - `stop_token_ids`: tokens that end the answer, beside the model's own.
+    - `prompt_logprobs`: as `top_logprobs`, for the tokens of the prompt.
     """
 
     max_tokens: int = 256
@@ -88,13 +92,17 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
     constraint: Constraint = FREE
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The log-probability of a generated token, and those of the likeliest ones in its place.
+    """The log-probability of a token, and those of the likeliest ones in its place.
 
-    They are the model's: before temperature, penalties, bias and constraint.
+    That of a prompt's first token is NaN, since nothing comes before it. They are the model's: before
+    temperature, penalties, bias and constraint.
     """
 
     token: str

@@ -151,7 +151,8 @@ class TurnOutcome:
     `reasoning_tokens` of the output are not of the answer itself. `deferred_tokens` at the
     session's end wait for the next repair before a turn. The last `recorded_tokens` of the prompt
     are recorded text that was appended as an answer's tokens are. `logprobs` are those of the
-    text's tokens, in an answer that asked for them; they are never stored. `prefilled_tokens` were
+    text's tokens, and `prompt_logprobs` those of the prompt's, in an answer that asked for them;
+    they are never stored. `prefilled_tokens` were
     computed before the answer: those of the prompt that no shared page has, and pending ones; None
     in outcomes that were stored before 0.3.0.
 
@@ -178,6 +179,7 @@ class TurnOutcome:
     stop_sequence: str = ""
     reasoning_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     deferred_tokens: int = 0
     recorded_tokens: int = 0
     prefilled_tokens: int | None = None

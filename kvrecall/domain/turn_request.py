@@ -39,6 +39,8 @@ class TurnRequest:
       found again; empty: it need not be.
     - `follows`: the turn that it follows; None: whichever is the last. Raises SessionBusy when
       another one came first.
+    - `prompt`: token ids instead of messages. They are appended as they are, and what is generated
+      behind them is text alone: neither reasoning nor calls.
     """
 
     messages: tuple[Message, ...]
@@ -52,6 +54,7 @@ class TurnRequest:
     wait_for_repairs: bool = False
     history: bytes = b""
     follows: int | None = None
+    prompt: tuple[int, ...] = ()
 
     @property
     def predicts(self) -> bool:
@@ -95,14 +98,14 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -
     calls, inline_results = _answered(session.calls, answers)
     asks = _walk(request.messages[len(answers) :], len(answers), request.generate)
     messages = tuple(call.result_message() for call in calls) + request.messages[len(answers) :]
-    if not messages:
+    if not messages and not request.prompt:
         raise EmptyTurn(
             "messages",
             "a turn needs a message, unless results of tool calls are waiting to be appended",
         )
     number = session.turns + 1
     seed = (session.settings.seed + number) % 2**64 if request.seed is None else request.seed
-    brings_news = bool(inline_results or request.messages[len(answers) :])
+    brings_news = bool(inline_results or request.messages[len(answers) :] or request.prompt)
     repairs = _repairs(session, request, brings_news=brings_news)
     deferred = repairs and request.repair is None and not request.predicts
     return TurnPlan(

@@ -127,10 +127,10 @@ DETOKENIZE = Call(
     "quick_seconds",
     any_worker=True,
 )
-COUNT_TOKENS = Call(
-    "CountTokens",
-    pb.CountTokensRequest,
-    pb.CountTokensResult,
+TOKENIZE = Call(
+    "Tokenize",
+    pb.TokenizeRequest,
+    pb.TokenizeResult,
     "open_seconds",
     any_worker=True,
 )
@@ -172,7 +172,7 @@ CALLS: tuple[Call[Any, Any], ...] = (
     REPAIR,
     STOP_EARLY,
     DETOKENIZE,
-    COUNT_TOKENS,
+    TOKENIZE,
     MAP_ROWS,
     EMBED,
     BUILD_EPISODES,

@@ -86,6 +86,9 @@ def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
         logit_bias=[pb.TokenBias(id=id, bias=bias) for id, bias in sampling.logit_bias],
         top_logprobs=sampling.top_logprobs,
         constraint=constraint,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        prompt_logprobs=sampling.prompt_logprobs,
     )
 
 
@@ -112,6 +115,9 @@ def sampling_from_wire(sampling: pb.Sampling) -> Sampling:
             tuple(constraint.tools),
             constraint.single_call,
         ),
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
     )
 
 

@@ -98,7 +98,7 @@ def words_of_signal(request: pb.RepairRequest, words: Mapping[int, str]) -> list
     return request.text.split() + said + [words[token] for token in request.token_ids]
 
 
-def utterance_tokens(request: pb.TurnRequest | pb.CountTokensRequest) -> list[int]:
+def utterance_tokens(request: pb.TurnRequest | pb.TokenizeRequest) -> list[int]:
     """Count the words of each side's consecutive messages."""
     runs = groupby(request.messages, lambda message: message.role == "assistant")
     return [sum(len(words_of_message(message)) for message in run) for _, run in runs]
@@ -196,6 +196,8 @@ def turn_reports(
             scan="exact",
             searched_share=1.0,
         )
+    if request.sampling.HasField("prompt_logprobs"):
+        reports["prompt_logprobs"] = prompt_scores(signal_tokens)
     if request.compare_with:
         reports["fidelity"] = pb.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8)
     if options.reselect is not None and request.generate:
@@ -209,6 +211,12 @@ def turn_reports(
     if options.retrieve != "{}" and request.generate:
         reports["retrieval"] = pb.RetrievalReport(steps=5, rows=80, seconds=0.125)
     return reports
+
+
+def prompt_scores(tokens: int) -> list[pb.TokenLogprob]:
+    """Build the log-probabilities of a prompt, after the first token of which all are as likely."""
+    scores = [math.nan, *[-0.5] * (tokens - 1)][:tokens]
+    return [pb.TokenLogprob(token="w", utf8=b"w", logprob=score) for score in scores]
 
 
 def switch_report(episode: pb.Episode) -> pb.SwitchReport:

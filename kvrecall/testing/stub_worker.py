@@ -193,6 +193,7 @@ class StubWorker:
         try:
             switched = self._switch(state, request)
             prompt = [word for message in request.messages for word in words_of_message(message)]
+            prompt += [self.words.get(token, str(token)) for token in request.prompt]
             self._change(state, "turn" if not request.repair else "repaired turn", prompt)
             answer = self._answer(request, state) if request.generate else ""
             stop = ""
@@ -247,10 +248,14 @@ class StubWorker:
             texts=[" ".join(self.words[id] for id in chunk.ids) for chunk in request.chunks]
         )
 
-    async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
-        """Count the words of the messages."""
-        self._fault("count_tokens")
-        return pb.CountTokensResult(tokens=sum(utterance_tokens(request)))
+    async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
+        """Return the words of the messages, or of the text, as tokens."""
+        self._fault("tokenize")
+        words = [word for message in request.messages for word in words_of_message(message)]
+        words += [*(["<s>"] if request.special_tokens else []), *request.text.split()]
+        self.words |= {token_of_word(word): word for word in words}
+        pieces = words if request.pieces else []
+        return pb.TokenizeResult(ids=map(token_of_word, words), pieces=pieces)
 
     async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
         """Map every word as active in both layers."""

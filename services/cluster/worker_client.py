@@ -100,8 +100,8 @@ class Worker(Protocol):
         """The text of each chunk of token ids, special tokens included."""
         ...
 
-    async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
-        """The tokens of a prompt, as a new session would append it.
+    async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
+        """The tokens of a prompt, as a new session would append it, or of a plain text.
 
         Refused with `bad_messages` if the model's template refuses the messages.
         """
@@ -227,9 +227,9 @@ class WorkerCalls(ABC):
         """See `Worker.detokenize`."""
         return await self.call(calls.DETOKENIZE, request)
 
-    async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
-        """See `Worker.count_tokens`."""
-        return await self.call(calls.COUNT_TOKENS, request)
+    async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
+        """See `Worker.tokenize`."""
+        return await self.call(calls.TOKENIZE, request)
 
     async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
         """See `Worker.map_rows`."""

@@ -12,7 +12,7 @@ from kvrecall.domain.errors import ServiceError
 from services.cancellation import run_to_completion
 from services.conversations.continuation import Continuation, Match
 from services.conversations.steps import Place, Steps
-from services.turn_stream import TurnEnded, TurnProgress
+from services.turn_stream import ProgressStream, TurnEnded, TurnProgress
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,15 @@ class ChoicesStream:
     """
 
     def __init__(
-        self, turns: Sequence[Continuation], discard: Callable[[], Awaitable[None]]
+        self,
+        turns: Sequence[ProgressStream],
+        discard: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._turns = turns
         self._discard = discard
         self._running = len(turns)
         self._closed = False
+        self._first: ChoiceProgress | None = None
         self._progress: asyncio.Queue[ChoiceProgress | BaseException] = asyncio.Queue()
         self._readers = [
             asyncio.create_task(self._read(choice, turn), name="choice")
@@ -47,6 +50,9 @@ class ChoicesStream:
         return self
 
     async def __anext__(self) -> ChoiceProgress:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
         if not self._running:
             raise StopAsyncIteration
         item = await self._progress.get()
@@ -54,6 +60,15 @@ class ChoicesStream:
             raise item
         self._running -= isinstance(item.progress, TurnEnded)
         return item
+
+    async def wait(self) -> TurnProgress:
+        """Wait for the first piece of progress, which stays to be read. Raises what a turn raises."""
+        try:
+            self._first = await anext(self)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self._first.progress
 
     async def aclose(self) -> None:
         """End all turns early, unless all are committed."""
@@ -66,12 +81,12 @@ class ChoicesStream:
             reader.cancel()
         await asyncio.wait(self._readers)
         await _close_all(self._turns)
-        if self._running:
+        if self._running and self._discard is not None:
             await self._discard()
 
-    async def _read(self, choice: int, turn: Continuation) -> None:
+    async def _read(self, choice: int, turn: ProgressStream) -> None:
         try:
-            async for progress in turn.stream:
+            async for progress in turn:
                 self._progress.put_nowait(ChoiceProgress(choice, progress))
         except Exception as error:  # any error at all is raised to the reader
             self._progress.put_nowait(error)
@@ -136,12 +151,12 @@ async def start_choices(steps: Steps, place: Place | None, count: int) -> Choice
             # Begun at once: while it runs, no quota makes room for the next one by its deletion.
             turns.append(await steps.begin(branch, match, appended, choice))
     except BaseException:
-        await run_to_completion(_close_all(turns))
+        await run_to_completion(_close_all([turn.stream for turn in turns]))
         await run_to_completion(discard())
         raise
-    return Choices(tuple(turns), ChoicesStream(turns, discard))
+    return Choices(tuple(turns), ChoicesStream([turn.stream for turn in turns], discard))
 
 
-async def _close_all(turns: Sequence[Continuation]) -> None:
+async def _close_all(turns: Sequence[ProgressStream]) -> None:
     """End turns early, unless they are committed."""
-    await asyncio.gather(*(turn.stream.aclose() for turn in turns))
+    await asyncio.gather(*(turn.aclose() for turn in turns))

@@ -27,6 +27,7 @@ from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry
 from services.catalog.responses.base import StoredResponse
 from services.conversations.choices import Choices, start_choices
+from services.conversations.completions import ALONE_SECONDS, Completions, start_completions
 from services.conversations.continuation import (
     Continuation,
     Conversation,
@@ -52,9 +53,6 @@ _FIRST_PLACES = 64
 # for so many places, each further one for so many times more.
 _PLACES_AT_FIRST = 4
 _PLACES_FACTOR = 8
-# A session that is to be deleted behind its answer expires after this time, should the process be
-# killed before.
-_ALONE_SECONDS = 60.0
 
 
 class Conversations:
@@ -96,6 +94,14 @@ class Conversations:
         _, history, place = await self.look_up(conversation)
         return await start_choices(Steps(self._api, conversation, history), place, count)
 
+    async def completions(
+        self, settings: CreateSession, turns: Sequence[TurnRequest]
+    ) -> Completions:
+        """Start completions of plain prompts. Raises as `start_completions`."""
+        for turn in turns:
+            await self._check_answer(turn, ())
+        return await start_completions(self._api, settings, turns)
+
     async def turn_in(
         self, session_id: str, conversation: Conversation, only_new: bool
     ) -> Continuation:
@@ -123,7 +129,7 @@ class Conversations:
         It is deleted behind the answer, so a repeated request is answered anew.
         """
         _check_messages(conversation)
-        settings = replace(conversation.settings, expires_after_seconds=_ALONE_SECONDS)
+        settings = replace(conversation.settings, expires_after_seconds=ALONE_SECONDS)
         conversation = replace(conversation, settings=settings, key=None)
         await self._check_answer(conversation.turn, conversation.settings.tools)
         opening = conversation.opening

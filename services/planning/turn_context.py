@@ -65,6 +65,7 @@ class TurnContext:
             episode=None if self.match is None else self.match.load,
             prefix=None if self.first is None else self.first.offered,
             length=self.session.memory.length,
+            prompt=self.request.prompt,
         )
 
     def describe_start(self, done: pb.TurnDone) -> TurnStart:
@@ -89,6 +90,7 @@ class TurnContext:
             messages=[message_to_wire(message) for message in self.plan.messages],
             generate=self.request.generate,
             sampling=sampling_to_wire(self.plan.sampling),
+            prompt=self.request.prompt,
         )
         text = f"{self.plan.number} ".encode() + request.SerializeToString(deterministic=True)
         return blake2b(text, digest_size=16).hexdigest()

@@ -41,6 +41,7 @@ OPERATIONS = [
     ("GET", "/v1/worker"),
     ("GET", "/v1/workers"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
     ("POST", "/v1/conversations"),
     ("POST", "/v1/conversations/{conversation}"),
     ("POST", "/v1/conversations/{conversation}/items"),

@@ -10,6 +10,9 @@ from torch import Tensor
 from kvrecall.domain.messages import Sampling
 from workers.generation.guide import Guide
 
+# Finite: a token that ends the answer still comes where a grammar allows nothing else.
+_NEVER = -1e9
+
 
 class Adjustment:
     """One session's penalties and bias, and how often its answer has each token.
@@ -17,18 +20,21 @@ class Adjustment:
     The counts begin with the turn: tokens of the prompt, which may be forgotten, do not count.
     """
 
-    def __init__(self, sampling: Sampling) -> None:
-        """Begin without a token."""
+    def __init__(self, sampling: Sampling, ends: Sequence[int] = ()) -> None:
+        """Begin without a token. ends: tokens that end the answer."""
         self.frequency = sampling.frequency_penalty
         self.presence = sampling.presence_penalty
         self.repetition = sampling.repetition_penalty
         self._bias = dict(sampling.logit_bias)
+        self._min_tokens = sampling.min_tokens
+        self._ends = tuple(ends)
+        self._tokens = 0
         self._new: list[int] = []
         self._counts: Tensor | None = None
         self._added: Tensor | None = None
 
     @classmethod
-    def of(cls, sampling: Sampling) -> "Adjustment | None":
+    def of(cls, sampling: Sampling, ends: Sequence[int] = ()) -> "Adjustment | None":
         """Return the adjustment that a turn asks for; None if it asks for none."""
         none = Sampling()
         same = all(
@@ -38,13 +44,17 @@ class Adjustment:
                 "presence_penalty",
                 "repetition_penalty",
                 "logit_bias",
+                "min_tokens",
             )
         )
-        return None if same else cls(sampling)
+        return None if same else cls(sampling, ends)
 
     def count(self, token: int) -> None:
         """Count a token of the answer."""
         self._new.append(token)
+        self._tokens += 1
+        if self._tokens == self._min_tokens:
+            self._added = None
 
     def counts(self, like: Tensor) -> Tensor:
         """How often each token was generated: as a row `like`, on its device."""
@@ -60,9 +70,12 @@ class Adjustment:
         """What is added to each token's logit: as a row `like`, on its device."""
         if self._added is None:
             self._added = torch.zeros_like(like)
+            if self._tokens < self._min_tokens:
+                ids = send(self._ends, torch.int64, like.device)
+                self._added[ids] = _NEVER
             if self._bias:
                 ids = send(list(self._bias), torch.int64, like.device)
-                self._added[ids] = send(list(self._bias.values()), like.dtype, like.device)
+                self._added[ids] += send(list(self._bias.values()), like.dtype, like.device)
         return self._added
 
 

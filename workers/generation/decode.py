@@ -31,12 +31,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of an answer: logits of its first token, float32 `[vocabulary]`, and its limits."""
+    """The start of an answer: logits of its first token, float32 `[vocabulary]`, and its limits.
+
+    `ends`: tokens that end it: the model's ends of a turn, and those that the client names.
+    """
 
     logits: Tensor
     sampler: Sampler
     stream: TextStream
     max_tokens: int
+    ends: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,11 @@ def decode(
     token = sample(start.logits[None], [sampler])[0]
     while True:
         token_ids.append(token)
-        if token in tokenizer.eos_token_ids:
+        if token in start.ends:
             sampler.finish()
             reason = "stop"
-            session.pending = [token]
+            closed = token in tokenizer.eos_token_ids
+            session.pending = [token, *(() if closed else tokenizer.eos_token_ids[:1])]
             break
         in_reasoning = stream.reasoning
         piece = stream.push(token)

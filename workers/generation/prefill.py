@@ -57,6 +57,7 @@ def prefill(
     answers: bool = False,
     before_step: Callable[[int], Steps[None]] | None = None,
     source: LayerSource | None = None,
+    score: Callable[[Tensor, Sequence[int]], None] | None = None,
 ) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
@@ -71,7 +72,8 @@ def prefill(
     `keep_distribution` recorded text is appended in steps, where decoding attends to other rows than
     blocks do. `before_step` runs before each step, with the number of recorded tokens that are
     appended already, negative in the prompt. source: of the stored rows that blocks attend to, the
-    engine's store unless given.
+    engine's store unless given. `score` is called with the logits at all tokens but the last, block
+    by block, `[t, vocabulary]`, and the token that follows each.
     """
     session = resident.session
     pending = session.pending
@@ -90,11 +92,14 @@ def prefill(
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)
         block_logits = yield from _append(
-            engine, resident, block, token_ids, block.tokens if wanted else 1, source
+            engine, resident, block, token_ids, block.tokens if wanted or score else 1, source
         )
         on_block(block.tokens)
         if block.start < prompt <= block.stop:
             on_prompt_end()
+        if score is not None:
+            after = token_ids[block.start + 1 : block.stop + 1]
+            score(block_logits[: len(after)], after)
         if wanted:
             expected.append(block_logits[wanted].log_softmax(-1).cpu())
         logits = block_logits[-1]

@@ -42,7 +42,8 @@ def build_grammars(
     The vocabulary, which log-probabilities are reported by as well, is built with the first.
     """
     tools = [json.dumps(tool) for tool in session.config.tools]
-    if sampling.constraint == FREE and sampling.top_logprobs is None and not tools:
+    reports = (sampling.top_logprobs, sampling.prompt_logprobs) != (None, None)
+    if sampling.constraint == FREE and not reports and not tools:
         return CompiledGrammars()
     return (
         yield from _off_thread(engine, lambda: engine.grammars.build(sampling.constraint, tools))

@@ -33,8 +33,9 @@ def require_valid(sampling: Sampling, vocabulary: int) -> None:
     if not 0 < sampling.repetition_penalty <= 100:
         value = sampling.repetition_penalty
         raise BadSettings(f"repetition_penalty is {value}, it must be over 0 and at most 100")
-    if (sampling.top_logprobs or 0) > MAX_TOP_LOGPROBS:
-        raise BadSettings(f"top_logprobs is {sampling.top_logprobs}, at most {MAX_TOP_LOGPROBS}")
+    most = max(sampling.top_logprobs or 0, sampling.prompt_logprobs or 0)
+    if most > MAX_TOP_LOGPROBS:
+        raise BadSettings(f"{most} log-probabilities are asked for, at most {MAX_TOP_LOGPROBS}")
     numbers = (
         sampling.frequency_penalty,
         sampling.presence_penalty,
@@ -42,9 +43,13 @@ def require_valid(sampling: Sampling, vocabulary: int) -> None:
     )
     if not all(-100 <= number <= 100 for number in numbers):
         raise BadSettings("penalties and biases must be between -100 and 100")
-    unknown = [token for token, _ in sampling.logit_bias if not 0 <= token < vocabulary]
-    if unknown:
-        raise BadSettings(f"logit_bias names token {unknown[0]}; the model has {vocabulary}")
+    for name, tokens in (
+        ("logit_bias", [token for token, _ in sampling.logit_bias]),
+        ("stop_token_ids", sampling.stop_token_ids),
+    ):
+        unknown = [token for token in tokens if not 0 <= token < vocabulary]
+        if unknown:
+            raise BadSettings(f"{name} names token {unknown[0]}; the model has {vocabulary}")
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,13 @@ class Sampler:
         guide: What the answer is constrained to; None if it is free.
     """
 
-    def __init__(self, sampling: Sampling, guide: Guide | None = None) -> None:
-        """Seed the random numbers; a temperature under MIN_TEMPERATURE is greedy."""
+    def __init__(
+        self, sampling: Sampling, guide: Guide | None = None, ends: Sequence[int] = ()
+    ) -> None:
+        """Seed the random numbers; a temperature under MIN_TEMPERATURE is greedy.
+
+        ends: tokens that end the answer.
+        """
         self.greedy = sampling.temperature < MIN_TEMPERATURE
         self.temperature = sampling.temperature
         self.top_k = sampling.top_k
@@ -81,7 +91,7 @@ class Sampler:
         self.min_p = sampling.min_p
         self.top_logprobs = sampling.top_logprobs
         self.logprobs: Logprobs | None = None
-        self.adjustment = Adjustment.of(sampling)
+        self.adjustment = Adjustment.of(sampling, ends)
         self.guide = guide
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._number: float | None = None
@@ -138,15 +148,26 @@ def _report(logits: Tensor, tokens: Tensor, samplers: Sequence[Sampler]) -> None
     if not wanted:
         return
     rows = send(wanted, torch.int64, logits.device)
-    logprobs = logits[rows].log_softmax(-1)
     most = max(samplers[row].top_logprobs or 0 for row in wanted)
+    found = measure(logits[rows], tokens[rows], most)
+    for row, each in zip(wanted, found, strict=True):
+        samplers[row].logprobs = Logprobs(each.logprob, each.top[: samplers[row].top_logprobs])
+
+
+def measure(logits: Tensor, tokens: Tensor, most: int) -> list[Logprobs]:
+    """Return the log-probability of a token in each row of `[B, vocabulary]`, and of the `most` likeliest.
+
+    tokens: int64 `[B]`. The device is waited for once.
+    """
+    logprobs = logits.log_softmax(-1)
     values, ids = logprobs.topk(min(most, logprobs.shape[-1]))
-    chosen = logprobs.gather(1, tokens[rows][:, None])
+    chosen = logprobs.gather(1, tokens[:, None])
     found = torch.cat([chosen, values, ids.to(values.dtype)], 1).tolist()
-    for row, (logprob, *rest) in zip(wanted, found, strict=True):
-        count = min(samplers[row].top_logprobs or 0, len(rest) // 2)
-        top = zip(map(int, rest[len(rest) // 2 :]), rest, strict=False)
-        samplers[row].logprobs = Logprobs(logprob, tuple(top)[:count])
+    half = values.shape[-1]
+    return [
+        Logprobs(logprob, tuple(zip(map(int, rest[half:]), rest[:half], strict=True)))
+        for logprob, *rest in found
+    ]
 
 
 def _draw(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:

@@ -52,11 +52,12 @@ class TextStream:
         reasons: bool | None = None,
         calls: bool = True,
         tools: Sequence[Any] = (),
+        verbatim: bool = False,
     ) -> None:
         """Start a stream that ends at any of the `stop` strings.
 
         reasons: whether the prompt ends within the reasoning; None if the answer itself tells.
-        calls: False leaves calls in the text.
+        calls: False leaves calls in the text; verbatim: the text keeps the white space at its ends.
         """
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
@@ -65,6 +66,7 @@ class TextStream:
         self._mark = self._format.mark if calls else ""
         self._may_be_bare = self._format.bare and calls
         self._parses = calls
+        self._verbatim = verbatim
         self._stop = tuple(stop)
         self._reasoning = ReasoningStream(self._format.reasoning, reasons)
         self._pieces: list[str] = []
@@ -136,7 +138,8 @@ class TextStream:
     def parse(self) -> ParsedAnswer:
         """Return the parts of the whole answer."""
         plain, calls = ("", ()) if self.reasoning else self._parsed
-        return ParsedAnswer(plain.strip(), self._reasoning.text, tuple(calls))
+        text = plain if self._verbatim else plain.strip()
+        return ParsedAnswer(text, self._reasoning.text, tuple(calls))
 
     @cached_property
     def _parsed(self) -> tuple[str, Sequence[ParsedCall]]:

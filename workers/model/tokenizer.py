@@ -100,9 +100,13 @@ class ChatTokenizer:
             segments += self._encode_prompt(before, waiting, tools, generate)
         return segments
 
-    def encode(self, text: str) -> list[int]:
-        """Encode plain text, without special tokens around it."""
-        return list(self.inner.encode(text, add_special_tokens=False))
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """Encode plain text, with the special tokens that the tokenizer puts around one if asked."""
+        return list(self.inner.encode(text, add_special_tokens=special_tokens))
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary writes it."""
+        return [str(piece) for piece in self.inner.convert_ids_to_tokens(list(token_ids))]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens to text, special tokens included."""

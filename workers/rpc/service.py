@@ -1,7 +1,6 @@
 """The worker's answers to all calls of the table, over any transport."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -11,7 +10,6 @@ from google.protobuf.empty_pb2 import Empty
 
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
-from kvrecall.protocol.convert import to_chat
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError
 from kvstore.store import RowStore
@@ -19,6 +17,7 @@ from workers import methods
 from workers.engine.row_map import map_rows
 from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
+from workers.model.tokenize import tokenize
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.metrics import ScrapedMetrics
 from workers.scheduler.scheduler import Scheduler
@@ -154,15 +153,10 @@ class WorkerService:
         tokenizer = self._scheduler.engine.tokenizer
         return pb.DetokenizeResult(texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks])
 
-    async def count_tokens(self, request: pb.CountTokensRequest) -> pb.CountTokensResult:
-        """The tokens of a new session's prompt; rendered off the event loop."""
+    async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
+        """The tokens of a new session's prompt or of a text; rendered off the event loop."""
         engine = self._scheduler.engine
-        messages = [to_chat(message) for message in request.messages]
-        tools = [json.loads(tool) for tool in request.tools]
-        segments = await _wait(
-            engine.renderer.submit(engine.tokenizer.prompt, [], messages, tools, True)
-        )
-        return pb.CountTokensResult(tokens=sum(len(segment.token_ids) for segment in segments))
+        return await _wait(engine.renderer.submit(tokenize, engine.tokenizer, request))
 
     async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
         """The active rows of a committed state, off the event loop and the scheduler."""

@@ -16,7 +16,7 @@ from workers.episodes.switch import read_episode, switch
 from workers.errors import BadMessages, NotComparable, TurnTooLong, UnknownSession
 from workers.generation.decode import Answer, Emitted, Start, decode
 from workers.generation.guide import build_guide
-from workers.generation.logprobs import report_logprobs
+from workers.generation.logprobs import PromptScores, report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.rendering import build_grammars, render_prompt
 from workers.generation.sampling import Sampler, require_valid
@@ -124,9 +124,12 @@ def _plan_turn(
     sampling = convert.sampling_from_wire(request.sampling)
     require_valid(sampling, engine.model.vocabulary)
     grammars = CompiledGrammars()
-    if request.generate:
+    if request.generate or sampling.prompt_logprobs is not None:
         grammars = yield from build_grammars(engine, session, sampling)
-    segments = yield from render_prompt(engine, session, messages, generate=request.generate)
+    if request.prompt:
+        segments = [_read_prompt(engine, request.prompt)]
+    else:
+        segments = yield from render_prompt(engine, session, messages, generate=request.generate)
     prompt = tuple(token for segment in segments for token in segment.token_ids)
     if not prompt:
         raise BadMessages("the turn is empty: its messages render to no token")
@@ -138,6 +141,17 @@ def _plan_turn(
     return _TurnPlan(
         request, messages, tuple(segments), prompt, sampling, grammars, reference, episode
     )
+
+
+def _read_prompt(engine: Engine, token_ids: Sequence[int]) -> Segment:
+    """Read a prompt that is given as tokens. Raises BadMessages for one that the model has not."""
+    unknown = [token for token in token_ids if token >= engine.model.vocabulary]
+    if unknown:
+        known = engine.model.vocabulary
+        raise BadMessages(
+            f"the prompt has token {unknown[0]}; the model has tokens 0 to {known - 1}"
+        )
+    return Segment(tuple(token_ids), recorded=False)
 
 
 def _require_committed(session: WorkerSession, request: pb.TurnRequest) -> None:
@@ -194,12 +208,15 @@ def _prefill(
     request = plan.request
     watch = run.watch
     compares = plan.reference is not None
+    most = plan.sampling.prompt_logprobs
+    looks_at_all = compares or request.keep_distribution or most is not None
     taken = 0
-    if request.HasField("prefix") and not compares and not request.keep_distribution:
+    if request.HasField("prefix") and not looks_at_all:
         taken = yield from take_prefix(engine, resident, request.prefix, plan.prompt)
         run.done.shared_pages = taken // engine.store.layout.page_tokens
         watch.lap("share")
     recorded = any(segment.recorded for segment in plan.segments)
+    scores = None if most is None else PromptScores(engine.grammars, plan.prompt[0], most)
     prefilled = yield from prefill(
         engine,
         resident,
@@ -209,7 +226,10 @@ def _prefill(
         on_block=lambda tokens: watch.mark("block", tokens=tokens),
         answers=request.generate,
         before_step=run.before_step,
+        score=None if scores is None else scores.score,
     )
+    if scores is not None:
+        run.done.prompt_logprobs.extend(scores.reported)
     run.done.prefilled_tokens = prefilled.tokens
     run.done.recorded_tokens = prefilled.recorded
     watch.lap("append" if recorded else "prefill")
@@ -252,15 +272,24 @@ def _start(
     """Start the answer: its stream, its constraint and its sampler."""
     sampling = plan.sampling
     constraint = sampling.constraint
+    plain = bool(plan.request.prompt)
     stream = TextStream(
         engine.tokenizer,
         sampling.stop,
-        reasons=engine.tokenizer.opens_reasoning(plan.prompt),
-        calls=constraint.tool_choice is not ToolChoice.NONE,
+        reasons=False if plain else engine.tokenizer.opens_reasoning(plan.prompt),
+        calls=constraint.tool_choice is not ToolChoice.NONE and not plain,
         tools=resident.config.tools,
+        verbatim=plain,
     )
     guide = build_guide(engine.grammars, plan.grammars, constraint, engine.tokenizer, stream)
-    return Start(prefilled.logits, Sampler(sampling, guide), stream, sampling.max_tokens)
+    ends = (*engine.tokenizer.eos_token_ids, *sampling.stop_token_ids)
+    return Start(
+        prefilled.logits,
+        Sampler(sampling, guide, ends),
+        stream,
+        sampling.max_tokens,
+        frozenset(ends),
+    )
 
 
 def _build_answer(done: pb.TurnDone, answer: Answer, position: int, emit: Emit) -> ChatMessage:
@@ -310,7 +339,7 @@ def _count_tokens(done: pb.TurnDone, plan: _TurnPlan, token_ids: Sequence[int]) 
     """Add the turn's tokens, and their counts by side."""
     done.token_ids.extend(token_ids)
     answered = len(token_ids) - done.prompt_tokens if plan.request.generate else None
-    roles = [message.role for message in plan.request.messages]
+    roles = [message.role for message in plan.request.messages] or ["user"]
     done.utterance_tokens.extend(utterance_tokens(roles, plan.segments, answered))
 
 

@@ -244,7 +244,7 @@ class DeleteRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., keep_pages: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias", "top_logprobs", "constraint")
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias", "top_logprobs", "constraint", "min_tokens", "stop_token_ids", "prompt_logprobs")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +258,9 @@ class Sampling(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_p: float
@@ -271,7 +274,10 @@ class Sampling(_message.Message):
     logit_bias: _containers.RepeatedCompositeFieldContainer[TokenBias]
     top_logprobs: int
     constraint: Constraint
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_p: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., top_logprobs: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    min_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_logprobs: int
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_p: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., top_logprobs: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class TokenBias(_message.Message):
     __slots__ = ("id", "bias")
@@ -282,21 +288,23 @@ class TokenBias(_message.Message):
     def __init__(self, id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Constraint(_message.Message):
-    __slots__ = ("schema", "strict", "tool_choice", "tools", "single_call")
+    __slots__ = ("schema", "strict", "tool_choice", "tools", "single_call", "grammar")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     STRICT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     SINGLE_CALL_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     schema: str
     strict: bool
     tool_choice: str
     tools: _containers.RepeatedScalarFieldContainer[str]
     single_call: bool
-    def __init__(self, schema: _Optional[str] = ..., strict: bool = ..., tool_choice: _Optional[str] = ..., tools: _Optional[_Iterable[str]] = ..., single_call: bool = ...) -> None: ...
+    grammar: str
+    def __init__(self, schema: _Optional[str] = ..., strict: bool = ..., tool_choice: _Optional[str] = ..., tools: _Optional[_Iterable[str]] = ..., single_call: bool = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class TurnRequest(_message.Message):
-    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "prefix", "length", "defer_repair")
+    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "prefix", "length", "prompt", "opening", "defer_repair")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +316,8 @@ class TurnRequest(_message.Message):
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     DEFER_REPAIR_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
@@ -320,8 +330,10 @@ class TurnRequest(_message.Message):
     episode: Episode
     prefix: Prefix
     length: int
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    opening: str
     defer_repair: bool
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., length: _Optional[int] = ..., defer_repair: bool = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., length: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ..., defer_repair: bool = ...) -> None: ...
 
 class Prefix(_message.Message):
     __slots__ = ("owner", "token_ids", "epoch")
@@ -549,7 +561,7 @@ class PrefillReport(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., cover_min: _Optional[float] = ..., cover_mean: _Optional[float] = ..., density: _Optional[float] = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval", "recorded_tokens")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval", "prompt_logprobs", "recorded_tokens")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -578,6 +590,7 @@ class TurnDone(_message.Message):
     RESELECTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     RECORDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
@@ -600,8 +613,9 @@ class TurnDone(_message.Message):
     reselections: ReselectionReport
     prefill: PrefillReport
     retrieval: RetrievalReport
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     recorded_tokens: int
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ..., recorded_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., recorded_tokens: _Optional[int] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
     __slots__ = ("token", "tool_call", "done")
@@ -647,19 +661,33 @@ class DetokenizeResult(_message.Message):
     texts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class CountTokensRequest(_message.Message):
-    __slots__ = ("messages", "tools")
+class TokenizeRequest(_message.Message):
+    __slots__ = ("messages", "tools", "text", "special_tokens", "without_answer", "pieces", "opening", "template_arguments")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     tools: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ...) -> None: ...
+    text: str
+    special_tokens: bool
+    without_answer: bool
+    pieces: bool
+    opening: str
+    template_arguments: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ..., special_tokens: bool = ..., without_answer: bool = ..., pieces: bool = ..., opening: _Optional[str] = ..., template_arguments: _Optional[str] = ...) -> None: ...
 
-class CountTokensResult(_message.Message):
-    __slots__ = ("tokens",)
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    tokens: int
-    def __init__(self, tokens: _Optional[int] = ...) -> None: ...
+class TokenizeResult(_message.Message):
+    __slots__ = ("ids", "pieces")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    pieces: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MapRowsRequest(_message.Message):
     __slots__ = ("state", "start", "stop", "columns", "head", "tokens")

@@ -93,10 +93,10 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeResult.FromString,
                 _registered_method=True)
-        self.CountTokens = channel.unary_unary(
-                '/kvrecall.v1.Worker/CountTokens',
-                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.SerializeToString,
-                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.FromString,
+        self.Tokenize = channel.unary_unary(
+                '/kvrecall.v1.Worker/Tokenize',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TokenizeResult.FromString,
                 _registered_method=True)
         self.MapRows = channel.unary_unary(
                 '/kvrecall.v1.Worker/MapRows',
@@ -203,7 +203,7 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CountTokens(self, request, context):
+    def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -303,10 +303,10 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DetokenizeResult.SerializeToString,
             ),
-            'CountTokens': grpc.unary_unary_rpc_method_handler(
-                    servicer.CountTokens,
-                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.FromString,
-                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.SerializeToString,
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TokenizeRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TokenizeResult.SerializeToString,
             ),
             'MapRows': grpc.unary_unary_rpc_method_handler(
                     servicer.MapRows,
@@ -650,7 +650,7 @@ class Worker(object):
             _registered_method=True)
 
     @staticmethod
-    def CountTokens(request,
+    def Tokenize(request,
             target,
             options=(),
             channel_credentials=None,
@@ -663,9 +663,9 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvrecall.v1.Worker/CountTokens',
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensRequest.SerializeToString,
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.CountTokensResult.FromString,
+            '/kvrecall.v1.Worker/Tokenize',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TokenizeRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TokenizeResult.FromString,
             options,
             channel_credentials,
             insecure,

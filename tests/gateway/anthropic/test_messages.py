@@ -275,7 +275,7 @@ async def test_tokens_are_counted_without_a_session(api) -> None:
     response = await api.http.post(f"{PATH}/count_tokens", json=body)
     assert response.json() == {"input_tokens": 3 + 3}
     assert await api.catalog.sessions.get_ids() == []
-    api.worker.faults["count_tokens"] = WorkerLost("gone")
+    api.worker.faults["tokenize"] = WorkerLost("gone")
     response = await api.http.post(f"{PATH}/count_tokens", json=body)
     assert (response.status_code, response.json()["type"]) == (503, "error")
 

@@ -151,8 +151,8 @@ async def test_a_prompt_has_as_many_tokens_as_are_computed_for_it(
                 sampling=pb.Sampling(max_tokens=1),
             )
             *_, last = [event async for event in worker.turn(turn)]
-            counted = await worker.count_tokens(pb.CountTokensRequest(messages=said, tools=tools))
-            assert counted.tokens == last.done.prompt_tokens
+            counted = await worker.tokenize(pb.TokenizeRequest(messages=said, tools=tools))
+            assert len(counted.ids) == last.done.prompt_tokens
 
 
 async def test_a_repair_that_stops_early_reports_its_progress(

@@ -24,7 +24,8 @@ def make_session() -> WorkerSession:
 def make_start(tokenizer: ChatTokenizer, first: Tensor, sampling: Sampling) -> Start:
     """The start of an answer without a constraint."""
     stream = TextStream(tokenizer, sampling.stop)
-    return Start(first, Sampler(sampling), stream, sampling.max_tokens)
+    ends = (*tokenizer.eos_token_ids, *sampling.stop_token_ids)
+    return Start(first, Sampler(sampling, ends=ends), stream, sampling.max_tokens, frozenset(ends))
 
 
 def _run(
