@@ -167,6 +167,15 @@ def _add_operations(app: FastAPI, service: SessionService, settings: GatewaySett
         failed = await service.status.find_failed_tiers() if workers else []
         return {"status": "ready", **({"failed_tiers": ", ".join(failed)} if failed else {})}
 
+    @app.get("/health", responses=problem_responses(503), tags=["operations"])
+    async def health() -> dict[str, str]:
+        """Readiness with a worker, under the name that vLLM and llama.cpp have for it.
+
+        Load generators wait for it before they send requests: as `/readyz?workers=true`.
+        """
+        await readyz(workers=True)
+        return {"status": "ok"}
+
     build_page = cache(lambda: render(app.openapi()))
 
     @app.get("/docs", include_in_schema=False)

@@ -30,15 +30,13 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class ModelRequest(Wire):
-    """A request to a model; unlisted members are kept to be checked by name."""
+class CheckedRequest(Wire):
+    """A request whose unlisted members are kept to be checked by name."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     # Unlisted members that are not ignored, with their values that ask for nothing.
     honoured: ClassVar[Mapping[str, Sequence[object]]] = {}
-
-    model: Name
 
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
@@ -47,6 +45,12 @@ class ModelRequest(Wire):
             if value is not None and value not in honoured:
                 message = f"{name} {json.dumps(value)[:100]} is not supported here; leave it out"
                 raise InvalidRequest(name, message, openai_code="unsupported_parameter")
+
+
+class ModelRequest(CheckedRequest):
+    """A request to a model by its name."""
+
+    model: Name
 
 
 class ConversationBody(ModelRequest, ABC):

@@ -27,11 +27,12 @@ def _rule(paths: str, *scopes: Scope, computes: bool = False) -> Rule:
 
 # The first that matches the whole path counts.
 RULES = (
-    _rule(r"/healthz|/readyz|/openapi\.json|/docs|/console(/.*)?"),
+    _rule(r"/healthz|/readyz|/health|/openapi\.json|/docs|/console(/.*)?"),
     _rule(r"/metrics|/v1/workers", Scope.ADMIN),
     _rule(r"/version|/v1/(methods|worker|models(/.*)?)", *Scope),
     _rule(r"/v1/((chat/)?completions|responses|messages)", Scope.INFER, computes=True),
     _rule(r"/v1/(chat|responses|conversations|messages)(/.*)?", Scope.INFER),
+    _rule(r"/(de)?tokenize", Scope.INFER),
     _rule(r"/v1/sessions/[^/]+/(turns|fork)", Scope.SESSIONS, computes=True),
     _rule(r"/v1/(sessions(/.*)?|stream|overview)", Scope.SESSIONS),
 )

@@ -40,7 +40,7 @@ from kvrecall.telemetry.spans import (
     using,
 )
 
-PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})
 """Paths that machines ask for every few seconds: no spans, and no log lines but at debug."""
 TRACE_RESPONSE = "traceresponse"
 _PROVIDER = "kvrecall"

@@ -12,6 +12,8 @@ from kvrecall.domain.codes import ErrorCode
 _PATHS = (
     "/v1/chat/completions/",
     "/v1/completions/",
+    "/tokenize/",
+    "/detokenize/",
     "/v1/models/",
     "/v1/responses/",
     "/v1/conversations/",

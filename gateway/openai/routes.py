@@ -1,6 +1,5 @@
-"""Routes of OpenAI's API; those of chat completions and models are here."""
+"""Routes of OpenAI's API; those of chat completions are here."""
 
-import time
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ from gateway.idempotency import Key, get_idempotency_key
 from gateway.openai.chunks import CompletionChunks, Head, build_completion, build_completions
 from gateway.openai.completions.routes import add_completion_routes
 from gateway.openai.conversations.routes import add_conversation_routes
+from gateway.openai.models import add_model_routes
 from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody
 from gateway.settings import GatewaySettings
@@ -34,7 +34,7 @@ def add_openai_routes(
     router: APIRouter, service: SessionService, settings: GatewaySettings
 ) -> None:
     """Add the routes of OpenAI's API."""
-    _add_models(router, service, settings)
+    add_model_routes(router, service, settings)
     add_completion_routes(router, service, settings)
     add_response_routes(router, service, settings)
     add_conversation_routes(router, service)
@@ -91,22 +91,3 @@ async def _read_choices(head: Head, found: Choices) -> dict[str, Any]:
     async for each in found.stream:
         received[each.choice].append(each.progress)
     return build_completions(head, [get_outcome(one) for one in received], found.turns)
-
-
-def _add_models(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
-    started = int(time.time())
-
-    def describe(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": started, "owned_by": "kvrecall"}
-
-    @router.get("/models", tags=["openai"])
-    async def list_models() -> dict[str, Any]:
-        """List the model that is served, and its aliases."""
-        names = [service.info.model, *settings.model_aliases]
-        return {"object": "list", "data": [describe(name) for name in names]}
-
-    @router.get("/models/{model:path}", tags=["openai"])
-    async def get_model(model: str) -> dict[str, Any]:
-        """Get the model of this name."""
-        require_model(model, service, settings)
-        return describe(model)

@@ -1,4 +1,4 @@
-"""Routes of the REST API under /v1."""
+"""Routes of the APIs: those under /v1, and the two of tokens."""
 
 from fastapi import APIRouter
 from starlette.routing import BaseRoute
@@ -8,6 +8,7 @@ from gateway.anthropic.routes import add_anthropic_routes
 from gateway.errors import problem_responses
 from gateway.openai.errors import error_responses
 from gateway.openai.routes import add_openai_routes
+from gateway.openai.tokens import add_token_routes
 from gateway.rest.routes.events import add_event_routes
 from gateway.rest.routes.reading import add_reading_routes
 from gateway.rest.routes.sessions import add_session_reads, add_session_routes
@@ -24,7 +25,7 @@ _CLIENT_STATUSES = (400, 401, 403, 404, 408, 409, 413, 429, 500, 503)
 
 
 def create_routes(service: SessionService, settings: GatewaySettings) -> list[BaseRoute]:
-    """Build all routes under /v1, the most frequent ones first.
+    """Build all routes of the APIs, the most frequent ones first.
 
     Each passes its tenant on to the service, which knows no other's sessions. Turns and reads of a
     session do no more, as a look at the session before the body would be one read more. A flat
@@ -39,6 +40,8 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     add_watching_routes(reading, service, settings)
     openai = APIRouter(prefix=_PREFIX, responses=error_responses(*_CLIENT_STATUSES))
     add_openai_routes(openai, service, settings)
+    tokens = APIRouter(responses=error_responses(*_CLIENT_STATUSES))
+    add_token_routes(tokens, service, settings)
     anthropic = APIRouter(prefix=_PREFIX, responses=anthropic_responses(*_CLIENT_STATUSES))
     add_anthropic_routes(anthropic, service, settings)
     checked = APIRouter(
@@ -49,4 +52,11 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     add_event_routes(checked, service)
     add_session_routes(checked, service)
     add_worker_routes(checked, service)
-    return [*own.routes, *openai.routes, *anthropic.routes, *checked.routes, *reading.routes]
+    return [
+        *own.routes,
+        *openai.routes,
+        *tokens.routes,
+        *anthropic.routes,
+        *checked.routes,
+        *reading.routes,
+    ]

@@ -245,7 +245,7 @@ class StubWorker:
     async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResult:
         """Join the words of each chunk."""
         return pb.DetokenizeResult(
-            texts=[" ".join(self.words[id] for id in chunk.ids) for chunk in request.chunks]
+            texts=[" ".join(self.words.get(id, "") for id in chunk.ids) for chunk in request.chunks]
         )
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:

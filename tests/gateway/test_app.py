@@ -13,7 +13,9 @@ async def test_health_and_readiness(api: Any) -> None:
     assert (await api.http.get("/healthz")).json() == {"status": "alive"}
     assert (await api.http.get("/readyz")).json() == {"status": "ready"}
     assert (await api.http.get("/readyz", params={"workers": True})).json() == {"status": "ready"}
+    assert (await api.http.get("/health")).json() == {"status": "ok"}
     await api.service.stop()
+    assert (await api.http.get("/health")).status_code == 503
     unready = await api.http.get("/readyz")
     assert (unready.status_code, unready.json()["code"]) == (503, "shutting_down")
     assert (await api.http.get("/healthz")).status_code == 200

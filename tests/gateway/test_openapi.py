@@ -11,6 +11,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 OPERATIONS = [
+    ("GET", "/health"),
     ("GET", "/healthz"),
     ("GET", "/metrics"),
     ("GET", "/readyz"),
@@ -42,6 +43,8 @@ OPERATIONS = [
     ("GET", "/v1/workers"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
     ("POST", "/v1/conversations"),
     ("POST", "/v1/conversations/{conversation}"),
     ("POST", "/v1/conversations/{conversation}/items"),

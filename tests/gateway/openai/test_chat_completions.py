@@ -6,6 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic.types import ModelInfo
+from openai.types import Model
 
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import WorkerLost
@@ -255,6 +257,19 @@ async def test_an_unknown_model_is_404_and_the_served_one_is_listed(api) -> None
     assert model["id"] == api.service.info.model
     assert (await api.http.get(f"/v1/models/{model['id']}")).json() == model
     assert (await api.http.get("/v1/models/gpt-9")).json()["error"]["param"] == "model"
+    listed = (await api.http.get("/v1/models/")).json()
+    assert listed == (await api.http.get("/v1/models")).json()
+
+
+async def test_a_models_lengths_are_where_clients_look_for_them(api) -> None:
+    (model,) = (await api.http.get("/v1/models")).json()["data"]
+    context, output = api.service.info.max_context, api.service.limits.max_output_tokens
+    names = ("max_model_len", "context_length", "max_input_tokens")
+    assert [model[name] for name in names] == [context] * 3
+    assert model["meta"]["n_ctx_train"] == context
+    assert [model[name] for name in ("max_completion_tokens", "max_tokens")] == [output] * 2
+    assert Model.model_validate(model).owned_by == "kvrecall"
+    assert ModelInfo.model_validate(model).max_input_tokens == context
 
 
 class TestWithAliases:

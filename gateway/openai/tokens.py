@@ -1,0 +1,117 @@
+"""Texts and conversations as tokens and back, in the forms of vLLM and of llama.cpp."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from gateway.answers import require_model
+from gateway.conversation_bodies import MAX_MESSAGES, CheckedRequest
+from gateway.openai.schemas import MessageWire
+from gateway.rest.schemas.base import Name
+from gateway.rest.schemas.messages import ToolBody
+from gateway.settings import GatewaySettings
+from kvrecall.domain.errors import InvalidRequest
+from kvrecall.protocol.convert import message_to_wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.service import SessionService
+
+Json = dict[str, Any]
+_MAX_TOKENS = 1 << 20
+
+
+class OptionalModelRequest(CheckedRequest):
+    """A request that may leave the model out."""
+
+    model: Name | None = None
+
+
+class TokenizeBody(OptionalModelRequest):
+    """Body of POST /tokenize: one of `prompt` (vLLM), `content` (llama.cpp) and `messages`."""
+
+    honoured: ClassVar[Mapping[str, Sequence[object]]] = {
+        "chat_template": (),
+        "continue_final_message": (False,),
+    }
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[MessageWire] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    tools: list[ToolBody] | None = Field(default=None, max_length=128)
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    add_special: bool = False
+    return_token_strs: bool | None = None
+    with_pieces: bool = False
+
+    def to_wire(self) -> pb.TokenizeRequest:
+        """Convert to the worker's request. Raises InvalidRequest unless one thing is to be read."""
+        given = [
+            name for name in ("prompt", "content", "messages") if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            message = "send one of prompt, content and messages"
+            raise InvalidRequest(given[1] if given else "prompt", message)
+        pieces = bool(self.return_token_strs or self.with_pieces)
+        if self.content is not None:
+            special = self.add_special
+            return pb.TokenizeRequest(text=self.content, special_tokens=special, pieces=pieces)
+        if self.prompt is not None:
+            special = self.add_special_tokens is not False
+            return pb.TokenizeRequest(text=self.prompt, special_tokens=special, pieces=pieces)
+        messages = [
+            message_to_wire(message.to_domain(f"messages[{index}]"))
+            for index, message in enumerate(self.messages or ())
+        ]
+        return pb.TokenizeRequest(
+            messages=messages,
+            tools=[tool.to_domain() for tool in self.tools or ()],
+            without_answer=not self.add_generation_prompt,
+            pieces=pieces,
+        )
+
+
+class DetokenizeBody(OptionalModelRequest):
+    """Body of POST /detokenize."""
+
+    tokens: list[int] = Field(max_length=_MAX_TOKENS)
+
+
+def add_token_routes(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
+    """Add the routes of tokens, which are not under /v1."""
+
+    def require(body: OptionalModelRequest) -> None:
+        if body.model is not None:
+            require_model(body.model, service, settings)
+        body.require_honoured()
+
+    @router.post("/tokenize", tags=["openai"])
+    async def tokenize(body: TokenizeBody) -> Json:
+        """Return the tokens of a text, or of a conversation up to where its answer begins.
+
+        A `prompt` gets the special tokens that the tokenizer puts around a text unless
+        `add_special_tokens` is false; `content` gets them with `add_special`.
+        """
+        require(body)
+        result = await service.tokenize(body.to_wire())
+        ids, pieces = list(result.ids), list(result.pieces)
+        if body.content is not None and body.with_pieces:
+            pairs = zip(ids, pieces, strict=True)
+            return {"tokens": [{"id": id, "piece": piece} for id, piece in pairs]}
+        return {
+            "count": len(ids),
+            "max_model_len": service.info.max_context,
+            "tokens": ids,
+            "token_strs": pieces or None,
+        }
+
+    @router.post("/detokenize", tags=["openai"])
+    async def detokenize(body: DetokenizeBody) -> Json:
+        """Return the text of tokens, under the names of vLLM (`prompt`) and of llama.cpp (`content`)."""
+        require(body)
+        unknown = [token for token in body.tokens if not 0 <= token < 2**32]
+        if unknown:
+            raise InvalidRequest("tokens", f"{unknown[0]} is no token id")
+        text = await service.detokenize(body.tokens)
+        return {"prompt": text, "content": text}
