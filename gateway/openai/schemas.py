@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from gateway.conversation_bodies import MAX_MESSAGES, ConversationBody, Wire
+from gateway.openai.forms import FormOptions
 from gateway.rest.schemas.answers import AnswerOptions
 from gateway.rest.schemas.base import MAX_SEED, JsonObject, Name, StopStrings
 from gateway.rest.schemas.messages import ToolBody
@@ -81,7 +82,7 @@ class StreamOptions(Wire):
     include_usage: bool = False
 
 
-class RequestOptions(AnswerOptions, ConversationBody):
+class RequestOptions(FormOptions, AnswerOptions, ConversationBody):
     """What OpenAI's requests for an answer have in common."""
 
     honoured: ClassVar[Mapping[str, Sequence[object]]] = _HONOURED
@@ -113,7 +114,10 @@ class RequestOptions(AnswerOptions, ConversationBody):
         Raises InvalidRequest.
         """
         reported = replace(sampling, top_logprobs=self.reported_logprobs)
-        return self.constrain(reported, self.text_form, self.form_field)
+        constrained = self.constrain(reported, self.text_form, self.form_field)
+        form = constrained.constraint
+        held = self.hold_to_form(form, self.form_field if form.schema else "")
+        return replace(constrained, constraint=held)
 
     def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
         """Convert to a turn without messages; more output than allowed is cut, not refused."""

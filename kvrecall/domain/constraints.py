@@ -43,6 +43,8 @@ class Constraint:
     - `strict`: a keyword of the schema that is not supported is refused, else it is ignored.
     - `tools`: names of the tools that may be called; empty: all of the session's.
     - `single_call`: at most one call.
+    - `grammar`: Lark's text of the grammar that the answer's text follows, instead of a schema;
+      empty: none.
     """
 
     schema: str = ""
@@ -50,6 +52,7 @@ class Constraint:
     tool_choice: ToolChoice = ToolChoice.AUTO
     tools: tuple[str, ...] = ()
     single_call: bool = False
+    grammar: str = ""
 
 
 FREE = Constraint()

@@ -70,6 +70,7 @@ def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
             tool_choice=sampling.constraint.tool_choice,
             tools=sampling.constraint.tools,
             single_call=sampling.constraint.single_call,
+            grammar=sampling.constraint.grammar,
         )
     repetition = sampling.repetition_penalty
     return pb.Sampling(
@@ -114,6 +115,7 @@ def sampling_from_wire(sampling: pb.Sampling) -> Sampling:
             ToolChoice(constraint.tool_choice or ToolChoice.AUTO),
             tuple(constraint.tools),
             constraint.single_call,
+            constraint.grammar,
         ),
         min_tokens=sampling.min_tokens,
         stop_token_ids=tuple(sampling.stop_token_ids),

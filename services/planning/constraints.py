@@ -37,6 +37,10 @@ async def check_constraint(constraint: Constraint, tools: Sequence[str], call_fo
     if constraint.schema:
         schema = json.loads(constraint.schema)
         await _check_schema(schema, constraint.strict, "response_format")
+    if constraint.grammar:
+        problem = await asyncio.to_thread(_find_grammar_problem, constraint.grammar)
+        if problem:
+            raise InvalidRequest("grammar", f"the grammar cannot be followed: {problem}")
     if constraint.tool_choice is ToolChoice.NONE or not call_format:
         return
     for index, tool in enumerate(tools):

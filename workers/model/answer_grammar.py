@@ -101,8 +101,12 @@ def build_grammars(
     lead = "/\\n{0,2}/ " if form.reasoning else ""
     if constraint.tool_choice is ToolChoice.REQUIRED:
         return AnswerGrammars(_join(rules, f"{lead}{opened} {calls}"))
-    if constraint.schema:
-        answer = rules.json(json.loads(constraint.schema), constraint.strict)
+    if constraint.schema or constraint.grammar:
+        answer = (
+            rules.json(json.loads(constraint.schema), constraint.strict)
+            if constraint.schema
+            else rules.nest(constraint.grammar)
+        )
         either = f"({answer} | {rules.text(form.mark)} {calls})" if calls else answer
         return AnswerGrammars(_join(rules, f"{lead}{either}"))
     return AnswerGrammars(behind_mark=_join(rules, calls) if calls else "")

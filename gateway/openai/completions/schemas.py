@@ -64,11 +64,12 @@ class CompletionBody(RequestOptions):
         default=None, ge=NO_LIMIT, description="Keep so many of each prompt's last tokens."
     )
     stream_options: StreamOptions | None = None
+    response_format: JsonObject | None = None
 
     @property
     def text_form(self) -> JsonObject | None:
         """The form of the answer's text; None for free text."""
-        return None
+        return self.response_format
 
     @property
     def reported_logprobs(self) -> int | None:

@@ -153,9 +153,9 @@ def _read_form(form: JsonObject | None, field: str) -> tuple[str, bool]:
     kind = "text" if form is None else form.get("type")
     if form is None or kind == "text":
         return "", False
-    if kind == "json_object":
+    if kind == "json_object" and form.get("schema") is None:
         return json.dumps({"type": "object"}), False
-    if kind != "json_schema":
+    if kind not in ("json_object", "json_schema"):
         raise InvalidRequest(f"{field}.type", f"{kind!r} is none of text, json_object, json_schema")
     nested = "json_schema" in form
     described = form["json_schema"] if nested else form

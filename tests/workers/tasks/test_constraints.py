@@ -1,6 +1,7 @@
 """Constrained answers of a model with random weights: only what the constraint allows is said."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -208,3 +209,15 @@ def test_a_loose_tool_whose_schema_cannot_be_compiled_takes_any_object(
     mark = worker.engine.tokenizer.inner.convert_tokens_to_ids("<tool_call>")
     done = worker.turn("s", "hello", logit_bias=[pb.TokenBias(id=mark, bias=12.0)], max_tokens=40)
     assert done.message.content or done.message.tool_calls
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_an_answer_is_a_text_of_its_grammar(
+    tools: list[str], make_worker: Callable[..., Any]
+) -> None:
+    worker = make_worker("llama")
+    worker.open(tools=tools)
+    constraint = pb.Constraint(grammar='start: "floor " /[0-9]{2}/ "!"', tool_choice="none")
+    done = worker.turn("s", "hello", constraint=constraint, **SAMPLED)
+    assert done.finish_reason == "stop"
+    assert re.fullmatch(r"floor [0-9]{2}!", done.message.content)
