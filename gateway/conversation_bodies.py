@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.rest.schemas.answers import DirectionBody
-from gateway.rest.schemas.base import Name
+from gateway.rest.schemas.base import Name, TopK
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
@@ -22,6 +22,8 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
 MAX_MESSAGES = 4096
+# A share of 0 leaves the likeliest token, as llama.cpp takes it.
+_LEAST_TOP_P = 1e-6
 
 
 class Wire(BaseModel):
@@ -58,8 +60,8 @@ class ConversationBody(ModelRequest, ABC):
 
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, lt=2**31)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: TopK = None
     kvrecall: DirectionBody = Field(
         default=DirectionBody(),
         description="Settings of the session that the conversation begins if none holds it; only "
@@ -105,7 +107,7 @@ class ConversationBody(ModelRequest, ABC):
         sampling = Sampling(
             max_tokens=min(wanted, limits.max_output_tokens),
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=0.0 if self.top_p is None or self.top_p == 1 else self.top_p,
+            top_p=0.0 if self.top_p is None or self.top_p == 1 else max(self.top_p, _LEAST_TOP_P),
             top_k=self.top_k or 0,
             stop=tuple(self.stop_strings),
         )

@@ -3,14 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from gateway.conversation_bodies import MAX_MESSAGES, ConversationBody, Wire
 from gateway.openai.forms import FormOptions
 from gateway.rest.schemas.answers import AnswerOptions
-from gateway.rest.schemas.base import MAX_SEED, JsonObject, Name, StopStrings
+from gateway.rest.schemas.base import JsonObject, Length, Name, Seed, Stops
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
@@ -26,9 +26,26 @@ _TEXT_PARTS = {
     "output_text": "text",
 }
 # Values of members that are not served otherwise: they ask for nothing beyond a plain answer.
-_HONOURED: Mapping[str, Sequence[object]] = {"moderation": ()}
+_HONOURED: Mapping[str, Sequence[object]] = {
+    "moderation": (),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1.0,),
+    "logits_processors": ([],),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+}
 _HONOURED_IN_CHAT: Mapping[str, Sequence[object]] = {
+    "add_special_tokens": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
     "modalities": (["text"],),
+    "truncate_prompt_tokens": (-1,),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
@@ -89,8 +106,20 @@ class RequestOptions(FormOptions, AnswerOptions, ConversationBody):
     # The member that has the form of the answer's text.
     form_field: ClassVar[str] = "response_format"
 
-    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    stop: str | StopStrings | None = None
+    seed: Seed = None
+    stop: Stops = None
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(
+        default=None, max_length=128, description="Tokens that end the answer."
+    )
+    min_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**31,
+        description="Tokens of the answer before one that ends it may come.",
+    )
+    ignore_eos: bool | None = Field(
+        default=None, description="Go on to the limit, or to a stop string."
+    )
 
     @property
     @abstractmethod
@@ -105,15 +134,24 @@ class RequestOptions(FormOptions, AnswerOptions, ConversationBody):
     @property
     def stop_strings(self) -> Sequence[str]:
         """The strings that end the answer."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [each for each in stop if each]
+        return self.stop or ()
 
     def constrain_answer(self, sampling: Sampling) -> Sampling:
         """Return the sampling with the choice of tools, the form of the text and further options.
 
         Raises InvalidRequest.
         """
-        reported = replace(sampling, top_logprobs=self.reported_logprobs)
+        if (self.min_tokens or 0) > sampling.max_tokens:
+            message = (
+                f"min_tokens {self.min_tokens} is over the limit of {sampling.max_tokens} tokens"
+            )
+            raise InvalidRequest("min_tokens", message)
+        reported = replace(
+            sampling,
+            top_logprobs=self.reported_logprobs,
+            min_tokens=sampling.max_tokens if self.ignore_eos else self.min_tokens or 0,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+        )
         constrained = self.constrain(reported, self.text_form, self.form_field)
         form = constrained.constraint
         held = self.hold_to_form(form, self.form_field if form.schema else "")
@@ -151,8 +189,8 @@ class ChatCompletionBody(RequestOptions):
         exclude_if=lambda value: value is None,
     )
     tools: list[ToolBody] | None = Field(default=None, max_length=128)
-    max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
-    max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    max_completion_tokens: Length = None
+    max_tokens: Length = None
     response_format: JsonObject | None = Field(
         default=None, description="Form of the text: text, json_object or json_schema."
     )

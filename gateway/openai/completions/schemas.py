@@ -33,10 +33,8 @@ class CompletionBody(RequestOptions):
     )
     honoured: ClassVar[Mapping[str, Sequence[object]]] = {
         **RequestOptions.honoured,
-        "suffix": ("",),
-        "use_beam_search": (False,),
-        "prompt_logprobs": (),
         "prompt_embeds": (),
+        "suffix": ("",),
     }
 
     prompt: str | list[Any] = Field(

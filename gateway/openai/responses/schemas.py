@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 
 from gateway.conversation_bodies import MAX_MESSAGES, Wire
 from gateway.openai.schemas import RequestOptions
-from gateway.rest.schemas.base import Name
+from gateway.rest.schemas.base import Length, Name
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message
@@ -81,7 +81,7 @@ class ResponseBody(RequestOptions):
         exclude_if=lambda value: value is None,
     )
     tools: Annotated[list[Json], Field(max_length=128)] | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    max_output_tokens: Length = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
