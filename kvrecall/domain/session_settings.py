@@ -109,6 +109,12 @@ class WorkerOptions:
         return bool(json.loads(self.prefill).get("sparse", "off") != "off")
 
     @property
+    def attends_stored(self) -> bool | None:
+        """Return whether prompts attend to every stored row; None leaves it to the method."""
+        given = json.loads(self.prefill)
+        return given.get("attend") == "stored" if given else None
+
+    @property
     def retrieves(self) -> bool | None:
         """Return whether decoding retrieves rows; None leaves it to the method."""
         given = json.loads(self.retrieve)

@@ -340,7 +340,13 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
 def method_info_from_wire(method: pb.MethodInfo) -> MethodInfo:
     """Convert the description of an eviction method, or of repair, prefill or retrieval."""
     return MethodInfo(
-        method.name, method.summary, method.settings_schema, method.episodes, method.retrieves
+        method.name,
+        method.summary,
+        method.settings_schema,
+        method.episodes,
+        method.retrieves,
+        method.by_position,
+        method.attends_stored,
     )
 
 

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import takewhile
+from typing import Any
 
 from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -110,12 +112,36 @@ class PrefixSharing:
 def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo) -> str:
     """Digest everything that the rows of the leading system messages depend on, as 64 hex digits."""
     settings = session.settings
-    seeded = settings.method in SEEDED_METHODS or settings.prefills_sparsely
     shapes = {
         "tenant": settings.tenant,
         "model": info.fingerprint,
         "block_tokens": info.block_tokens,
         "page_tokens": info.page_tokens,
+        "tools": settings.tools,
+        "leading": [asdict(message) for message in leading],
+        "selection": None if _rows_follow_from_tokens(settings, info) else _selection(settings),
+    }
+    text = json.dumps(shapes, sort_keys=True, separators=(",", ":"))
+    return blake2b(text.encode(), key=settings.tenant.encode(), digest_size=32).hexdigest()
+
+
+def _rows_follow_from_tokens(settings: SessionSettings, info: WorkerInfo) -> bool:
+    """Check if a prompt's rows are those of a full cache, whatever the session selects.
+
+    Blocks attend to every stored row, and the worker knows by position alone what stays active. The
+    last bits depend on whether all rows were active, and so on the budget.
+    """
+    method = next((each for each in info.methods if each.name == settings.method), None)
+    if method is None or not method.by_position:
+        return False
+    chosen = settings.attends_stored
+    return method.attends_stored if chosen is None else chosen
+
+
+def _selection(settings: SessionSettings) -> dict[str, Any]:
+    """Settings that say which rows are active, and so what later ones attend to."""
+    seeded = settings.method in SEEDED_METHODS or settings.prefills_sparsely
+    return {
         "budget": settings.budget,
         "repair_rows": settings.repair_rows,
         "method": settings.method,
@@ -126,8 +152,4 @@ def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo
         "prefill": settings.prefill,
         "retrieve": settings.retrieve,
         "seed": settings.seed if seeded else None,
-        "tools": settings.tools,
-        "leading": [asdict(message) for message in leading],
     }
-    text = json.dumps(shapes, sort_keys=True, separators=(",", ":"))
-    return blake2b(text.encode(), key=settings.tenant.encode(), digest_size=32).hexdigest()

@@ -58,6 +58,11 @@ class SessionConfig:
     options: WorkerOptions = field(default_factory=WorkerOptions)
 
     @property
+    def recalls(self) -> bool:
+        """True if blocks attend to every stored row: their rows are then those of a full cache."""
+        return self.prefill.attend == "stored"
+
+    @property
     def reserve(self) -> int:
         """Rows per head that are kept free for a repair: none for a repair that swaps rows."""
         return 0 if self.repair.swap else self.repair_rows

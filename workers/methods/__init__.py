@@ -119,14 +119,17 @@ def build_retrieval(method: Method, settings: str) -> Retrieval | None:
 
 
 def describe(name: str) -> pb.MethodInfo:
-    """Describe a method: name, summary, JSON schema of its settings, use of episodes and retrieval.
+    """Describe a method: name, summary, JSON schema of its settings, and what follows from its defaults.
 
     The summary is the first line of the method's docstring.
     """
     method = METHODS[name]
     info = _describe(name, method)
     info.episodes = method.has_episodes
-    info.retrieves = build(name).retrieval is not None
+    default = build(name)
+    info.retrieves = default.retrieval is not None
+    info.by_position = default.first_kept(rows=1) is not None
+    info.attends_stored = default.prefill.attend == "stored"
     return info
 
 

@@ -94,6 +94,13 @@ class Method(ABC):
         """True if a row's score depends on the other rows by more than the softmax."""
         return False
 
+    def first_kept(self, rows: int) -> int | None:
+        """Count the first tokens among `rows` that stay, where the others are the newest.
+
+        None for a method that selects by anything else than position.
+        """
+        return None
+
     @property
     def reselection(self) -> Reselection | None:
         """When an answer selects its rows anew, unless the session says otherwise; None: never."""

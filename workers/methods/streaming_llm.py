@@ -29,13 +29,18 @@ class StreamingLLM(Method):
 
     name: ClassVar[str] = "streaming_llm"
 
+    def first_kept(self, rows: int) -> int:
+        """The sinks."""
+        return min(self.sinks, rows // 2)
+
     def scores(self, rows: LayerRows) -> Tensor:
         """Higher scores for later positions; sinks above all."""
         return recency(rows.positions, self.sinks)
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """Select the best of each head, with sinks in at most half of the budget."""
-        if self.sinks > budget // 2:
+        sinks = self.first_kept(budget)
+        if self.sinks > sinks:
             # Rows that the engine protects have an infinite score, and keep it.
-            scores = torch.where(scores.isposinf(), scores, recency(positions, budget // 2))
+            scores = torch.where(scores.isposinf(), scores, recency(positions, sinks))
         return top_per_head(scores, positions, budget)

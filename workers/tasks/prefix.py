@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page_table import SharedPages
@@ -16,10 +19,14 @@ from workers.tasks.replay import load_rows
 def take_prefix(
     engine: Engine, resident: ResidentSession, prefix: pb.Prefix, prompt: Sequence[int]
 ) -> Steps[int]:
-    """Make the prompt's first rows active from the pages of `prefix`; returns the tokens taken.
+    """Take the prompt's first rows from the pages of `prefix`; returns the number of tokens taken.
 
     Only rows before the first eviction are the same in both sessions, so no more are taken than the
-    budget holds. Of a prompt that exceeds the budget, or that is prefilled sparsely, whole blocks
+    budget holds, and all of them become active. Where blocks attend to every stored row, whatever is
+    active, and evictions select by position, any number is taken, and those rows become active that
+    evictions would have left.
+
+    Of a prompt that exceeds the budget, or that is not prefilled over its active rows, whole blocks
     are taken, so that its blocks and evictions fall at the same positions as without a prefix.
     Nothing is taken for methods that accumulate over every query, nor if a page cannot be read. The
     store works on threads of its own meanwhile.
@@ -35,7 +42,7 @@ def take_prefix(
     shared = [SharedPages(prefix.owner, tokens // page, committed)]
     try:
         yield from _open_rows(engine, session, tokens, shared)
-        yield from load_rows(engine, resident, tokens)
+        yield from load_rows(engine, resident, tokens, _left_active(engine, resident, tokens))
     except (RowsMissing, StorageFailed):
         yield from _open_rows(engine, session, 0, [])
         return 0
@@ -62,7 +69,8 @@ def _shareable_tokens(
 ) -> int:
     page = engine.store.layout.page_tokens
     block = engine.settings.block_tokens
-    budget = min(resident.config.layer_rows)
+    unbounded = _takes_any(resident)
+    budget = len(prompt) if unbounded else min(resident.config.layer_rows)
     # The last tokens are prefilled in any case: their queries and logits are needed.
     last = max(1, resident.session.queries.width)
     most = min(_common_prefix(prompt, prefix.token_ids), budget, len(prompt) - last)
@@ -71,6 +79,24 @@ def _shareable_tokens(
         while tokens % block:
             tokens -= page
     return tokens
+
+
+def _takes_any(resident: ResidentSession) -> bool:
+    """Check if rows and selection after a prefix follow from its tokens alone, however many."""
+    return resident.config.recalls and resident.config.method.first_kept(1) is not None
+
+
+def _left_active(engine: Engine, resident: ResidentSession, tokens: int) -> list[Tensor]:
+    """Positions that evictions would have left of so many tokens, per layer int64 `[m]`."""
+    return [_kept_positions(engine, resident, rows, tokens) for rows in resident.config.layer_rows]
+
+
+def _kept_positions(engine: Engine, resident: ResidentSession, rows: int, tokens: int) -> Tensor:
+    first = resident.config.method.first_kept(rows)
+    if first is None or tokens <= rows:
+        return torch.arange(tokens)
+    first = max(first, engine.settings.sinks)
+    return torch.cat([torch.arange(first), torch.arange(tokens - rows + first, tokens)])
 
 
 def skip_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:

@@ -138,18 +138,25 @@ def skip_untouched(
     return skipped
 
 
-def load_rows(engine: Engine, resident: ResidentSession, length: int) -> Steps[None]:
-    """Load the first `length` rows from the store into an empty slot, in every layer and head.
+def load_rows(
+    engine: Engine,
+    resident: ResidentSession,
+    length: int,
+    positions: Sequence[Tensor] | None = None,
+) -> Steps[None]:
+    """Load rows of the first `length` tokens from the store into an empty slot, the same in all heads.
 
-    Waits for a reader's thread. Raises RowsMissing and StorageFailed; then nothing has changed.
+    positions: per layer int64 `[m]`, ascending; all of these tokens unless given. Waits for a
+    reader's thread. Raises RowsMissing and StorageFailed; then nothing has changed.
     """
     shape = engine.model.shape
-    positions = torch.arange(length).expand(shape.n_kv_heads, -1).contiguous()
-    read = engine.store_io.gather(resident.session.name, [positions] * shape.n_layers)
+    wanted = positions or [torch.arange(length)] * shape.n_layers
+    selection = [each.expand(shape.n_kv_heads, -1).contiguous() for each in wanted]
+    read = engine.store_io.gather(resident.session.name, selection)
     yield read
-    promoted = torch.zeros(positions.shape, dtype=torch.bool)
-    for layer, (keys, values) in enumerate(read.result()):
-        engine.cache.insert(resident.slot, layer, positions.to(torch.int32), keys, values, promoted)
+    for layer, (at, (keys, values)) in enumerate(zip(selection, read.result(), strict=True)):
+        promoted = torch.zeros(at.shape, dtype=torch.bool)
+        engine.cache.insert(resident.slot, layer, at.to(torch.int32), keys, values, promoted)
     resident.session.length = length
 
 

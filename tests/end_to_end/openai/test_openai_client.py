@@ -97,6 +97,26 @@ def test_a_history_with_a_call_is_cut_into_turns_at_its_pause(
     assert client.get_session(session).turns == 2
 
 
+def test_a_system_prompt_far_longer_than_the_budget_is_cached_for_the_next_conversation(
+    openai: OpenAI, say: Any
+) -> None:
+    rules = {"role": "system", "content": say.chatter(81, 120)}
+    settings: Json = {"method": "icecache", "budget": 128}
+    counts = []
+    for text in ("Hello.", "Who called?"):
+        answer = openai.chat.completions.create(
+            model=model_of(openai),
+            messages=[rules, say.user(text)],
+            max_tokens=6,
+            extra_body={"kvrecall": settings},
+        )
+        counts.append(
+            (answer.usage.prompt_tokens, answer.usage.prompt_tokens_details.cached_tokens)
+        )
+    assert counts[0][1] == 0
+    assert counts[1][1] > 0.9 * counts[1][0] > 10 * settings["budget"]
+
+
 def test_what_cannot_be_served_is_refused_in_the_clients_own_errors(
     openai: OpenAI, say: Any
 ) -> None:

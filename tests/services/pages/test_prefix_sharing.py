@@ -30,7 +30,16 @@ SESSION = Session("s_1", 1, SETTINGS, 0.0, 0.0, 0, MemoryReport())
 
 def build_info(fingerprint: str = "f00d", block_tokens: int = 32) -> WorkerInfo:
     return worker_info_from_wire(
-        pb.WorkerInfo(fingerprint=fingerprint, block_tokens=block_tokens, page_tokens=4)
+        pb.WorkerInfo(
+            fingerprint=fingerprint,
+            block_tokens=block_tokens,
+            page_tokens=4,
+            methods=[
+                pb.MethodInfo(name="snapkv"),
+                pb.MethodInfo(name="streaming_llm", by_position=True),
+                pb.MethodInfo(name="icecache", by_position=True, attends_stored=True),
+            ],
+        )
     )
 
 
@@ -182,6 +191,44 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_shapes_rows_changes_the_digest(change) -> None:
     assert digest(**change) != digest()
+
+
+RECALLING = {"method": "icecache"}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"budget": 65},
+        {"repair_rows": 9},
+        {"method_settings": '{"sinks": 8}'},
+        {"layer_budgets": "pyramid"},
+        {"repair_settings": '{"hops": 2}'},
+        {"retrieve": '{"share": 0.5}'},
+        {"prefill": '{"attend": "stored"}'},
+        {"method": "streaming_llm", "prefill": '{"attend": "stored"}'},
+        {"seed": 9},
+    ],
+)
+def test_a_selection_by_position_shapes_no_rows_of_prompts_that_attend_to_every_row(same) -> None:
+    assert digest(**RECALLING | same) == digest(**RECALLING)
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"tenant": "ben"},
+        {"tools": (TOOL,)},
+        {"leading": (SYSTEM, SYSTEM)},
+        {"prefill": '{"attend": "active"}'},
+        {"prefill": '{"attend": "stored"}', "method": "snapkv"},
+        {"method": "streaming_llm"},
+        {"info": build_info(fingerprint="beef")},
+        {"info": build_info(block_tokens=64)},
+    ],
+)
+def test_other_rows_have_another_digest_where_prompts_attend_to_every_row(unlike) -> None:
+    assert digest(**RECALLING | unlike) != digest(**RECALLING)
 
 
 def test_what_shapes_no_rows_leaves_the_digest() -> None:

@@ -1,16 +1,19 @@
 """What another session said first is not prefilled again where the words are the same."""
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.model.tokenizer import Segment
 from workers.tasks.prefix import skip_tokens
 
 PAGE = 64
+ATTEND_STORED = json.dumps({"prefill": '{"attend": "stored"}'})
 
 
 def first_turn(
@@ -29,6 +32,12 @@ def first_turn(
         prefix=prefix,
     )
     return worker.scheduler.turn(request, lambda event: None).result(600)
+
+
+def read_rows(worker: Any, name: str, length: int) -> torch.Tensor:
+    """The session's stored rows."""
+    rows: torch.Tensor = worker.engine.store.gather(name, torch.arange(length))
+    return rows
 
 
 SPECS = [
@@ -67,6 +76,52 @@ def test_a_shared_prefix_gives_the_same_answer_with_less_prefill(
     pending = later.prefilled_tokens - later.prompt_tokens
     assert pending in (1, 2), "the last token, and an end of turn that it did not generate"
     assert worker.engine.prefilled_tokens - before == 2 * later.prefilled_tokens
+    worker.check()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"method": "icecache", "budget": 56},
+        {"method": "icecache", "budget": 56, "method_settings": '{"sinks": 40}'},
+        {"method": "icecache", "budget": 64, "layer_budgets": "pyramid"},
+        {"method": "streaming_llm", "budget": 56, "options": ATTEND_STORED},
+    ],
+    ids=["icecache", "many_sinks", "pyramid", "streaming_llm"],
+)
+def test_where_blocks_attend_to_every_row_a_prefix_longer_than_the_budget_is_shared(
+    make_worker: Callable[..., Any], words: Callable[..., str], spec: dict[str, Any]
+) -> None:
+    worker = make_worker("qwen2", block_tokens=32, recent=8)
+    system = words(280)
+    for name in ("first", "second", "alone"):
+        worker.open(name, **spec)
+    first = first_turn(worker, "first", [system, words(5, seed=1)])
+    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    alone = first_turn(worker, "alone", [system, words(6, seed=2)])
+    second = first_turn(worker, "second", [system, words(6, seed=2)], prefix)
+    assert second.shared_pages * PAGE >= 10 * spec["budget"]
+    assert second.prefilled_tokens == second.prompt_tokens - PAGE * second.shared_pages < PAGE
+    assert second.state.selection == alone.state.selection
+    for turn in range(3):
+        assert list(second.token_ids) == list(alone.token_ids)
+        rows = [read_rows(worker, name, second.state.length) for name in ("second", "alone")]
+        assert torch.equal(*rows)
+        said = words(60, seed=9 + turn)
+        second, alone = (worker.turn(name, said) for name in ("second", "alone"))
+    worker.check()
+
+
+def test_where_rows_are_selected_by_attention_no_prefix_over_the_budget_is_shared(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker("qwen2", block_tokens=32, recent=8)
+    for name in ("first", "second"):
+        worker.open(name, method="snapkv", budget=160, options=ATTEND_STORED)
+    first = first_turn(worker, "first", [words(280), words(5, seed=1)])
+    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    second = first_turn(worker, "second", [words(280), words(6, seed=2)], prefix)
+    assert 0 < second.shared_pages * PAGE <= 160
     worker.check()
 
 
