@@ -18,6 +18,7 @@ from gateway.openai.responses.items import (
     to_messages,
 )
 from gateway.openai.responses.schemas import ResponseBody
+from gateway.openai.responses.tools import Toolbox
 from kvrecall.domain.errors import (
     CallsOutstanding,
     InvalidRequest,
@@ -124,7 +125,7 @@ class Answering:
         except UnknownResponse as error:
             raise _no_previous(self._body.previous_response_id) from error
         except ServiceError as error:
-            raise _to_place(error, given) from error
+            raise _to_place(error, given, self._body.toolbox) from error
 
     def _record(self, found: Continuation) -> Callable[[TurnOutcome], Awaitable[None]]:
         """Return the function that stores what came of the turn."""
@@ -212,7 +213,8 @@ async def find_item(service: SessionService, tenant: str, id: str) -> Json | Non
         else:
             await service.get(place.name.session, tenant)
             turns = await service.turns(place.name.session, place.name.turn - 1, 1)
-            items = [item for turn in turns for item in read_turn(turn)]
+            # As calls of functions they stand for the same messages.
+            items = [item for turn in turns for item in read_turn(turn, Toolbox({}), None)]
     except ServiceError:
         return None
     return next((item for item in items if item["id"] == id), None)
@@ -253,7 +255,7 @@ def _no_previous(id: object) -> InvalidRequest:
     )
 
 
-def _to_place(error: ServiceError, given: Messages) -> ServiceError:
+def _to_place(error: ServiceError, given: Messages, toolbox: Toolbox) -> ServiceError:
     """Name the place in this request that an error of the messages is about."""
     if isinstance(error, CallsOutstanding):
         message = f"No tool output found for function call {', '.join(error.calls)}."
@@ -262,7 +264,8 @@ def _to_place(error: ServiceError, given: Messages) -> ServiceError:
     if field in ("messages", "response_format"):
         error.details["field"] = "input" if field == "messages" else ResponseBody.form_field
     elif isinstance(field, str) and field.startswith("tools["):
-        error.details["field"] = field.replace(".function.", ".", 1)
+        number, _, member = field.removeprefix("tools[").partition("].function.")
+        error.details["field"] = toolbox.find_place(int(number), member)
     elif isinstance(field, str) and field.startswith("messages["):
         index = int(field.removeprefix("messages[").partition("]")[0])
         error.details["field"] = given.fields[index]

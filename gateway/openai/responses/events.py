@@ -13,13 +13,11 @@ from typing import Any, Literal
 from gateway.openai.errors import get_status, to_openai_error
 from gateway.openai.logprobs import build_logprobs
 from gateway.openai.responses import objects
+from gateway.openai.responses.call_events import begin_item, tell_growth
+from gateway.openai.responses.calls import build_call, get_kind
 from gateway.openai.responses.ids import TurnName
-from gateway.openai.responses.items import (
-    build_answer,
-    build_call,
-    build_reasoning,
-    build_text,
-)
+from gateway.openai.responses.items import build_answer, build_reasoning, build_text
+from gateway.openai.responses.tools import place_tools
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
@@ -46,6 +44,7 @@ class ResponseEvents:
         self.head = head
         self.name = name
         self._appended = appended
+        self._toolbox = place_tools(head["tools"])
         self._output: list[Json] = []
         self._open: _Kind | None = None  # the item that is being written
         self._pieces: list[str] = []
@@ -148,13 +147,14 @@ class ResponseEvents:
         return events + self._end_item(item)
 
     def _call(self, call: ToolCall) -> bytes:
-        item = build_call(call, self.name.item("function_call", "o", len(self._output)))
-        place = {"item_id": item["id"], "output_index": len(self._output)}
-        added = self._item_event("added", item | {"arguments": "", "status": "in_progress"})
-        kind = "response.function_call_arguments"
-        delta = self._event(f"{kind}.delta", **place, delta=call.arguments)
-        done = self._event(f"{kind}.done", **place, name=call.name, arguments=call.arguments)
-        return added + delta + done + self._end_item(item)
+        index = len(self._output)
+        id = self.name.item(get_kind(call, self._toolbox), "o", index)
+        item = build_call(call, self._toolbox, id)
+        added = self._item_event("added", begin_item(item))
+        grown = b"".join(
+            self._event(kind, output_index=index, **members) for kind, members in tell_growth(item)
+        )
+        return added + grown + self._end_item(item)
 
     def _end_item(self, item: Json) -> bytes:
         done = self._item_event("done", item)

@@ -14,8 +14,19 @@ _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
     "reasoning": "rs",
 }
+_OTHER_PREFIX = "item"
 _ITEM = re.compile(
     r"[a-z]+_(?P<session>.+)_(?P<turn>[1-9]\d{0,8})(?P<attempt>(?:b[0-9a-f]{12})?)"
     r"_(?P<side>[io])(?P<number>\d{1,6})"
@@ -51,7 +62,7 @@ class TurnName:
 
     def item(self, kind: str, side: Side, number: int) -> str:
         """Return the id of an item of this kind, by its place on one side of the turn."""
-        return f"{_PREFIXES[kind]}_{self._token}_{side}{number}"
+        return f"{_PREFIXES.get(kind, _OTHER_PREFIX)}_{self._token}_{side}{number}"
 
     @property
     def _token(self) -> str:
@@ -86,4 +97,4 @@ def name_attempt(key: str | None) -> str:
 
 def draw_item_id(kind: str) -> str:
     """Return a random id for an item that a client adds by itself."""
-    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
+    return f"{_PREFIXES.get(kind, _OTHER_PREFIX)}_{secrets.token_hex(16)}"

@@ -1,11 +1,13 @@
 """What led to a response, read back from the turn log of its session."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.openai.responses.ids import ItemPlace
 from gateway.openai.responses.items import read_turn
 from gateway.openai.responses.objects import is_committed
+from gateway.openai.responses.tools import Toolbox, place_tools
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.session import Turn
 from services.catalog.responses.base import StoredResponse
@@ -28,15 +30,19 @@ async def read_input_items(
     turns that the page is of. Raises InvalidRequest for an unknown `after`.
     """
     items: list[Json] = []
+    body = json.loads(response.body)
+    toolbox = place_tools(body["tools"])
     waiting = after is not None
     # The turn of a response that has not ended, or not well, is not in the log or is another's.
-    last = response.turn - (not is_committed(json.loads(response.body)))
+    last = response.turn - (not is_committed(body))
     turn = _get_first_turn(response, last, after, newest_first)
     while len(items) < limit and 1 <= turn <= last:
         first = max(1, turn - _TURNS_PER_READ + 1) if newest_first else turn
         count = turn - first + 1 if newest_first else _TURNS_PER_READ
-        turns = await service.responses.get_turns(response, first - 1, min(count, last - first + 1))
-        found = [item for turn in turns for item in _read(turn, response)]
+        after_turn = max(0, first - 2)  # calls of the turn before tell the types of its outputs
+        more = min(count, last - first + 1) + first - 1 - after_turn
+        turns = await service.responses.get_turns(response, after_turn, more)
+        found = _read(turns, first, response, toolbox)
         if newest_first:
             found.reverse()
         if waiting:
@@ -64,7 +70,14 @@ def _get_first_turn(
     return place.name.turn
 
 
-def _read(turn: Turn, response: StoredResponse) -> list[Json]:
-    """Return the items of one turn, without the response's own answer."""
-    hidden = response.hidden if turn.number == 1 else 0
-    return read_turn(turn, hidden, answer=turn.number < response.turn)
+def _read(
+    turns: Sequence[Turn], first: int, response: StoredResponse, toolbox: Toolbox
+) -> list[Json]:
+    """Return the items of turns from number `first` on, without the response's own answer."""
+    items: list[Json] = []
+    for before, turn in zip([None, *turns], turns, strict=False):
+        if turn.number >= first:
+            hidden = response.hidden if turn.number == 1 else 0
+            answered = turn.number < response.turn
+            items += read_turn(turn, toolbox, before, hidden, answered)
+    return items

@@ -4,18 +4,38 @@ Neighbouring text, reasoning and calls of an assistant are one message, as chat 
 so both APIs find the same session.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from gateway.conversation_bodies import Wire
+from gateway.openai.responses.calls import (
+    OUTPUTS,
+    ApplyPatchCallItem,
+    ApplyPatchOutputItem,
+    CallItem,
+    CustomCallItem,
+    FunctionCallItem,
+    LocalShellCallItem,
+    LocalShellOutputItem,
+    OutputItem,
+    ResultItem,
+    ShellCallItem,
+    ShellOutputItem,
+    ToolSearchCallItem,
+    ToolSearchOutputItem,
+    build_call,
+    build_output,
+    get_kind,
+)
+from gateway.openai.responses.hosted_items import HOSTED_ITEMS, HostedItem
 from gateway.openai.responses.ids import Side, TurnName
+from gateway.openai.responses.tools import Toolbox
 from gateway.openai.schemas import ROLES, join_parts
-from gateway.rest.schemas.base import Name
 from kvrecall.domain.errors import InvalidRequest
-from kvrecall.domain.messages import Message, ToolCall
+from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Turn
 
 Json = dict[str, Any]
@@ -28,21 +48,6 @@ class MessageItem(Wire):
     content: str | list[Json] | None = None
 
 
-class CallItem(Wire):
-    """Call of a tool that the model asked for."""
-
-    call_id: Name
-    name: Name
-    arguments: str = "{}"
-
-
-class OutputItem(Wire):
-    """Result of a call: text or parts."""
-
-    call_id: Name
-    output: str | list[Json]
-
-
 class ReasoningItem(Wire):
     """Reasoning of an answer. The session has it as it was said; what a client sends is not read."""
 
@@ -51,26 +56,34 @@ class ReasoningItem(Wire):
     encrypted_content: str | None = None
 
 
-Item = MessageItem | CallItem | OutputItem | ReasoningItem
-_KINDS: dict[str, type[Item]] = {
+Item = MessageItem | CallItem | ResultItem | ReasoningItem | HostedItem
+_KINDS: Mapping[str, type[Item]] = {
     "message": MessageItem,
-    "function_call": CallItem,
+    "function_call": FunctionCallItem,
     "function_call_output": OutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": OutputItem,
+    "shell_call": ShellCallItem,
+    "shell_call_output": ShellOutputItem,
+    "local_shell_call": LocalShellCallItem,
+    "local_shell_call_output": LocalShellOutputItem,
+    "apply_patch_call": ApplyPatchCallItem,
+    "apply_patch_call_output": ApplyPatchOutputItem,
+    "tool_search_call": ToolSearchCallItem,
+    "tool_search_output": ToolSearchOutputItem,
     "reasoning": ReasoningItem,
+    **dict.fromkeys(HOSTED_ITEMS, HostedItem),
 }
 
 
 @dataclass(frozen=True)
 class PlacedItem:
-    """An item, and where in the request it stands."""
+    """An item, its type, and where in the request it stands; `sent`: as the client wrote it."""
 
     item: Item
+    kind: str
     field: str
-
-    @property
-    def kind(self) -> str:
-        """The type of the item."""
-        return next(kind for kind, known in _KINDS.items() if isinstance(self.item, known))
+    sent: Json
 
 
 @dataclass(frozen=True)
@@ -96,8 +109,9 @@ def parse_item(item: Json, field: str) -> PlacedItem:
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
         )
         raise InvalidRequest(f"{field}{path}", first["msg"]) from error
-    _get_text(PlacedItem(parsed, field))  # refuses a part that is no text
-    return PlacedItem(parsed, field)
+    placed = PlacedItem(parsed, kind, field, item)
+    _get_text(placed)  # refuses a part that is no text
+    return placed
 
 
 def to_messages(items: Sequence[PlacedItem]) -> Messages:
@@ -129,34 +143,32 @@ def to_item(placed: PlacedItem, id: str) -> Json:
     match item:
         case MessageItem():
             return _build_message(item.role, _to_parts(item), id)
-        case CallItem():
-            return build_call(ToolCall(item.call_id, item.name, item.arguments or "{}"), id)
         case OutputItem():
-            return _build_output(item.call_id, _get_text(placed), id)
+            return build_output(placed.kind, item.call_id, _get_text(placed), id)
         case ReasoningItem():
             known = item.model_dump(exclude_none=True)
             return {"id": id, "type": "reasoning", "summary": [], **known}
+        case _:
+            return {"status": "completed", **placed.sent, "id": id, "type": placed.kind}
 
 
-def read_turn(turn: Turn, hidden: int = 0, answer: bool = True) -> list[Json]:
-    """Return the items of a committed turn: its input but for the `hidden` first, and its answer."""
-    asked = [item for message in turn.messages for item in _split(message)]
+def read_turn(
+    turn: Turn, toolbox: Toolbox, before: Turn | None, hidden: int = 0, answer: bool = True
+) -> list[Json]:
+    """Return the items of a committed turn: its input but for the `hidden` first, and its answer.
+
+    `toolbox` and the turn before tell the types of its calls and of their outputs.
+    """
+    earlier = None if before is None else before.outcome.message
+    messages = turn.messages if earlier is None else (earlier, *turn.messages)
+    kinds = {
+        call.id: get_kind(call, toolbox) for message in messages for call in message.tool_calls
+    }
+    asked = [item for message in turn.messages for item in _split(message, toolbox, kinds)]
     items = _name_items(turn, "i", asked)[hidden:]
     if answer and turn.outcome.message is not None:
-        items += _name_items(turn, "o", list(_split(turn.outcome.message)))
+        items += _name_items(turn, "o", list(_split(turn.outcome.message, toolbox, kinds)))
     return items
-
-
-def build_call(call: ToolCall, id: str, status: str = "completed") -> Json:
-    """Build the item of a call."""
-    return {
-        "id": id,
-        "type": "function_call",
-        "status": status,
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-    }
 
 
 def build_answer(
@@ -194,37 +206,27 @@ def _build_message(role: str, content: list[Json], id: str, status: str = "compl
     return {"id": id, "type": "message", "status": status, "role": role, "content": content}
 
 
-def _build_output(call: str, output: str, id: str) -> Json:
-    return {
-        "id": id,
-        "type": "function_call_output",
-        "status": "completed",
-        "call_id": call,
-        "output": output,
-    }
-
-
 def _to_message(placed: PlacedItem) -> Message | None:
     item = placed.item
     match item:
         case MessageItem():
             return Message(ROLES.get(item.role, item.role), _get_text(placed))
-        case CallItem():
-            call = ToolCall(item.call_id, item.name, item.arguments or "{}")
-            return Message("assistant", tool_calls=(call,))
-        case OutputItem():
-            return Message("tool", _get_text(placed), tool_call_id=item.call_id)
         case ReasoningItem():
             return None
+        case HostedItem():
+            return item.message
+    if isinstance(item, CallItem):
+        return Message("assistant", tool_calls=(item.call,))
+    return Message("tool", _get_text(placed), tool_call_id=item.call_id)
 
 
 def _get_text(placed: PlacedItem) -> str:
     """Return the text of an item. Raises InvalidRequest for an image, audio or a file."""
-    match placed.item:
-        case MessageItem(content=content):
-            return join_parts(content, f"{placed.field}.content")
-        case OutputItem(output=output):
-            return join_parts(output, f"{placed.field}.output")
+    item = placed.item
+    if isinstance(item, MessageItem):
+        return join_parts(item.content, f"{placed.field}.content")
+    if isinstance(item, ResultItem):
+        return join_parts(item.content, f"{placed.field}.output")
     return ""
 
 
@@ -244,14 +246,15 @@ def _build_part(role: str, text: str) -> Json:
     return build_text(text) if role == "assistant" else {"type": "input_text", "text": text}
 
 
-def _split(message: Message) -> Iterable[Json]:
-    """Yield the items that a message stands for, without ids."""
+def _split(message: Message, toolbox: Toolbox, kinds: Mapping[str, str]) -> Iterable[Json]:
+    """Yield the items that a message stands for, without ids; `kinds`: of calls by their ids."""
     if message.role == "tool":
-        yield _build_output(message.tool_call_id, message.content, "")
+        kind = OUTPUTS[kinds.get(message.tool_call_id, "function_call")]
+        yield build_output(kind, message.tool_call_id, message.content, "")
         return
     if message.reasoning:
         yield build_reasoning(message.reasoning, "")
     if message.content or not message.tool_calls:
         yield _build_message(message.role, [_build_part(message.role, message.content)], "")
     for call in message.tool_calls:
-        yield build_call(call, "")
+        yield build_call(call, toolbox, "")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.openai.responses.schemas import ResponseBody
+from gateway.openai.responses.tools import describe_tools
 from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.reports import TurnOutcome
 
@@ -46,7 +47,7 @@ def build_head(id: str, created: int, body: ResponseBody) -> Json:
             "verbosity": None if text is None else text.verbosity,
         },
         "tool_choice": body.tool_choice or "auto",
-        "tools": [_describe_tool(tool) for tool in body.tools or ()],
+        "tools": describe_tools([tool for _, tool in body.placed_tools]),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
@@ -98,14 +99,4 @@ def _build_usage(outcome: TurnOutcome, appended: int) -> Json:
         "output_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
         "total_tokens": tokens.total,
         "kvrecall": build_receipt(outcome),
-    }
-
-
-def _describe_tool(tool: Json) -> Json:
-    return {
-        "type": "function",
-        "name": tool["name"],
-        "description": tool.get("description"),
-        "parameters": tool.get("parameters"),
-        "strict": tool.get("strict") is True,
     }

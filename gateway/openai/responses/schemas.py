@@ -1,16 +1,18 @@
 """The request body of responses, in what clients send of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import ConfigDict, Field, StringConstraints
 
 from gateway.conversation_bodies import MAX_MESSAGES, Wire
+from gateway.openai.responses.tools import Toolbox, read_tools
 from gateway.openai.schemas import RequestOptions
 from gateway.rest.schemas.base import Length, Name
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
-from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message
+from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling
 from services.conversations.directed import Direction
 
 Json = dict[str, Any]
@@ -21,10 +23,7 @@ Metadata = Annotated[
     ],
     Field(max_length=16),
 ]
-_HONOURED: Mapping[str, Sequence[object]] = {
-    "prompt": (),
-    "context_management": (),
-}
+_HONOURED: Mapping[str, Sequence[object]] = {"prompt": ()}
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -99,14 +98,38 @@ class ResponseBody(RequestOptions):
         return self.max_output_tokens
 
     @property
+    def placed_tools(self) -> list[tuple[str, Json]]:
+        """The tools with their places: the request's own, and those that items of the input bring."""
+        places = [("tools", self.tools or ())]
+        for index, item in self._find_items("additional_tools", "tool_search_output"):
+            tools = item.get("tools")
+            if isinstance(tools, list):
+                places.append((f"input[{index}].tools", tools))
+        return [
+            (f"{field}[{index}]", tool)
+            for field, tools in places
+            for index, tool in enumerate(tools)
+            if isinstance(tool, dict)
+        ]
+
+    @cached_property
+    def toolbox(self) -> Toolbox:
+        """The tools that the model is offered. Raises InvalidRequest for a bad one."""
+        return read_tools(self.placed_tools)
+
+    @property
     def session_tools(self) -> list[ToolBody]:
-        """The tools as a session has them. Raises InvalidRequest for a hosted or a bad one."""
-        return [_to_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
+        """The tools as a session has them. Raises InvalidRequest for a bad one."""
+        return self.toolbox.bodies
 
     @property
     def text_form(self) -> Json | None:
         """The form of the answer's text; None for free text."""
-        return None if self.text is None else self.text.format
+        if self.text is not None and self.text.format is not None:
+            return self.text.format
+        updates = [item.get("text") for _, item in self._find_items("configuration_update")]
+        forms = [update.get("format") for update in updates if isinstance(update, dict)]
+        return next((form for form in reversed(forms) if isinstance(form, dict)), None)
 
     @property
     def reported_logprobs(self) -> int | None:
@@ -141,6 +164,15 @@ class ResponseBody(RequestOptions):
             raise InvalidRequest(field, "a response of which nothing is kept follows no other")
         return direction
 
+    def constrain_answer(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with the choice of tools, the form of the text and further options.
+
+        Raises InvalidRequest.
+        """
+        choice, _ = self.toolbox.choose(self.tool_choice)
+        chosen = self.model_copy(update={"tool_choice": choice})
+        return super(ResponseBody, chosen).constrain_answer(sampling)
+
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
         super().require_honoured()
@@ -151,17 +183,8 @@ class ResponseBody(RequestOptions):
             message = "a response in the background is read by its id: it has to be stored"
             raise InvalidRequest("background", message)
 
-
-def _to_tool(tool: Json, field: str) -> ToolBody:
-    """Nest a flat tool, as chat completions have it."""
-    if (tool.get("type") or "function") != "function":
-        message = f"tools of type {tool['type']!r} are not served here; only functions are"
-        raise InvalidRequest(f"{field}.type", message, openai_code="unsupported_tool")
-    names = ("name", "description", "parameters", "strict")
-    function = {name: tool[name] for name in names if tool.get(name) is not None}
-    try:
-        return ToolBody.model_validate({"type": "function", "function": function})
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"][1:])
-        raise InvalidRequest(f"{field}.{path}", first["msg"]) from error
+    def _find_items(self, *kinds: str) -> Iterator[tuple[int, Json]]:
+        """Yield the items of the input of these types, with their numbers."""
+        for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
+            if item.get("type") in kinds:
+                yield index, item

@@ -1,10 +1,12 @@
 """Requests for responses, plain and streamed."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 Json = dict[str, Any]
 PATH = "/v1/responses"
@@ -46,3 +48,18 @@ def get_text() -> Callable[[Json], str]:
         if item["type"] == "message"
         for part in item["content"]
     )
+
+
+@pytest.fixture
+def turns(api: Any) -> list[pb.TurnRequest]:
+    """The turns that the worker is asked for."""
+    asked: list[pb.TurnRequest] = []
+    worker_turn = api.worker.turn
+
+    def turn(request: pb.TurnRequest) -> AsyncIterator[pb.TurnEvent]:
+        asked.append(request)
+        events: AsyncIterator[pb.TurnEvent] = worker_turn(request)
+        return events
+
+    api.worker.turn = turn
+    return asked

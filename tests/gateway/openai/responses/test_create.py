@@ -210,7 +210,7 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
     ("members", "param", "code"),
     [
         ({"input": []}, "input", "invalid_value"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type", "unsupported_content"),
+        ({"input": [{"type": "dream"}]}, "input[0].type", "unsupported_content"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "invalid_value"),
         (
             {"input": [user("a"), {"role": "user", "content": [{"type": "input_image"}]}]},
@@ -226,7 +226,11 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
         ),
         ({"background": True, "store": False}, "background", "invalid_value"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_tool"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice",
+            "invalid_value",
+        ),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "invalid_value"),
         ({"text": {"format": ODD}}, "text.format", "invalid_value"),
         (

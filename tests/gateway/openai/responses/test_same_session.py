@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.openai.responses.items import parse_item, read_turn, to_messages
 from gateway.openai.responses.schemas import ResponseBody
+from gateway.openai.responses.tools import Toolbox
 from gateway.openai.schemas import ChatCompletionBody
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
@@ -91,7 +92,7 @@ def test_what_is_read_from_a_turn_log_says_the_same_again(said: list[Json]) -> N
     messages = chat.messages_to_domain()
     reply = Message("assistant", "answer")
     outcome = TurnOutcome("s_1", 1, reply, "stop", 1, 1, MemoryReport(), (), {})
-    items = read_turn(Turn("s_1", 1, messages, (), outcome))
+    items = read_turn(Turn("s_1", 1, messages, (), outcome), Toolbox({}), None)
     assert len({item["id"] for item in items}) == len(items)
     again = to_messages([parse_item(item, "input") for item in items]).messages
     assert digest(again) == digest((*messages, reply))
