@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.rest.schemas.answers import DirectionBody
 from gateway.rest.schemas.base import Name, TopK
 from gateway.rest.schemas.messages import ToolBody
+from kvrecall.domain.constraints import ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import Sampling
+from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
@@ -112,3 +113,19 @@ class ConversationBody(ModelRequest, ABC):
             stop=tuple(self.stop_strings),
         )
         return TurnRequest((), sampling=self.constrain_answer(sampling))
+
+
+def begin_answer(turn: TurnRequest, message: Message, field: str) -> TurnRequest:
+    """Return the turn whose answer the message begins; `field`: its place in the request.
+
+    Raises InvalidRequest unless it is a text of the assistant, and for an answer with a form, which
+    a grammar would begin anew.
+    """
+    if message.role != "assistant" or message.tool_calls or not message.content.strip():
+        reason = "an answer is begun by a text of the assistant, without calls"
+        raise InvalidRequest(field, reason)
+    form = turn.sampling and turn.sampling.constraint
+    if form and (form.schema or form.grammar or form.tool_choice is ToolChoice.REQUIRED):
+        reason = "an answer that has a form cannot be begun; leave the form or this message out"
+        raise InvalidRequest(field, reason)
+    return replace(turn, opening=message.content)

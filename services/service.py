@@ -367,13 +367,19 @@ class SessionService:
             await self.check_tenant(session, tenant)
         return await load_repair_history(self._catalog, self._worker, session, limit)
 
-    async def count_tokens(self, messages: Sequence[Message], tools: Sequence[str]) -> int:
-        """Count the tokens of a prompt, as a new session would append it.
+    async def count_tokens(
+        self, messages: Sequence[Message], tools: Sequence[str], opening: str = ""
+    ) -> int:
+        """Count the tokens of a prompt, as a new session would append it, with the answer's `opening`.
 
         Raises WorkerRefused if the model's template refuses the messages.
         """
         wire = [message_to_wire(message) for message in messages]
-        return len((await self.tokenize(pb.TokenizeRequest(messages=wire, tools=tools))).ids)
+        return len(
+            (
+                await self.tokenize(pb.TokenizeRequest(messages=wire, tools=tools, opening=opening))
+            ).ids
+        )
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
         """Return the tokens of a prompt or of a text. Raises as `count_tokens`."""

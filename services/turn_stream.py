@@ -78,12 +78,12 @@ ProgressStream = ClosableStream[TurnProgress]
 def replay(outcome: TurnOutcome) -> Iterator[TurnProgress]:
     """Yield the progress that a committed turn would have had: each text in one piece."""
     yield TurnStarted(outcome.session, outcome.turn, replayed=True)
-    if outcome.message is not None:
-        if outcome.message.reasoning:
-            yield ReasoningDelta(outcome.message.reasoning)
-        if outcome.message.content:
-            yield TextDelta(outcome.message.content)
-        for call in outcome.message.tool_calls:
+    if (message := outcome.generated) is not None:
+        if message.reasoning:
+            yield ReasoningDelta(message.reasoning)
+        if message.content:
+            yield TextDelta(message.content)
+        for call in message.tool_calls:
             yield ToolCallEmitted(call)
     yield TurnEnded(outcome)
 

@@ -94,6 +94,22 @@ def to_placed_messages(role: str, content: Content, field: str) -> Iterator[Plac
         yield PlacedMessage(field, Message(role, "".join(texts), tuple(calls)))
 
 
+def split_opening(
+    placed: Sequence[PlacedMessage],
+) -> tuple[Sequence[PlacedMessage], PlacedMessage | None]:
+    """Return the messages before the answer, and the one that the client has begun it with.
+
+    Raises InvalidRequest for one that ends with white space, as Anthropic's API does.
+    """
+    if not placed or placed[-1].message.role != "assistant" or placed[-1].message.tool_calls:
+        return placed, None
+    opening = placed[-1]
+    if opening.message.content != opening.message.content.rstrip():
+        message = "messages: final assistant content cannot end with trailing whitespace"
+        raise InvalidRequest(opening.field, message)
+    return placed[:-1], opening
+
+
 def _to_result(block: ToolResultBlock, field: str) -> Message:
     texts = [block.text for _, block in _parse("system", block.content, field)]
     text = "".join(texts) or (_FAILED if block.is_error else "")

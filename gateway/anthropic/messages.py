@@ -49,7 +49,7 @@ def parse_message_id(text: str) -> ReplyPlace | None:
 
 def build_message(model: str, marked: bool, outcome: TurnOutcome, found: Continuation) -> Json:
     """Build the object of a whole answer. `marked`: the request marked what to cache."""
-    message = outcome.message
+    message = outcome.generated
     content: list[Json] = []
     if message is not None and message.reasoning:
         content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})

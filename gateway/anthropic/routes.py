@@ -8,9 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.answers import read_answer, require_model, respond
-from gateway.anthropic.blocks import PlacedMessage
+from gateway.anthropic.blocks import PlacedMessage, split_opening
 from gateway.anthropic.messages import MessageEvents, build_message, parse_message_id
 from gateway.anthropic.schemas import MessagesBody, PromptBody
+from gateway.conversation_bodies import begin_answer
 from gateway.directives import find_clamped, read_directives
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.settings import GatewaySettings
@@ -51,11 +52,14 @@ def add_anthropic_routes(
         require_model(body.model, service, settings)
         body = read_directives(request, body, service)
         body.require_honoured()
-        placed = body.messages_to_domain()
+        placed, opening = split_opening(body.messages_to_domain())
+        turn = body.turn_to_domain(service.limits)
+        if opening is not None:
+            turn = begin_answer(turn, opening.message, opening.field)
         conversation = Conversation(
             tuple(each.message for each in placed),
             body.settings_to_domain(tenant),
-            body.turn_to_domain(service.limits),
+            turn,
             get_idempotency_key(request, key, body),
         )
         return await respond(
@@ -73,11 +77,13 @@ def add_anthropic_routes(
         require_model(body.model, service, settings)
         if body.thread is not None and body.thread.type == "continue":
             raise InvalidRequest("thread", "count the whole conversation, without a thread")
-        messages = [each.message for each in body.messages_to_domain()]
+        placed, opening = split_opening(body.messages_to_domain())
+        messages = [each.message for each in placed]
         if not messages:
             raise InvalidRequest("messages", "a conversation has at least one message")
         tools = [tool.to_domain() for tool in body.session_tools]
-        return {"input_tokens": await service.count_tokens(messages, tools)}
+        begun = "" if opening is None else opening.message.content
+        return {"input_tokens": await service.count_tokens(messages, tools, begun)}
 
 
 async def _start(

@@ -122,13 +122,6 @@ class PromptBody(ModelRequest):
         marks += [self.cache_control, *(tool.cache_control for tool in self.tools or ())]
         return any(marks)
 
-    def require_honoured(self) -> None:
-        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
-        super().require_honoured()
-        if self.messages and self.messages[-1].role == "assistant":
-            message = "the last message is the assistant's: answers cannot be begun by the client"
-            raise InvalidRequest(f"messages[{len(self.messages) - 1}]", message)
-
     def messages_to_domain(self) -> list[PlacedMessage]:
         """Convert the messages, with their places. Raises InvalidRequest for other than text."""
         return list(self._place_messages())

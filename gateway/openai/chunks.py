@@ -62,7 +62,7 @@ def build_completions(
 
 
 def _build_choice(index: int, outcome: TurnOutcome) -> Json:
-    message = outcome.message
+    message = outcome.generated
     calls = () if message is None else message.tool_calls
     text = "" if message is None else message.content
     answer: Json = {

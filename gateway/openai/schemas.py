@@ -1,5 +1,6 @@
 """Request bodies of OpenAI's API, in what clients send of them: options, and chat completions."""
 
+import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.conversation_bodies import MAX_MESSAGES, ConversationBody, Wire
+from gateway.conversation_bodies import MAX_MESSAGES, ConversationBody, Wire, begin_answer
 from gateway.openai.forms import FormOptions
 from gateway.rest.schemas.answers import AnswerOptions
 from gateway.rest.schemas.base import JsonObject, Length, Name, Seed, Stops
@@ -15,6 +16,7 @@ from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling, ToolCall
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
 MAX_CHOICES = 8
@@ -52,6 +54,29 @@ _HONOURED_IN_CHAT: Mapping[str, Sequence[object]] = {
     "functions": (),
     "function_call": (),
 }
+
+
+# Arguments of a rendering that are not the template's own.
+_RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
 
 
 class FunctionWire(Wire):
@@ -120,6 +145,29 @@ class RequestOptions(FormOptions, AnswerOptions, ConversationBody):
     ignore_eos: bool | None = Field(
         default=None, description="Go on to the limit, or to a stop string."
     )
+    chat_template_kwargs: JsonObject | None = Field(
+        default=None,
+        description="Further arguments of the model's chat template, such as enable_thinking. Only a "
+        "session with the same ones is continued.",
+    )
+
+    def require_honoured(self) -> None:
+        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
+        super().require_honoured()
+        field = "chat_template_kwargs"
+        reserved = [
+            f"{field}.{name}" for name in self.chat_template_kwargs or () if name in _RESERVED
+        ]
+        if reserved:
+            message = f"{reserved[0]} is given by the request itself; leave it out"
+            raise InvalidRequest(reserved[0], message)
+        if self.chat_template_kwargs and self.kvrecall.direction.session:
+            raise InvalidRequest(field, "a session keeps the settings that it has; leave it out")
+
+    def settings_to_domain(self, tenant: str) -> CreateSession:
+        """Convert to the settings of the session that the conversation would begin."""
+        arguments = json.dumps(self.chat_template_kwargs or {}, sort_keys=True)
+        return replace(super().settings_to_domain(tenant), template_arguments=arguments)
 
     @property
     @abstractmethod
@@ -194,6 +242,12 @@ class ChatCompletionBody(RequestOptions):
     response_format: JsonObject | None = Field(
         default=None, description="Form of the text: text, json_object or json_schema."
     )
+    continue_final_message: bool | None = Field(
+        default=None,
+        description="The last message is the beginning of the answer. What follows it is given back, "
+        "and the session holds both as one message.",
+    )
+    add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -224,12 +278,31 @@ class ChatCompletionBody(RequestOptions):
             raise InvalidRequest("stream_options", "stream_options need stream: true")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs", "top_logprobs need logprobs: true")
+        if self.add_generation_prompt is bool(self.continue_final_message):
+            message = (
+                "continue_final_message excludes it: leave it out"
+                if self.add_generation_prompt
+                else "an answer without a beginning needs it: leave it out"
+            )
+            raise InvalidRequest("add_generation_prompt", message)
 
     def messages_to_domain(self) -> tuple[Message, ...]:
-        """Convert the messages. Raises InvalidRequest for a part that is no text."""
+        """Convert the messages, but for one that begins the answer.
+
+        Raises InvalidRequest for a part that is no text.
+        """
+        messages = self.messages[:-1] if self.continue_final_message else self.messages
         return tuple(
-            message.to_domain(f"messages[{index}]") for index, message in enumerate(self.messages)
+            message.to_domain(f"messages[{index}]") for index, message in enumerate(messages)
         )
+
+    def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
+        """Convert to a turn without messages; more output than allowed is cut, not refused."""
+        turn = super().turn_to_domain(limits)
+        if not self.continue_final_message:
+            return turn
+        field = f"messages[{len(self.messages) - 1}]"
+        return begin_answer(turn, self.messages[-1].to_domain(field), field)
 
 
 def join_parts(content: str | list[dict[str, Any]] | None, field: str) -> str:

@@ -1,5 +1,6 @@
 """Texts and conversations as tokens and back, in the forms of vLLM and of llama.cpp."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -9,10 +10,11 @@ from pydantic import Field
 from gateway.answers import require_model
 from gateway.conversation_bodies import MAX_MESSAGES, CheckedRequest
 from gateway.openai.schemas import MessageWire
-from gateway.rest.schemas.base import Name
+from gateway.rest.schemas.base import JsonObject, Name
 from gateway.rest.schemas.messages import ToolBody
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import InvalidRequest
+from kvrecall.domain.messages import Message
 from kvrecall.protocol.convert import message_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.service import SessionService
@@ -30,16 +32,15 @@ class OptionalModelRequest(CheckedRequest):
 class TokenizeBody(OptionalModelRequest):
     """Body of POST /tokenize: one of `prompt` (vLLM), `content` (llama.cpp) and `messages`."""
 
-    honoured: ClassVar[Mapping[str, Sequence[object]]] = {
-        "chat_template": (),
-        "continue_final_message": (False,),
-    }
+    honoured: ClassVar[Mapping[str, Sequence[object]]] = {"chat_template": ()}
 
     prompt: str | None = None
     content: str | None = None
     messages: list[MessageWire] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     tools: list[ToolBody] | None = Field(default=None, max_length=128)
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: JsonObject | None = None
     add_special_tokens: bool | None = None
     add_special: bool = False
     return_token_strs: bool | None = None
@@ -61,14 +62,17 @@ class TokenizeBody(OptionalModelRequest):
             special = self.add_special_tokens is not False
             return pb.TokenizeRequest(text=self.prompt, special_tokens=special, pieces=pieces)
         messages = [
-            message_to_wire(message.to_domain(f"messages[{index}]"))
+            message.to_domain(f"messages[{index}]")
             for index, message in enumerate(self.messages or ())
         ]
+        begun = messages.pop() if self.continue_final_message else Message("assistant")
         return pb.TokenizeRequest(
-            messages=messages,
+            messages=map(message_to_wire, messages),
             tools=[tool.to_domain() for tool in self.tools or ()],
-            without_answer=not self.add_generation_prompt,
+            without_answer=not (self.add_generation_prompt or begun.content),
             pieces=pieces,
+            opening=begun.content,
+            template_arguments=json.dumps(self.chat_template_kwargs or {}),
         )
 
 

@@ -1,7 +1,7 @@
 """A worker's reports of its work, as plain values that are stored and shown."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvrecall.domain.messages import Message, TokenLogprob
 
@@ -159,7 +159,7 @@ class TurnOutcome:
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token; outcomes that were
     stored before 0.3.0 do not have them. `prefill` is of a turn with sparse blocks, `retrieval`
-    of one with steps that retrieved.
+    of one with steps that retrieved. `opening` is what the client began the message with.
     """
 
     session: str
@@ -191,6 +191,14 @@ class TurnOutcome:
     reselections: ReselectionReport | None = None
     prefill: PrefillReport | None = None
     retrieval: RetrievalReport | None = None
+    opening: str = ""
+
+    @property
+    def generated(self) -> Message | None:
+        """The message without its opening: what was generated in this turn."""
+        if self.message is None or not self.opening:
+            return self.message
+        return replace(self.message, content=self.message.content[len(self.opening) :])
 
     @property
     def computed_tokens(self) -> int:

@@ -96,12 +96,14 @@ class WorkerOptions:
     `repair_seconds`: deadline of one repair; None: none. `reselect`: None leaves it to the method.
     `prefill`: a JSON object, what prompts attend to. `retrieve`: a JSON object, the
     settings of retrieval while decoding; an empty one leaves it to the method.
+    `template_arguments`: a JSON object, further arguments of the model's chat template.
     """
 
     repair_seconds: float | None = None
     reselect: Reselection | None = None
     prefill: str = "{}"
     retrieve: str = "{}"
+    template_arguments: str = "{}"
 
     @property
     def prefills_sparsely(self) -> bool:

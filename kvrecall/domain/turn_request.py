@@ -41,6 +41,7 @@ class TurnRequest:
       another one came first.
     - `prompt`: token ids instead of messages. They are appended as they are, and what is generated
       behind them is text alone: neither reasoning nor calls.
+    - `opening`: the beginning of the answer. The model goes on with it, and the message has both.
     """
 
     messages: tuple[Message, ...]
@@ -55,6 +56,7 @@ class TurnRequest:
     history: bytes = b""
     follows: int | None = None
     prompt: tuple[int, ...] = ()
+    opening: str = ""
 
     @property
     def predicts(self) -> bool:

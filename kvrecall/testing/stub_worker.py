@@ -213,6 +213,8 @@ class StubWorker:
             self._fault("done")
             done = self._done(request, state, prompt, message, spoken)
             done.stop_sequence = stop
+            if request.opening:
+                done.message.content = request.opening + done.message.content
             if switched is not None:
                 done.switched.CopyFrom(switched)
             yield pb.TurnEvent(done=done)

@@ -282,6 +282,8 @@ class Conversations:
         """
         fields = asdict(replace(settings, metadata=None, model=None))
         del fields["expires_after_seconds"], fields["stored"], fields["branch"]
+        if fields["template_arguments"] == "{}":  # as in digests of before there were any
+            del fields["template_arguments"]
         if settings.repair_on is not None:
             fields["repair_on"] = sorted(settings.repair_on)
         fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)

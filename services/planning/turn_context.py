@@ -66,6 +66,7 @@ class TurnContext:
             prefix=None if self.first is None else self.first.offered,
             length=self.session.memory.length,
             prompt=self.request.prompt,
+            opening=self.request.opening,
         )
 
     def describe_start(self, done: pb.TurnDone) -> TurnStart:
@@ -91,6 +92,7 @@ class TurnContext:
             generate=self.request.generate,
             sampling=sampling_to_wire(self.plan.sampling),
             prompt=self.request.prompt,
+            opening=self.request.opening,
         )
         text = f"{self.plan.number} ".encode() + request.SerializeToString(deterministic=True)
         return blake2b(text, digest_size=16).hexdigest()
@@ -124,6 +126,7 @@ class TurnContext:
             session=self.live.id,
             turn=self.plan.number,
             message=message,
+            opening=self.request.opening,
             finish_reason=done.finish_reason,
             prompt_tokens=done.prompt_tokens,
             output_tokens=done.output_tokens,

@@ -17,16 +17,24 @@ _T = TypeVar("_T")
 
 
 def render_prompt(
-    engine: Engine, session: WorkerSession, messages: Sequence[ChatMessage], *, generate: bool
+    engine: Engine,
+    session: WorkerSession,
+    messages: Sequence[ChatMessage],
+    *,
+    generate: bool,
+    opening: str = "",
 ) -> Steps[list[Segment]]:
     """Render and encode messages as the session's next. Raises BadMessages."""
     recent = session.recent
     tools = list(session.config.tools)
-    return (
-        yield from _off_thread(
-            engine, lambda: engine.tokenizer.prompt(recent, messages, tools, generate)
+    arguments = json.loads(session.config.options.template_arguments)
+
+    def render() -> list[Segment]:
+        return engine.tokenizer.prompt(
+            recent, messages, tools, generate, arguments=arguments, opening=opening
         )
-    )
+
+    return (yield from _off_thread(engine, render))
 
 
 def encode_text(engine: Engine, text: str) -> Steps[list[int]]:

@@ -14,7 +14,14 @@ def tokenize(tokenizer: ChatTokenizer, request: pb.TokenizeRequest) -> pb.Tokeni
     else:
         messages = [to_chat(message) for message in request.messages]
         tools = [json.loads(tool) for tool in request.tools]
-        segments = tokenizer.prompt([], messages, tools, not request.without_answer)
+        segments = tokenizer.prompt(
+            [],
+            messages,
+            tools,
+            not request.without_answer,
+            arguments=json.loads(request.template_arguments or "{}"),
+            opening=request.opening,
+        )
         ids = [token for segment in segments for token in segment.token_ids]
     pieces = tokenizer.pieces(ids) if request.pieces else []
     return pb.TokenizeResult(ids=ids, pieces=pieces)

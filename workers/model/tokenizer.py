@@ -37,6 +37,14 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class _Setting:
+    """What each rendering of a session has beside its messages: tools, and the template's arguments."""
+
+    tools: list[Any]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class ChatTokenizer:
     """A model's tokenizer and chat template.
 
@@ -72,6 +80,9 @@ class ChatTokenizer:
         new: Sequence[ChatMessage],
         tools: list[Any],
         generate: bool,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        opening: str = "",
     ) -> list[Segment]:
         """Render and encode `new` as the continuation of `recent`.
 
@@ -82,10 +93,13 @@ class ChatTokenizer:
             new: Messages to append.
             tools: Definitions of the session's tools.
             generate: If True, the prompt ends where the assistant's answer begins.
+            arguments: Further arguments of the chat template, such as `enable_thinking`.
+            opening: The beginning of the answer, at the end of a prompt that it is generated from.
 
         Raises:
             BadMessages: The template refuses the messages.
         """
+        setting = _Setting(tools, arguments or {})
         segments: list[Segment] = []
         before = list(recent)
         waiting: list[ChatMessage] = []
@@ -93,11 +107,11 @@ class ChatTokenizer:
             if message["role"] != "assistant":
                 waiting.append(message)
                 continue
-            segments += self._encode_recorded(before, waiting, message, tools)
+            segments += self._encode_recorded(before, waiting, message, setting)
             before = keep_recent([*before, *waiting, message])
             waiting = []
         if waiting or (before and new and generate):
-            segments += self._encode_prompt(before, waiting, tools, generate)
+            segments += self._encode_prompt(before, waiting, setting, generate, opening)
         return segments
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
@@ -123,12 +137,18 @@ class ChatTokenizer:
         return True if text.endswith(opening) else None
 
     def _encode_prompt(
-        self, before: list[ChatMessage], new: list[ChatMessage], tools: list[Any], generate: bool
+        self,
+        before: list[ChatMessage],
+        new: list[ChatMessage],
+        setting: _Setting,
+        generate: bool,
+        opening: str,
     ) -> list[Segment]:
-        """Encode messages of others than the assistant, up to where its answer begins."""
-        text = self._render([*before, *new], tools, generate)
+        """Encode messages of others than the assistant, up to where its answer begins or goes on."""
+        begun = [{"role": "assistant", "content": opening}] if opening else []
+        text = self._render([*before, *new, *begun], setting, generate, continues=bool(opening))
         end = len(text) if generate else _find_end(text, self.eos_texts)
-        start = self._find_prefix(text, self._render_cached(before, tools))
+        start = self._find_prefix(text, self._render_cached(before, setting))
         return self._encode_segment(text[start:end], recorded=False)
 
     def _encode_recorded(
@@ -136,7 +156,7 @@ class ChatTokenizer:
         before: list[ChatMessage],
         new: list[ChatMessage],
         answer: ChatMessage,
-        tools: list[Any],
+        setting: _Setting,
     ) -> list[Segment]:
         """Encode messages and the assistant's answer to them.
 
@@ -144,12 +164,12 @@ class ChatTokenizer:
         answer; otherwise the template's own header belongs to the answer.
         """
         opened = [*before, *new]
-        text = self._render([*opened, answer], tools, False)
-        asked = self._render(opened, tools, True) if opened else ""
+        text = self._render([*opened, answer], setting, False)
+        asked = self._render(opened, setting, True) if opened else ""
         if not text.startswith(asked):
-            asked = self._render(opened, tools, False)
+            asked = self._render(opened, setting, False)
             asked = text[: self._find_prefix(text, asked)]
-        start = self._find_prefix(asked, self._render_cached(before, tools))
+        start = self._find_prefix(asked, self._render_cached(before, setting))
         end = _find_end(text, self.eos_texts)
         return [
             *self._encode_segment(asked[start:], recorded=False),
@@ -160,11 +180,11 @@ class ChatTokenizer:
         token_ids = tuple(self.encode(text))
         return [Segment(token_ids, recorded)] if token_ids else []
 
-    def _render_cached(self, messages: list[ChatMessage], tools: list[Any]) -> str:
+    def _render_cached(self, messages: list[ChatMessage], setting: _Setting) -> str:
         """Render the text that is in the cache already."""
         if not messages:
             return ""
-        text = self._render(messages, tools, False)
+        text = self._render(messages, setting, False)
         return text[: _find_end(text, self.eos_texts)]
 
     def _find_prefix(self, text: str, start: str) -> int:
@@ -181,13 +201,23 @@ class ChatTokenizer:
             )
         return ends[turns - 1]
 
-    def _render(self, messages: list[ChatMessage], tools: list[Any], prompt: bool) -> str:
+    def _render(
+        self,
+        messages: list[ChatMessage],
+        setting: _Setting,
+        prompt: bool,
+        *,
+        continues: bool = False,
+    ) -> str:
+        """Render messages; `continues`: up to the last one's text, which goes on."""
         try:
             text = self.inner.apply_chat_template(
                 [_to_template(m, self.format.short_ids) for m in messages],
-                tools=tools or None,
-                add_generation_prompt=prompt,
+                tools=setting.tools or None,
+                add_generation_prompt=prompt and not continues,
+                continue_final_message=continues,
                 tokenize=False,
+                **setting.arguments,
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise BadMessages(f"the chat template refuses the messages: {error}") from error

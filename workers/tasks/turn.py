@@ -92,7 +92,7 @@ def run_turn(
         token_ids += [*answer.token_ids, *session.pending[1:]]
         done.output_tokens = len(answer.token_ids)
         done.reasoning_tokens = answer.reasoning_tokens
-        messages.append(_build_answer(done, answer, answer_start, emit))
+        messages.append(_build_answer(done, answer, answer_start, request.opening, emit))
     session.recent = keep_recent([*session.recent, *messages])
     session.deferred_signal = (
         defer_signal(session, plan.segments, engine.settings.block_tokens)
@@ -129,7 +129,9 @@ def _plan_turn(
     if request.prompt:
         segments = [_read_prompt(engine, request.prompt)]
     else:
-        segments = yield from render_prompt(engine, session, messages, generate=request.generate)
+        segments = yield from render_prompt(
+            engine, session, messages, generate=request.generate, opening=request.opening
+        )
     prompt = tuple(token for segment in segments for token in segment.token_ids)
     if not prompt:
         raise BadMessages("the turn is empty: its messages render to no token")
@@ -279,7 +281,7 @@ def _start(
         reasons=False if plain else engine.tokenizer.opens_reasoning(plan.prompt),
         calls=constraint.tool_choice is not ToolChoice.NONE and not plain,
         tools=resident.config.tools,
-        verbatim=plain,
+        verbatim=plain or bool(plan.request.opening),
     )
     guide = build_guide(engine.grammars, plan.grammars, constraint, engine.tokenizer, stream)
     ends = (*engine.tokenizer.eos_token_ids, *sampling.stop_token_ids)
@@ -292,8 +294,13 @@ def _start(
     )
 
 
-def _build_answer(done: pb.TurnDone, answer: Answer, position: int, emit: Emit) -> ChatMessage:
-    """Fill in the assistant's message and emit its tool calls; returns it for rendering."""
+def _build_answer(
+    done: pb.TurnDone, answer: Answer, position: int, opening: str, emit: Emit
+) -> ChatMessage:
+    """Fill in the assistant's message and emit its tool calls; returns it for rendering.
+
+    opening: what the message begins with, before what was generated.
+    """
     parsed = answer.parsed
     # The position makes an id unique in its session, and the same whenever the turn is run again.
     calls = [
@@ -304,7 +311,10 @@ def _build_answer(done: pb.TurnDone, answer: Answer, position: int, emit: Emit) 
     done.stop_sequence = answer.stop_sequence
     done.message.CopyFrom(
         pb.Message(
-            role="assistant", content=parsed.text, tool_calls=calls, reasoning=parsed.reasoning
+            role="assistant",
+            content=opening + parsed.text,
+            tool_calls=calls,
+            reasoning=parsed.reasoning,
         )
     )
     for call in calls:

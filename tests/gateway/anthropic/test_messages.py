@@ -227,7 +227,7 @@ IMAGE = {"type": "image", "source": {}}
             {"messages": [*HELLO, {"role": "user", "content": [{"type": "text"}]}]},
             "messages[1].content[0].text",
         ),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages[1]"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "I "}]}, "messages[1]"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"kvrecall": {"budget": 0}}, "kvrecall.budget"),
         ({"kvrecall": {"method": "none"}}, "method"),

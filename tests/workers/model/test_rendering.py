@@ -34,9 +34,11 @@ class Counting(ChatTokenizer):
 
     rendered: list[int]
 
-    def _render(self, messages: list[ChatMessage], tools: list[Any], prompt: bool) -> str:
+    def _render(
+        self, messages: list[ChatMessage], setting: Any, prompt: bool, *, continues: bool = False
+    ) -> str:
         self.rendered.append(len(messages))
-        return super()._render(messages, tools, prompt)
+        return super()._render(messages, setting, prompt, continues=continues)
 
 
 @pytest.fixture

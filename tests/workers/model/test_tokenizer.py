@@ -1,5 +1,6 @@
 """Messages to tokens without ever encoding a turn twice, and tokens to text that may be shown."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -255,3 +256,14 @@ def test_the_tokenizers_own_end_of_turn_comes_first(model_path: Callable[[str], 
     assert load_tokenizer(model_path("reference"), [0, 1]).eos_token_ids == (1, 0)
     assert load_tokenizer(model_path("reference"), [0]).eos_token_ids == (0,)
     assert load_tokenizer(model_path("reference"), []).eos_token_ids == (1,)
+
+
+def test_further_arguments_reach_the_template(tokenizer: ChatTokenizer) -> None:
+    inner = copy.deepcopy(tokenizer.inner)
+    inner.chat_template = "{{ mood | default('plain') }} {{ messages[0]['content'] }}"
+    other = ChatTokenizer(inner, tokenizer.eos_token_ids)
+    asked = [{"role": "user", "content": "hello"}]
+    (plain,) = other.prompt([], asked, [], generate=True)
+    (glad,) = other.prompt([], asked, [], generate=True, arguments={"mood": "glad"})
+    assert other.decode(plain.token_ids) == "plain hello"
+    assert other.decode(glad.token_ids) == "glad hello"

@@ -104,3 +104,38 @@ def test_a_named_token_ends_the_answer_and_the_end_of_turn_is_added(
     assert longer.output_tokens >= at + 3
     assert stop not in answer(longer)[: at + 3]
     worker.check()
+
+
+def test_an_answer_goes_on_from_its_opening(
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    continuation: Callable[..., list[int]],
+    answer: Callable[..., list[int]],
+) -> None:
+    worker = make_worker("qwen3", block_tokens=16)
+    tokenizer = worker.engine.tokenizer
+    asked = [{"role": "user", "content": words(12)}]
+    opening = words(5, seed=3)
+    rendered = tokenizer.inner.apply_chat_template(
+        [*asked, {"role": "assistant", "content": opening}],
+        continue_final_message=True,
+        tokenize=False,
+    )
+    prompt = tokenizer.encode(rendered)
+    worker.open("s")
+    request = pb.TurnRequest(
+        session="s",
+        epoch=1,
+        messages=[pb.Message(**message) for message in asked],
+        generate=True,
+        opening=opening,
+        sampling=pb.Sampling(max_tokens=12),
+    )
+    events: list[pb.TurnEvent] = []
+    done = worker.scheduler.turn(request, events.append).result(600)
+    assert list(done.token_ids[: done.prompt_tokens]) == prompt
+    assert answer(done) == continuation("qwen3", prompt, 12)
+    shown = "".join(event.token.text for event in events)
+    assert done.message.content == opening + shown
+    assert done.state.recent[-1].content == done.message.content
+    worker.check()
