@@ -1,4 +1,4 @@
-"""Request bodies: limits on size, time and memory, and strict JSON."""
+"""Request bodies: limits on size, time and memory, content encodings, and strict JSON."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import RefusedRequest, build_problem
+from gateway.inflation import ACCEPTED, Inflater, find_inflater
 from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
 
@@ -104,12 +105,14 @@ class Body:
         assert self._timeout is not None, "only a body that is being received is refused"
         self._timeout.reschedule(asyncio.get_running_loop().time())
 
-    async def receive(self, receive: Receive, settings: GatewaySettings) -> None:
-        """Receive the whole body. Raises BodyRefused, ClientDisconnect."""
+    async def receive(
+        self, receive: Receive, settings: GatewaySettings, inflater: Inflater
+    ) -> None:
+        """Receive the whole body, inflated. Raises BodyRefused, ClientDisconnect."""
         self._buffer.begin(self)
         try:
             async with asyncio.timeout(settings.body_seconds) as self._timeout:
-                await self._receive_all(receive, settings.max_body_bytes)
+                await self._receive_all(receive, settings.max_body_bytes, inflater)
         except TimeoutError as error:
             if self._dropped:
                 raise _no_memory() from error
@@ -117,16 +120,26 @@ class Body:
         finally:
             self._buffer.end(self)
 
-    async def _receive_all(self, receive: Receive, max_bytes: int) -> None:
+    async def _receive_all(self, receive: Receive, max_bytes: int, inflater: Inflater) -> None:
         more = True
+        empty = True
         while more:
             message = await receive()
             if message["type"] != "http.request":
                 raise ClientDisconnect
-            self._buffer.add(self, message.get("body", b""))
+            piece = message.get("body", b"")
+            empty = empty and not piece
+            try:
+                # One byte over the limit tells that there is more.
+                chunk = inflater.inflate(piece, max_bytes + 1 - self.size)
+            except ValueError as error:
+                raise _not_inflated(str(error)) from error
+            self._buffer.add(self, chunk)
             if self.size > max_bytes:
                 raise _too_large(max_bytes)
             more = message.get("more_body", False)
+        if not (empty or inflater.complete):
+            raise _not_inflated("it ends too early")
 
 
 class StrictBody:
@@ -171,7 +184,11 @@ class StrictBody:
     async def _receive(self, body: Body, headers: Headers, receive: Receive) -> bytes:
         if _get_content_length(headers) > self._settings.max_body_bytes:
             raise _too_large(self._settings.max_body_bytes)
-        await body.receive(receive, self._settings)
+        encoding = headers.get("content-encoding", "")
+        inflater = find_inflater(encoding)
+        if inflater is None:
+            raise _unknown_encoding(encoding)
+        await body.receive(receive, self._settings, inflater)
         content = body.take()
         if content and (reason := _find_json_error(headers, content)) is not None:
             raise BodyRefused(ErrorCode.MALFORMED_JSON, f"the body is not JSON in UTF-8: {reason}")
@@ -181,6 +198,18 @@ class StrictBody:
 def _too_large(limit: int) -> BodyRefused:
     detail = f"the body exceeds the limit of {limit} bytes"
     return BodyRefused(ErrorCode.BODY_TOO_LARGE, detail, {"Connection": "close"}, limit=limit)
+
+
+def _unknown_encoding(encoding: str) -> BodyRefused:
+    accepted = ", ".join(ACCEPTED)
+    detail = f"content-encoding {encoding[:40]!r} is not supported; expected one of {accepted}"
+    headers = {"Connection": "close", "Accept-Encoding": accepted}
+    return BodyRefused(ErrorCode.UNSUPPORTED_ENCODING, detail, headers)
+
+
+def _not_inflated(reason: str) -> BodyRefused:
+    detail = f"the body is not compressed as its content-encoding says: {reason}"
+    return BodyRefused(ErrorCode.MALFORMED_JSON, detail, {"Connection": "close"})
 
 
 def _too_slow(seconds: float) -> BodyRefused:

@@ -25,6 +25,7 @@ SHARED = (
     "typer",
 )
 GATEWAY = (
+    "backports.zstd",
     "fastapi",
     "uvicorn",
     "google.rpc",

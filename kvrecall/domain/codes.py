@@ -32,6 +32,7 @@ class ErrorCode(StrEnum):
     INVALID_REQUEST = "invalid_request", 422, "INVALID_ARGUMENT"
     MALFORMED_JSON = "malformed_json", 400, "INVALID_ARGUMENT"
     MALFORMED_MESSAGE = "malformed_message", 400, "INVALID_ARGUMENT"
+    UNSUPPORTED_ENCODING = "unsupported_encoding", 415, "INVALID_ARGUMENT"
     BODY_TOO_LARGE = "body_too_large", 413, "OUT_OF_RANGE"
     BODY_TIMEOUT = "body_timeout", 408, "DEADLINE_EXCEEDED"
     LIMIT_EXCEEDED = "limit_exceeded", 422, "INVALID_ARGUMENT"

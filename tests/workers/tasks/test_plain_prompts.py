@@ -126,7 +126,7 @@ def test_an_answer_goes_on_from_its_opening(
     request = pb.TurnRequest(
         session="s",
         epoch=1,
-        messages=[pb.Message(**message) for message in asked],
+        messages=[pb.Message(role="user", content=asked[0]["content"])],
         generate=True,
         opening=opening,
         sampling=pb.Sampling(max_tokens=12),
