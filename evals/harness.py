@@ -225,15 +225,18 @@ class Session:
         return kept
 
     def ask(
-        self, messages: Sequence[Message], max_tokens: int, episode: pb.Episode | None = None
+        self,
+        messages: Sequence[Message],
+        max_tokens: int,
+        episode: pb.Episode | None = None,
+        **sampling: Any,
     ) -> pb.TurnDone:
-        """Generate a greedy answer without committing it: the next turn starts from the same state.
+        """Generate an answer without committing it: the next turn starts from the same state.
 
-        Raises `workers.errors`.
+        It is greedy; `sampling` are other fields of Sampling. Raises `workers.errors`.
         """
-        return self._turn(
-            messages, generate=True, sampling=pb.Sampling(max_tokens=max_tokens), episode=episode
-        )
+        chosen = pb.Sampling(max_tokens=max_tokens, **sampling)
+        return self._turn(messages, generate=True, sampling=chosen, episode=episode)
 
     def restore(self) -> None:
         """Restore the committed state if a question has changed the session."""

@@ -102,14 +102,17 @@ class ConversationBody(ModelRequest, ABC):
         body = self.kvrecall.model_copy(update={"tools": self.session_tools, "model": None})
         return replace(body.to_domain(), tenant=tenant)
 
-    def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
-        """Convert to a turn without messages; more output than allowed is cut, not refused."""
-        wanted = self.wanted_tokens or limits.default_max_tokens
-        sampling = Sampling(
+    def turn_to_domain(self, limits: ServiceLimits, default: Sampling) -> TurnRequest:
+        """Convert to a turn without messages, with what is not named from `default`.
+
+        More output than allowed is cut, not refused.
+        """
+        wanted = self.wanted_tokens or default.max_tokens
+        sampling = default.with_named(
             max_tokens=min(wanted, limits.max_output_tokens),
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=0.0 if self.top_p is None or self.top_p == 1 else max(self.top_p, _LEAST_TOP_P),
-            top_k=self.top_k or 0,
+            temperature=self.temperature,
+            top_p=None if self.top_p is None else max(self.top_p, _LEAST_TOP_P),
+            top_k=self.top_k,
             stop=tuple(self.stop_strings),
         )
         return TurnRequest((), sampling=self.constrain_answer(sampling))

@@ -33,6 +33,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
+    model.generation_config.do_sample = False  # measurements take the likeliest tokens
     attend_to_distances(model)
     return model
 

@@ -14,7 +14,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import Observer, ServiceEvent, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import Message
+from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_request import CreateSession
@@ -130,6 +130,11 @@ class SessionService:
                 "the gateway's log says"
             )
         return self._info
+
+    @property
+    def default_sampling(self) -> Sampling:
+        """Sampling of a turn that names nothing. Raises WorkerLost until a worker has joined."""
+        return self.limits.build_sampling(self.info.sampling)
 
     def publish(self, event: ServiceEvent) -> None:
         """Tell the observers of something that was noticed before a request reached the service."""

@@ -53,7 +53,7 @@ def add_anthropic_routes(
         body = read_directives(request, body, service)
         body.require_honoured()
         placed, opening = split_opening(body.messages_to_domain())
-        turn = body.turn_to_domain(service.limits)
+        turn = body.turn_to_domain(service.limits, service.default_sampling)
         if opening is not None:
             turn = begin_answer(turn, opening.message, opening.field)
         conversation = Conversation(

@@ -171,7 +171,7 @@ class SessionsServicer:
         body = parse_body(TurnBody, request)
         return self._service.turn(
             session,
-            body.to_domain(self._service.limits),
+            body.to_domain(self._service.default_sampling),
             # The same for both calls: a stream that broke may be repeated as a plain call.
             get_key(request, "SendTurn", caller, session, body),
             caller.tenant,

@@ -54,7 +54,7 @@ def add_openai_routes(
         conversation = Conversation(
             body.messages_to_domain(),
             body.settings_to_domain(tenant),
-            body.turn_to_domain(service.limits),
+            body.turn_to_domain(service.limits, service.default_sampling),
             get_idempotency_key(request, key, body),
         )
         head = Head(body.model, service.info.fingerprint[:16])

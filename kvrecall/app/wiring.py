@@ -4,6 +4,7 @@ Imports nothing of the services, so that a worker's process needs no libraries o
 """
 
 import time
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from kvrecall.app.calibration import find_profile, measure_once
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.logs import adopt_loggers
-from kvrecall.app.models import resolve_model
+from kvrecall.app.models import get_recommended_sampling, resolve_model
 from kvrecall.app.settings import Quantization, Settings
 from kvrecall.metrics.page import Metrics
 from kvstore.errors import (
@@ -119,6 +120,7 @@ def _load(
     started = time.perf_counter()
     path = resolve_model(name)
     model = load_model(path, dtype=getattr(torch, dtype) if dtype else None, quantize=quantize)
+    model = replace(model, sampling=get_recommended_sampling(name) or model.sampling)
     tokenizer = load_tokenizer(path, model.eos_token_ids)
     log.info(
         "model loaded",
@@ -127,6 +129,7 @@ def _load(
         dtype=str(model.dtype).removeprefix("torch."),
         quantize=quantize or "none",
         device=str(model.device),
+        sampling=asdict(model.sampling),
         seconds=round(time.perf_counter() - started, 1),
     )
     return model, tokenizer

@@ -214,6 +214,7 @@ class _Runner:
             generate=generate,
             wait_for_repairs=True,
             max_tokens=self.reply_tokens,
+            temperature=0,
         )
         self._record(turn, time.perf_counter() - started, generate, after_pause)
         return turn

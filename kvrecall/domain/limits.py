@@ -1,8 +1,12 @@
 """Limits and defaults of the service: one frozen value, passed as an argument."""
 
+from dataclasses import asdict
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvrecall.domain.messages import Sampling
+from kvrecall.domain.sampling_defaults import SamplingDefaults
 
 
 class ServiceLimits(BaseModel):
@@ -33,6 +37,30 @@ class ServiceLimits(BaseModel):
         default=256, ge=1, description="Tokens that a turn may generate when it sets no max_tokens."
     )
     max_output_tokens: int = Field(default=4096, ge=1, description="Largest max_tokens of a turn.")
+    default_temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        description="Temperature of a turn that names none; 0: greedy. Unset: the model's, as those below.",
+    )
+    default_top_p: float | None = Field(
+        default=None, gt=0, le=1, description="Nucleus sampling probability mass; 1: off."
+    )
+    default_top_k: int | None = Field(
+        default=None, ge=0, lt=2**31, description="Number of likeliest tokens to sample; 0: off."
+    )
+    default_min_p: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Least probability to sample, as a share of the likeliest token's; 0: off.",
+    )
+    default_repetition_penalty: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="Divisor of the logits of tokens that the answer has already; 1: off.",
+    )
     max_turn_messages: int = Field(
         default=512, ge=1, description="Largest number of messages in one turn."
     )
@@ -196,3 +224,8 @@ class ServiceLimits(BaseModel):
                 f"default_max_tokens is over max_output_tokens, {self.max_output_tokens}"
             )
         return self
+
+    def build_sampling(self, model: SamplingDefaults) -> Sampling:
+        """Return the sampling of a turn that names nothing: the operator's values, else the model's."""
+        named = {name: getattr(self, f"default_{name}") for name in asdict(model)}
+        return Sampling(self.default_max_tokens, **asdict(model)).with_named(**named)

@@ -1,8 +1,9 @@
 """Messages, tool calls and sampling parameters."""
 
 import json
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal, Self
 
 from kvrecall.domain.constraints import FREE, Constraint
 
@@ -58,6 +59,7 @@ MIN_TEMPERATURE = 1e-5
 
 
 MAX_TOP_LOGPROBS = 20
+_OFF = MappingProxyType({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0})
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,15 @@ class Sampling:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+
+    def with_named(self, **values: Any) -> Self:
+        """Return the sampling with the values that are not None: those that a request names.
+
+        With a temperature that is greedy the likeliest tokens are asked for: defaults are off.
+        """
+        named = {name: each for name, each in values.items() if each is not None}
+        greedy = named.get("temperature", MIN_TEMPERATURE) < MIN_TEMPERATURE
+        return replace(self, **({**_OFF, **named} if greedy else named))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvrecall.domain.sampling_defaults import GREEDY, SamplingDefaults
+
 
 @dataclass(frozen=True)
 class MethodInfo:
@@ -27,7 +29,7 @@ class WorkerInfo:
     """Facts that are fixed while a worker lives.
 
     Budgets in rows, `block_tokens` and `page_tokens` in tokens. `call_format`: the form of the
-    model's tool calls; empty if it is not known.
+    model's tool calls; empty if it is not known. `sampling`: of turns that name none.
     """
 
     model: str
@@ -47,3 +49,4 @@ class WorkerInfo:
     call_format: str = ""
     prefill: MethodInfo | None = None
     retrieve: MethodInfo | None = None
+    sampling: SamplingDefaults = GREEDY

@@ -1,6 +1,7 @@
 """Conversion between domain values and the wire's messages: the only place where both meet."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -18,6 +19,7 @@ from kvrecall.domain.reports import (
     ReselectionReport,
     RetrievalReport,
 )
+from kvrecall.domain.sampling_defaults import SamplingDefaults
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
@@ -76,7 +78,7 @@ def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
     return pb.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        top_p=0.0 if sampling.top_p == Sampling.top_p else sampling.top_p,
         top_k=sampling.top_k,
         seed=sampling.seed,
         stop=sampling.stop,
@@ -334,6 +336,22 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         call_format=info.call_format,
         prefill=method_info_from_wire(info.prefill) if info.HasField("prefill") else None,
         retrieve=method_info_from_wire(info.retrieve) if info.HasField("retrieve") else None,
+        sampling=_sampling_defaults_from_wire(info.sampling),
+    )
+
+
+def sampling_defaults_to_wire(sampling: SamplingDefaults) -> pb.SamplingDefaults:
+    """Convert a model's sampling parameters for a gateway."""
+    return pb.SamplingDefaults(**asdict(sampling))
+
+
+def _sampling_defaults_from_wire(sampling: pb.SamplingDefaults) -> SamplingDefaults:
+    return SamplingDefaults(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p or SamplingDefaults.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty or SamplingDefaults.repetition_penalty,
     )
 
 

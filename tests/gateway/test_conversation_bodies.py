@@ -13,6 +13,7 @@ from gateway.openai.schemas import ChatCompletionBody
 from gateway.rest.schemas.turns import TurnBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Sampling
 
 SAID = [{"role": "user", "content": "Hello."}]
 # Each API's own members for the same request; the stop strings' name, if it has them.
@@ -21,6 +22,8 @@ REQUESTS: dict[type[ConversationBody], tuple[dict[str, Any], str]] = {
     ResponseBody: ({"input": "Hello.", "max_output_tokens": 9}, "stop"),
     MessagesBody: ({"messages": SAID, "max_tokens": 9}, "stop_sequences"),
 }
+# What a turn has where a request names nothing.
+DEFAULT = Sampling(50, 0.25, 0.5, 7, min_p=0.125, repetition_penalty=1.5)
 SHARED = {"model": "m", "temperature": 0.5, "top_p": 1, "top_k": 3, "kvrecall": {"budget": 99}}
 
 
@@ -33,12 +36,35 @@ def test_the_same_options_are_the_same_turn_in_every_api(api: type[ConversationB
     other = ChatCompletionBody.model_validate(
         {**SHARED, **REQUESTS[ChatCompletionBody][0], "stop": ["a", "b"]}
     )
-    assert body.turn_to_domain(limits) == other.turn_to_domain(limits)
-    sampling = body.turn_to_domain(limits).sampling
+    assert body.turn_to_domain(limits, DEFAULT) == other.turn_to_domain(limits, DEFAULT)
+    sampling = body.turn_to_domain(limits, DEFAULT).sampling
     assert sampling is not None
     assert sampling.stop == ("a", "b")
     assert body.settings_to_domain("t") == other.settings_to_domain("t")
     assert body.settings_to_domain("t").budget == 99
+
+
+@pytest.mark.parametrize("api", [*REQUESTS, TurnBody])
+def test_what_a_request_does_not_name_is_the_default_in_every_api(api: Any) -> None:
+    own = REQUESTS[api][0] if api in REQUESTS else {"messages": SAID, "max_tokens": 9}
+    model = {"model": "m"} if api in REQUESTS else {}
+
+    def read(**named: Any) -> Sampling | None:
+        body = api.model_validate({**model, **own, **named})
+        if isinstance(body, TurnBody):
+            return body.to_domain(DEFAULT).sampling
+        sampling: Sampling | None = body.turn_to_domain(ServiceLimits(), DEFAULT).sampling
+        return sampling
+
+    assert read() == DEFAULT.with_named(max_tokens=9)
+    named = {"temperature": 0.5, "top_p": 1.0, "top_k": 0}
+    assert read(**named) == DEFAULT.with_named(max_tokens=9, **named)
+    assert read(temperature=0.0) == Sampling(9), "the likeliest tokens: no default changes them"
+    greedy = {"temperature": 0.0, "top_k": 3}
+    assert read(**greedy) == Sampling(9, top_k=3)
+    if api is not MessagesBody:
+        penalties = {"min_p": 0.0, "repetition_penalty": 1.0}
+        assert read(**penalties) == DEFAULT.with_named(max_tokens=9, **penalties)
 
 
 @pytest.mark.parametrize("stop", [[""], ["a"] * 17, ["a" * 257]])
@@ -72,4 +98,4 @@ def test_a_body_must_say_for_itself_what_apis_write_differently() -> None:
         """A body without any of it."""
 
     with pytest.raises(TypeError, match="stop_strings"):
-        Silent.model_validate({"model": "m"}).turn_to_domain(ServiceLimits())
+        Silent.model_validate({"model": "m"}).turn_to_domain(ServiceLimits(), DEFAULT)

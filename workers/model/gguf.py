@@ -21,9 +21,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from workers.errors import ModelRefused
 
 # Part of a conversion's name: another number makes every file be converted again.
-FORMAT = 1
+FORMAT = 2
 
 _MAGIC = b"GGUF"
+_SAMPLING = {
+    "temperature": gguf.Keys.General.SAMPLING_TEMP,
+    "top_p": gguf.Keys.General.SAMPLING_TOP_P,
+    "top_k": gguf.Keys.General.SAMPLING_TOP_K,
+    "min_p": gguf.Keys.General.SAMPLING_MIN_P,
+    "repetition_penalty": gguf.Keys.General.SAMPLING_PENALTY_REPEAT,
+}
 _LFS_POINTER = b"version https://git-lfs"
 _SPLIT_NAME = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
@@ -79,6 +86,7 @@ def convert(file: Path, folder: Path) -> None:
         with _parsing_once():
             loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
             tokenizer = AutoTokenizer.from_pretrained(**source)
+            sampling = _read_sampling(file)
     except OSError:
         raise
     except NotImplementedError as error:
@@ -97,8 +105,16 @@ def convert(file: Path, folder: Path) -> None:
     module.load_state_dict(loaded.state_dict(), assign=True)
     module.tie_weights()
     module.generation_config = loaded.generation_config
+    if sampling:
+        module.generation_config.update(do_sample=True, **sampling)
     module.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _read_sampling(file: Path) -> dict[str, int | float]:
+    """Read the sampling parameters that a file's metadata recommends, as transformers names them."""
+    fields = gguf.GGUFReader(str(file)).fields  # as transformers names it: it is parsed once
+    return {name: fields[key].contents() for name, key in _SAMPLING.items() if key in fields}
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from kvrecall.domain.sampling_defaults import GREEDY, SamplingDefaults
 from workers.cache.active_cache import ActiveCache, KVShape
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
@@ -23,6 +24,9 @@ from workers.primitives.products import cpu_has_bfloat16
 
 # Settings that the shape of a model's rows is computed from.
 _REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
+
+# Sampling of models that recommend none, chosen by `kvrecall eval sampling`.
+FALLBACK = SamplingDefaults(temperature=0.7, min_p=0.1)
 
 # Settings of models with layers that have no key and value per token.
 _LINEAR_ATTENTION_KEYS = (
@@ -44,6 +48,7 @@ class LoadedModel:
         fingerprint: Digest of its config and weights, see `fingerprint`.
         max_context: Maximum number of positions.
         eos_token_ids: Token ids that end a turn.
+        sampling: Sampling parameters of turns that name none, see `_read_sampling`.
     """
 
     module: PreTrainedModel
@@ -51,6 +56,7 @@ class LoadedModel:
     fingerprint: str
     max_context: int
     eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
 
     @property
     def device(self) -> torch.device:
@@ -165,6 +171,7 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
         fingerprint=fingerprint(module),
         max_context=int(module.config.max_position_embeddings),
         eos_token_ids=_eos_token_ids(module),
+        sampling=_read_sampling(module),
     )
     _check_forward(model)
     return model
@@ -285,3 +292,21 @@ def _eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def _read_sampling(module: PreTrainedModel) -> SamplingDefaults:
+    """Read the sampling parameters of the model's generation config.
+
+    A config that names some has the others off, and one that only says `do_sample: false` is greedy.
+    Where it says nothing, they are FALLBACK. Raises ModelRefused for values out of range.
+    """
+    config = module.generation_config
+    given = {field.name: getattr(config, field.name, None) for field in fields(SamplingDefaults)}
+    named = {name: value for name, value in given.items() if value is not None}
+    if not named:
+        greedy = config is not None and config.do_sample is False
+        return GREEDY if greedy else FALLBACK
+    try:
+        return SamplingDefaults(**{"temperature": 1.0, **named})
+    except (TypeError, ValueError) as error:
+        raise ModelRefused(f"{module.config.model_type}'s generation_config: {error}") from error

@@ -10,6 +10,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
+from kvrecall.protocol.convert import sampling_defaults_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError
 from kvstore.store import RowStore
@@ -81,6 +82,7 @@ class WorkerService:
             page_tokens=engine.store.layout.page_tokens,
             token_bytes=engine.store.layout.token_bytes,
             protocol_version=PROTOCOL_VERSION,
+            sampling=sampling_defaults_to_wire(engine.model.sampling),
             call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
         )
 

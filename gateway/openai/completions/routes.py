@@ -43,7 +43,7 @@ def add_completion_routes(
         body.require_honoured()
         prompts = body.read_prompts()
         tokens = await asyncio.gather(*(_tokenize(service, body, each) for each in prompts))
-        turn = body.turn_to_domain(service.limits)
+        turn = body.turn_to_domain(service.limits, service.default_sampling)
         for index, each in enumerate(tokens):
             _check_length(each, index, service.info.max_context - turn.generate)
         asked = Asked(

@@ -11,7 +11,7 @@ from gateway.rest.schemas.base import JsonObject
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import MAX_TOP_LOGPROBS
+from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Sampling
 from kvrecall.domain.turn_request import TurnRequest
 from services.conversations.directed import Direction
 
@@ -134,9 +134,9 @@ class CompletionBody(RequestOptions):
             message = "a completion is in a session of its own; leave it out"
             raise InvalidRequest("kvrecall.session", message)
 
-    def turn_to_domain(self, limits: ServiceLimits) -> TurnRequest:
+    def turn_to_domain(self, limits: ServiceLimits, default: Sampling) -> TurnRequest:
         """Convert to a turn without its prompt."""
-        turn = super().turn_to_domain(limits)
+        turn = super().turn_to_domain(limits, default)
         assert turn.sampling is not None
         scored = self.logprobs if self.echo else None
         sampling = replace(turn.sampling, prompt_logprobs=scored)

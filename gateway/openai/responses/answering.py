@@ -70,7 +70,9 @@ class Answering:
         if self._body.background:
             attempt = name_attempt(None if key is None else key.key)
         name = TurnName(found.session, found.turn, attempt)
-        head = objects.build_head(name.response, int(time.time()), self._body)
+        head = objects.build_head(
+            name.response, int(time.time()), self._body, self._service.default_sampling
+        )
         self._events = ResponseEvents(head, name, found.appended_tokens)
         # Events put the answer together, whether or not they are sent.
         encoded = self._body.stream or self._body.background
@@ -115,7 +117,7 @@ class Answering:
         conversation = Conversation(
             given.messages,
             replace(settings, stored=self._body.store is not False),
-            self._body.turn_to_domain(self._service.limits),
+            self._body.turn_to_domain(self._service.limits, self._service.default_sampling),
             key,
             self._body.opening,
             previous,

@@ -6,13 +6,17 @@ from typing import Any
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.openai.responses.tools import describe_tools
 from gateway.openai.usage import build_receipt, count_tokens
+from kvrecall.domain.messages import Sampling
 from kvrecall.domain.reports import TurnOutcome
 
 Json = dict[str, Any]
 
 
-def build_head(id: str, created: int, body: ResponseBody) -> Json:
-    """Build a response that is in progress; `created` is in Unix seconds."""
+def build_head(id: str, created: int, body: ResponseBody, default: Sampling) -> Json:
+    """Build a response that is in progress; `created` is in Unix seconds.
+
+    `default`: what the body does not name.
+    """
     text = body.text
     reasoning = body.reasoning
     return {
@@ -41,7 +45,7 @@ def build_head(id: str, created: int, body: ResponseBody) -> Json:
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": default.temperature if body.temperature is None else body.temperature,
         "text": {
             "format": body.text_form or {"type": "text"},
             "verbosity": None if text is None else text.verbosity,
@@ -49,7 +53,7 @@ def build_head(id: str, created: int, body: ResponseBody) -> Json:
         "tool_choice": body.tool_choice or "auto",
         "tools": describe_tools([tool for _, tool in body.placed_tools]),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": default.top_p if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,

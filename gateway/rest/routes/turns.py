@@ -41,7 +41,7 @@ def add_turn_routes(router: APIRouter, service: SessionService, settings: Gatewa
         """Append messages to the session; generate a reply unless `generate` is false."""
         stream = service.turn(
             session,
-            body.to_domain(service.limits),
+            body.to_domain(service.default_sampling),
             get_idempotency_key(request, key, body),
             tenant,
         )

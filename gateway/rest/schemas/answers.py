@@ -5,7 +5,6 @@ which leave one level out.
 """
 
 import json
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints
@@ -74,12 +73,11 @@ class AnswerOptions(BaseModel):
         named = isinstance(self.tool_choice, dict) and self.tool_choice.get("type") == "function"
         schema, strict = _read_form(form, field)
         bias = sorted((int(token), value) for token, value in (self.logit_bias or {}).items())
-        return replace(
-            sampling,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
-            min_p=self.min_p or 0.0,
+        return sampling.with_named(
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            min_p=self.min_p,
             logit_bias=tuple(bias),
             constraint=Constraint(
                 schema, strict, choice, tools, self.parallel_tool_calls is False or named

@@ -44,6 +44,11 @@ def _drop_minus_one(value: Any) -> Any:
     return None if isinstance(value, int) and value == -1 else value
 
 
+def _read_all(value: Any) -> Any:
+    """Return 0 for -1: both take all tokens."""
+    return 0 if isinstance(value, int) and value == -1 else value
+
+
 def _or_minus_one(least: int, below: int) -> WithJsonSchema:
     number = {"type": "integer", "minimum": least, "exclusiveMaximum": below}
     return WithJsonSchema({"anyOf": [number, {"const": -1}, {"type": "null"}]})
@@ -59,7 +64,7 @@ Length = Annotated[
 """The most tokens of an answer; -1 as null."""
 TopK = Annotated[
     Annotated[int, Field(ge=0, lt=2**31)] | None,
-    BeforeValidator(_drop_minus_one),
+    BeforeValidator(_read_all),
     _or_minus_one(0, 2**31),
 ]
 """Likeliest tokens to sample among; 0 and -1: all."""

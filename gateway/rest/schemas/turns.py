@@ -9,7 +9,6 @@ from gateway.rest.schemas.answers import AnswerOptions
 from gateway.rest.schemas.base import MAX_SEED, Body, JsonObject, Name, StopStrings, View
 from gateway.rest.schemas.memory import TurnMemoryView
 from gateway.rest.schemas.messages import AssistantMessageView, MessageBody
-from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Sampling, TokenLogprob
 from kvrecall.domain.reports import PrefillReport, ReselectionReport, RetrievalReport, TurnOutcome
 from kvrecall.domain.turn_request import TurnRequest
@@ -65,14 +64,18 @@ class TurnBody(AnswerOptions, Body):
         lt=2**31,
         description="Maximum number of generated tokens; null: the service's default.",
     )
-    temperature: float = Field(
-        default=0.0, ge=0, le=2, description="Sampling temperature; under 0.00001: greedy decoding."
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        description="Sampling temperature; under 0.00001: greedy decoding; null: the model's default, "
+        "as of those below.",
     )
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Nucleus sampling probability mass; 1: off."
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="Nucleus sampling probability mass; 1: off."
     )
-    top_k: int = Field(
-        default=0, ge=0, lt=2**31, description="Sample from the k most likely tokens; 0: off."
+    top_k: int | None = Field(
+        default=None, ge=0, lt=2**31, description="Sample from the k most likely tokens; 0: off."
     )
     seed: int | None = Field(
         default=None,
@@ -102,12 +105,12 @@ class TurnBody(AnswerOptions, Body):
         '"json_schema", "json_schema": {"schema": ..., "strict": ...}}.',
     )
 
-    def to_domain(self, limits: ServiceLimits) -> TurnRequest:
-        """Convert to the domain value, with the default of `max_tokens` from `limits`."""
+    def to_domain(self, default: Sampling) -> TurnRequest:
+        """Convert to the domain value, with what is not named from `default`."""
         return TurnRequest(
             messages=tuple(message.to_domain() for message in self.messages),
             generate=self.generate,
-            sampling=self._sampling_to_domain(limits),
+            sampling=self._sampling_to_domain(default),
             seed=self.seed,
             queue=self.queue,
             keep_distribution=self.logprobs.save,
@@ -116,11 +119,11 @@ class TurnBody(AnswerOptions, Body):
             wait_for_repairs=self.wait_for_repairs,
         )
 
-    def _sampling_to_domain(self, limits: ServiceLimits) -> Sampling:
-        sampling = Sampling(
-            max_tokens=limits.default_max_tokens if self.max_tokens is None else self.max_tokens,
+    def _sampling_to_domain(self, default: Sampling) -> Sampling:
+        sampling = default.with_named(
+            max_tokens=self.max_tokens,
             temperature=self.temperature,
-            top_p=0.0 if self.top_p == 1 else self.top_p,
+            top_p=self.top_p,
             top_k=self.top_k,
             stop=tuple(self.stop),
             top_logprobs=self.logprobs.top,

@@ -11,6 +11,7 @@ from kvrecall.cli.eval.quality import (
     passkey_command,
 )
 from kvrecall.cli.eval.repair import mq_niah_command, planted_command, repository_command
+from kvrecall.cli.eval.sampling import sampling_command
 
 eval_app = typer.Typer(
     help="Quality suites: answer accuracy and fidelity by method and budget.", no_args_is_help=True
@@ -24,3 +25,4 @@ eval_app.command("mq-niah")(mq_niah_command)
 eval_app.command("repository")(repository_command)
 eval_app.command("planted")(planted_command)
 eval_app.command("multiturn")(multiturn_command)
+eval_app.command("sampling")(sampling_command)

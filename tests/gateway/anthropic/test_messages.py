@@ -13,7 +13,7 @@ from gateway.sse import read_outcome
 from kvrecall.domain.constraints import Constraint, ToolChoice
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import Message
+from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -163,7 +163,7 @@ def test_choices_of_tools_and_forms_of_text_constrain_the_answer(
     body: Json, constraint: Constraint
 ) -> None:
     parsed = MessagesBody.model_validate({"model": "m", "max_tokens": 9, "messages": HELLO, **body})
-    sampling = parsed.turn_to_domain(ServiceLimits()).sampling
+    sampling = parsed.turn_to_domain(ServiceLimits(), Sampling()).sampling
     assert sampling is not None
     assert sampling.constraint == constraint
 

@@ -9,6 +9,7 @@ from gateway.openai.completions.schemas import CompletionBody
 from gateway.openai.schemas import ChatCompletionBody
 from kvrecall.domain.constraints import Constraint
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Sampling
 
 Json = dict[str, Any]
 SCHEMA: Json = {"type": "object", "properties": {"floor": {"const": 42}}, "required": ["floor"]}
@@ -36,7 +37,7 @@ GRAMMARS = [
 def read(**body: Any) -> Constraint:
     """The constraint of a chat completion."""
     parsed = ChatCompletionBody.model_validate({"model": "m", "messages": HELLO, **body})
-    sampling = parsed.turn_to_domain(ServiceLimits()).sampling
+    sampling = parsed.turn_to_domain(ServiceLimits(), Sampling()).sampling
     assert sampling is not None
     return sampling.constraint
 
@@ -45,7 +46,7 @@ def read(**body: Any) -> Constraint:
 def test_a_schema_has_many_names(body: Json) -> None:
     assert read(**body) == Constraint(schema=json.dumps(SCHEMA))
     completion = CompletionBody.model_validate({"model": "m", "prompt": "a", **body})
-    sampling = completion.turn_to_domain(ServiceLimits()).sampling
+    sampling = completion.turn_to_domain(ServiceLimits(), Sampling()).sampling
     assert sampling is not None
     assert sampling.constraint.schema == json.dumps(SCHEMA)
 

@@ -18,7 +18,7 @@ LIMITS = ServiceLimits(default_max_tokens=50, max_output_tokens=100)
 def read(**body: Any) -> tuple[TurnRequest, Sampling]:
     """The turn of a chat completion, and its sampling."""
     parsed = ChatCompletionBody.model_validate({"model": "m", "messages": HELLO, **body})
-    turn = parsed.turn_to_domain(LIMITS)
+    turn = parsed.turn_to_domain(LIMITS, Sampling(50))
     assert turn.sampling is not None
     return turn, turn.sampling
 
@@ -45,7 +45,7 @@ def test_they_are_the_same_in_completions() -> None:
     body = CompletionBody.model_validate(
         {"model": "m", "prompt": "a", "max_tokens": 9, "ignore_eos": True, "top_k": -1, "seed": -1}
     )
-    turn = body.turn_to_domain(LIMITS)
+    turn = body.turn_to_domain(LIMITS, Sampling(50))
     chat = read(max_tokens=9, ignore_eos=True)[0]
     assert turn == replace(chat, sampling=turn.sampling)
     assert turn.sampling == chat.sampling

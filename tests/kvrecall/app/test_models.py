@@ -75,7 +75,7 @@ def test_smollm2_answers_and_its_conversion_is_kept(tmp_path: Path) -> None:
         client.session(budget=128, repair_rows=0) as session,
     ):
         assert client.worker().model == "smollm2"
-        answer = session.say("What is the capital of France?", max_tokens=12)
+        answer = session.say("What is the capital of France?", max_tokens=12, temperature=0)
     assert "Paris" in str(answer)
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert not (tmp_path / "data" / "profiles").exists(), "nothing was measured"

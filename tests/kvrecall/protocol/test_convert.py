@@ -4,6 +4,7 @@ import pytest
 
 from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Sampling
+from kvrecall.domain.sampling_defaults import GREEDY, SamplingDefaults
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
@@ -52,3 +53,14 @@ def test_an_episode_survives_the_wire(episode: ActiveEpisode) -> None:
     spans = convert.segments_to_wire(episode.segments)
     found = convert.active_episode_from_wire(episode.id, episode.patched_prompt, spans)
     assert found == episode
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingDefaults(0.7, 0.9, 20, 0.05, 1.1)])
+def test_a_model_s_sampling_survives_the_wire(sampling: SamplingDefaults) -> None:
+    info = pb.WorkerInfo(sampling=convert.sampling_defaults_to_wire(sampling))
+    sent = info.SerializeToString()
+    assert convert.worker_info_from_wire(pb.WorkerInfo.FromString(sent)).sampling == sampling
+
+
+def test_a_worker_that_says_nothing_of_sampling_is_greedy() -> None:
+    assert convert.worker_info_from_wire(pb.WorkerInfo()).sampling == GREEDY

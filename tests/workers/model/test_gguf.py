@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from kvrecall.domain.sampling_defaults import SamplingDefaults
 from workers.errors import ModelRefused
 from workers.model import gguf as conversion
 from workers.model.gguf import find_conversion
@@ -43,6 +44,9 @@ def write_model(path: Path) -> Path:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(1)
     writer.add_chat_template(TEMPLATE)
+    writer.add_sampling_temp(0.5)
+    writer.add_sampling_top_k(20)
+    writer.add_sampling_penalty_repeat(1.25)
     random = np.random.default_rng(5)
     kv_width = WIDTH // HEADS * KV_HEADS
     shapes = {
@@ -98,6 +102,7 @@ def test_a_conversion_has_the_weights_and_the_tokenizer_of_the_file(
     assert AutoConfig.from_pretrained(folder).dtype == torch.bfloat16
     model = load_model(folder, torch.bfloat16, pack=False)
     assert (model.max_context, model.eos_token_ids) == (256, (1,))
+    assert model.sampling == SamplingDefaults(0.5, top_k=20, repetition_penalty=1.25)
     read = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32
     )

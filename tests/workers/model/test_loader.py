@@ -17,11 +17,13 @@ from transformers import (
     Qwen2Config,
 )
 
+from kvrecall.domain.sampling_defaults import GREEDY, SamplingDefaults
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model import loader
 from workers.model.loader import (
+    FALLBACK,
     LoadedModel,
     adopt,
     fingerprint,
@@ -187,6 +189,31 @@ def test_other_weights_another_dtype_or_other_positions_give_another_fingerprint
     far = LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **SMALL)
     prints.add(fingerprint(_model(far)))
     assert len(prints) == 5
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({}, FALLBACK),
+        ({"do_sample": True}, FALLBACK),
+        ({"do_sample": False}, GREEDY),
+        ({"temperature": 0.6, "top_p": 0.9}, SamplingDefaults(temperature=0.6, top_p=0.9)),
+        ({"top_k": 64, "repetition_penalty": 1.05}, SamplingDefaults(1.0, 1.0, 64, 0.0, 1.05)),
+    ],
+)
+def test_sampling_comes_from_the_generation_config(
+    named: dict[str, Any], expected: SamplingDefaults
+) -> None:
+    module = _model(LlamaConfig(**SMALL))
+    module.generation_config.update(**named)
+    assert adopt(module).sampling == expected
+
+
+def test_a_generation_config_that_cannot_be_sampled_by_is_refused() -> None:
+    module = _model(LlamaConfig(**SMALL))
+    module.generation_config.update(top_p=1.5)
+    with pytest.raises(ModelRefused, match=r"llama's generation_config: top_p 1\.5"):
+        adopt(module)
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(3, (3,)), ([3, 4], (3, 4)), (None, ())])

@@ -11,7 +11,7 @@ from gateway.openai.responses.ids import TurnName
 from gateway.openai.responses.objects import build_head
 from gateway.openai.responses.schemas import ResponseBody
 from kvrecall.domain.errors import CatalogError, WorkerLost
-from kvrecall.domain.messages import Message, ToolCall
+from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.turn_stream import TextDelta, ToolCallEmitted
@@ -183,7 +183,7 @@ async def test_the_response_is_stored_before_its_end_is_sent(served, parse_event
 def put_together(pieces: list[str | ToolCall]) -> Json:
     """The response of an answer that came in these pieces."""
     name = TurnName("s_1", 3)
-    head = build_head(name.response, 0, ResponseBody(model="m", input="a"))
+    head = build_head(name.response, 0, ResponseBody(model="m", input="a"), Sampling())
     events = ResponseEvents(head, name, 0)
     for piece in pieces:
         events.encode(TextDelta(piece) if isinstance(piece, str) else ToolCallEmitted(piece))
