@@ -3,7 +3,7 @@
 Each API has its own objects and events; the way from a request to them and the headers are the same.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -13,6 +13,7 @@ from gateway.middleware import CLIENT_CLOSED_REQUEST
 from gateway.settings import GatewaySettings
 from gateway.sse import ClientDisconnected, Encoder, EventStream, read_outcome, run_while_connected
 from kvrecall.domain.errors import UnknownModel
+from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.continuation import Continuation
 from services.service import SessionService
@@ -52,6 +53,11 @@ class Accepted(Protocol[Item_co]):
         """The turn's number."""
         ...
 
+    @property
+    def ignored(self) -> Sequence[Ignored]:
+        """What of the messages was mended."""
+        ...
+
 
 Found = TypeVar("Found", bound=Accepted[Any])
 
@@ -62,12 +68,13 @@ async def respond(
     build: Callable[[Found], Coroutine[Any, Any, Json]],
     encode: Callable[[Found], Encoder[Any]] | None,
     settings: GatewaySettings,
-    clamped: str = "",
+    report: Callable[[Sequence[Ignored]], Mapping[str, str]],
 ) -> Response:
     """Respond with what `starting` begins, cancelled when the client disconnects.
 
-    `clamped`: the member of the request that was cut to a limit, for the header. The answer is the
-    object of `build`, or with `encode` a stream of the encoder's events.
+    `report` returns the headers that say what of the request was not taken as it was sent, from what
+    was mended in its messages. The answer is the object of `build`, or with `encode` a stream of the
+    encoder's events.
     """
     try:
         found = await run_while_connected(request, starting)
@@ -75,7 +82,7 @@ async def respond(
             "kvrecall-session": found.session,
             "kvrecall-match": found.match,
             "kvrecall-turn": str(found.turn),
-            **({"kvrecall-clamped": clamped} if clamped else {}),
+            **report(found.ignored),
         }
         if encode is not None:
             return EventStream(found.stream, settings.heartbeat_seconds, encode(found), headers)

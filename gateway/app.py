@@ -114,7 +114,7 @@ def create_app(
     if settings.console:
         mount_console(app, settings.console_read_only)
     require_rules(app.routes)
-    app.add_middleware(StrictBody, settings=settings)
+    app.add_middleware(StrictBody, settings=settings, mends=service.limits.mends)
     app.add_middleware(Authentication, access=service.access)
     app.add_middleware(BrowserGuard, hosts=settings.hosts, origins=settings.cors_origins)
     app.add_middleware(RequestLog, observer=recorder)

@@ -13,8 +13,10 @@ from gateway.errors import RefusedRequest, build_problem
 from gateway.inflation import ACCEPTED, Inflater, find_inflater
 from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
+from kvrecall.domain.surrogates import replace_in_json
 
 _RETRY_AFTER = {"Retry-After": "1"}
+_MENDED = "kvrecall.mended"
 
 
 class BodyRefused(RefusedRequest):
@@ -147,12 +149,13 @@ class StrictBody:
 
     So an unknown route and another tenant's session cost no body. A route gets the body in one
     piece; other than JSON is refused: Python's parser accepts NaN and lone surrogates, which
-    neither the catalog nor protobuf can represent.
+    neither the catalog nor protobuf can represent. With `mends` lone surrogates are replaced.
     """
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, mends: bool = False) -> None:
         self._app = app
         self._settings = settings
+        self._mends = mends
         self._buffer = BodyBuffer(settings.max_body_buffer_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +172,7 @@ class StrictBody:
                     return await receive()
                 received = True
                 try:
-                    content = await self._receive(body, Headers(scope=scope), receive)
+                    content = await self._receive(body, scope, receive)
                 except ClientDisconnect:
                     disconnected = True
                     raise
@@ -181,7 +184,8 @@ class StrictBody:
 
             await self._app(scope, receive_checked, send_if_connected)
 
-    async def _receive(self, body: Body, headers: Headers, receive: Receive) -> bytes:
+    async def _receive(self, body: Body, scope: Scope, receive: Receive) -> bytes:
+        headers = Headers(scope=scope)
         if _get_content_length(headers) > self._settings.max_body_bytes:
             raise _too_large(self._settings.max_body_bytes)
         encoding = headers.get("content-encoding", "")
@@ -190,8 +194,26 @@ class StrictBody:
             raise _unknown_encoding(encoding)
         await body.receive(receive, self._settings, inflater)
         content = body.take()
-        if content and (reason := _find_json_error(headers, content)) is not None:
+        reason = _find_json_error(headers, content) if content else None
+        if reason is not None and self._mends:
+            mended = _replace_surrogates(content)
+            if mended != content:
+                content, reason = mended, _find_json_error(headers, mended)
+                scope[_MENDED] = True
+        if reason is not None:
             raise BodyRefused(ErrorCode.MALFORMED_JSON, f"the body is not JSON in UTF-8: {reason}")
+        return content
+
+
+def is_mended(scope: Scope) -> bool:
+    """Return whether lone surrogates were replaced in the body of a request."""
+    return _MENDED in scope
+
+
+def _replace_surrogates(content: bytes) -> bytes:
+    try:
+        return replace_in_json(content.decode()).encode()
+    except UnicodeDecodeError:
         return content
 
 

@@ -1,7 +1,7 @@
 """Requests for an answer to a whole conversation: what all APIs of stateless clients have alike.
 
-Members that are not listed are ignored, as clients add their own. `null` is the same as absent.
-What would change the answer and cannot be honoured is refused with its name.
+Members that are not listed are left out and named in a header, as clients add their own. `null` is
+the same as absent. What would change the answer and cannot be honoured is refused with its name.
 """
 
 import json
@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from gateway.ignored import IgnoredParts, Tolerance
 from gateway.rest.schemas.answers import DirectionBody
 from gateway.rest.schemas.base import Name, TopK
 from gateway.rest.schemas.messages import ToolBody
@@ -22,7 +23,8 @@ from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
-MAX_MESSAGES = 4096
+MAX_MESSAGES = 100_000
+MAX_TOOLS = 1024
 # A share of 0 leaves the likeliest token, as llama.cpp takes it.
 _LEAST_TOP_P = 1e-6
 
@@ -40,6 +42,17 @@ class CheckedRequest(Wire):
 
     # Unlisted members that are not ignored, with their values that ask for nothing.
     honoured: ClassVar[Mapping[str, Sequence[object]]] = {}
+
+    _ignored: IgnoredParts = PrivateAttr(default_factory=IgnoredParts)
+
+    @property
+    def ignored(self) -> IgnoredParts:
+        """What of the request was left out or replaced, as far as it was read."""
+        return self._ignored
+
+    def tolerate(self, limits: ServiceLimits) -> Tolerance:
+        """Return what becomes of parts that cannot be read here."""
+        return Tolerance(limits.mends, self._ignored)
 
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""

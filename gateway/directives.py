@@ -1,20 +1,23 @@
-"""Headers `kvrecall-...` of requests for an answer, and what of such a request is not honoured.
+"""Headers `kvrecall-...` of requests for an answer, and of answers: what is not honoured.
 
 A header says the same as a part of the member `kvrecall` of the body, for clients whose framework
 can send headers only. A header comes before the body; one that is not known is refused, since it
 was meant to change the answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 
+from gateway.bodies import is_mended
 from gateway.conversation_bodies import ConversationBody
+from gateway.ignored import HEADER, format_header, get_labels
 from gateway.rest.schemas.answers import DirectionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.events import MembersIgnored
+from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from services.service import SessionService
@@ -44,25 +47,55 @@ _NOTED = frozenset(
         "verbosity",
     }
 )
+# Values of a member that ask for nothing.
+_NOTHING: Sequence[object] = (None, False, "", [], {})
 # The most tokens that an answer may have, by the names of all APIs; the first one that is given counts.
 _LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
-def read_directives(request: Request, body: Body, service: SessionService) -> Body:
+def read_directives(request: Request, body: Body) -> Body:
     """Return the body with what the headers say in its member `kvrecall`.
 
-    Members that are not known are reported by their names. Raises InvalidRequest with the name of a
-    header.
+    Members that are not known are noted by their names, if they ask for something. Raises
+    InvalidRequest with the name of a header.
     """
     known = _NOTED.union(body.honoured)
-    ignored = tuple(name for name in body.model_extra or {} if name not in known)
-    if ignored:
-        service.publish(MembersIgnored(ignored))
+    for name, value in (body.model_extra or {}).items():
+        if name not in known and value not in _NOTHING:
+            body.ignored.note(name)
+    if is_mended(request.scope):
+        body.ignored.note("body", "surrogates")
     settings = body.kvrecall
     for name, value in request.headers.items():
         if name.startswith(_PREFIX):
             settings = _update(settings, name, _read(name, value))
     return body if settings is body.kvrecall else body.model_copy(update={"kvrecall": settings})
+
+
+def report_changes(
+    service: SessionService,
+    body: ConversationBody,
+    rename: Callable[[str], str] = lambda field: field,
+) -> Callable[[Sequence[Ignored]], Mapping[str, str]]:
+    """Return a function that reports what of a request was not taken as it was sent, in headers.
+
+    It is given what was mended in the messages, whose places `rename` names as the client does.
+    """
+
+    def report(mended: Sequence[Ignored]) -> Mapping[str, str]:
+        for each in mended:
+            body.ignored.note(rename(each.field), each.what)
+        headers = {}
+        parts = tuple(body.ignored)
+        if parts:
+            headers[HEADER] = format_header(parts)
+            service.publish(MembersIgnored(get_labels(parts), headers[HEADER]))
+        clamped = find_clamped(body, service.limits)
+        if clamped:
+            headers["kvrecall-clamped"] = clamped
+        return headers
+
+    return report
 
 
 def find_clamped(body: ConversationBody, limits: ServiceLimits) -> str:

@@ -7,62 +7,44 @@ places in errors.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import StringConstraints, ValidationError
 
+from gateway.anthropic.block_texts import TREATMENTS, read_block
 from gateway.conversation_bodies import Wire
+from gateway.ignored import Tolerance
+from gateway.placeholders import join_pieces
 from gateway.rest.schemas.base import Name
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message, ToolCall
 
+Json = Mapping[str, Any]
 Content = str | list[dict[str, Any]] | None
+CallId = Annotated[str, StringConstraints(max_length=1 << 16)]
 # The result of a failed call that says nothing: the model would take an empty one for a success.
 _FAILED = "error"
-
-
-class TextBlock(Wire):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
 
 
 class ToolUseBlock(Wire):
     """Tool call of the assistant."""
 
     type: Literal["tool_use"]
-    id: Name
+    id: CallId
     name: Name
-    input: dict[str, Any]
+    input: dict[str, Any] | None = None
 
 
 class ToolResultBlock(Wire):
     """Result of a tool call, or with `is_error` the reason of its failure."""
 
     type: Literal["tool_result"]
-    tool_use_id: Name
+    tool_use_id: CallId
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
 
 
-class ThinkingBlock(Wire):
-    """Reasoning: the session holds what the model said, so what a client repeats is not read."""
-
-    type: Literal["thinking", "redacted_thinking"]
-
-
-Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
-_KINDS: Mapping[str, Mapping[str, type[Block]]] = {
-    "system": {"text": TextBlock},
-    "user": {"text": TextBlock, "tool_result": ToolResultBlock},
-    "assistant": {
-        "text": TextBlock,
-        "tool_use": ToolUseBlock,
-        "thinking": ThinkingBlock,
-        "redacted_thinking": ThinkingBlock,
-    },
-}
+_Block = TypeVar("_Block", bound=Wire)
 
 
 @dataclass(frozen=True)
@@ -73,25 +55,30 @@ class PlacedMessage:
     message: Message
 
 
-def to_placed_messages(role: str, content: Content, field: str) -> Iterator[PlacedMessage]:
+def to_placed_messages(
+    role: str, content: Content, field: str, tolerance: Tolerance
+) -> Iterator[PlacedMessage]:
     """Convert a client's message: its text, and before that the results that it brings.
 
     Raises InvalidRequest for a block that such a message cannot have, by its place.
     """
-    texts: list[str] = []
+    pieces: list[tuple[str, bool]] = []
     calls: list[ToolCall] = []
     only_results = not isinstance(content, str) and bool(content)
-    for place, block in _parse(role, content, field):
-        match block:
-            case TextBlock(text=text):
-                texts.append(text)
-                only_results = False
-            case ToolUseBlock():
-                calls.append(ToolCall(block.id, block.name, json.dumps(block.input)))
-            case ToolResultBlock():
-                yield PlacedMessage(place, _to_result(block, place))
+    for place, block in _place(content, field):
+        kind = block.get("type")
+        if kind == "tool_use" and role == "assistant":
+            use = _validate(ToolUseBlock, block, place)
+            calls.append(ToolCall(use.id, use.name, json.dumps(use.input or {})))
+        elif kind == "tool_result" and role == "user":
+            result = _validate(ToolResultBlock, block, place)
+            yield PlacedMessage(place, _to_result(result, place, tolerance))
+        else:
+            text, words = _read(role, block, place, tolerance)
+            pieces.append((text, words))
+            only_results = only_results and not text and kind != "text"
     if role != "user" or not only_results:
-        yield PlacedMessage(field, Message(role, "".join(texts), tuple(calls)))
+        yield PlacedMessage(field, Message(role, join_pieces(pieces), tuple(calls)))
 
 
 def split_opening(
@@ -110,31 +97,36 @@ def split_opening(
     return placed[:-1], opening
 
 
-def _to_result(block: ToolResultBlock, field: str) -> Message:
-    texts = [block.text for _, block in _parse("system", block.content, field)]
-    text = "".join(texts) or (_FAILED if block.is_error else "")
+def _to_result(block: ToolResultBlock, field: str, tolerance: Tolerance) -> Message:
+    pieces = [
+        _read("tool_result", each, place, tolerance) for place, each in _place(block.content, field)
+    ]
+    text = join_pieces(pieces) or (_FAILED if block.is_error else "")
     return Message("tool", text, tool_call_id=block.tool_use_id)
 
 
-def _parse(role: str, content: Content, field: str) -> Iterator[tuple[str, Any]]:
+def _place(content: Content, field: str) -> Iterator[tuple[str, Json]]:
     """Yield the blocks of a content with their fields; a string is one of text."""
     if isinstance(content, str):
-        yield f"{field}.content", TextBlock(type="text", text=content)
+        yield f"{field}.content", {"type": "text", "text": content}
         return
     for index, block in enumerate(content or ()):
-        yield from _parse_block(_KINDS[role], block, f"{field}.content[{index}]")
+        yield f"{field}.content[{index}]", block
 
 
-def _parse_block(
-    kinds: Mapping[str, type[Block]], block: Mapping[str, Any], field: str
-) -> Sequence[tuple[str, Block]]:
-    kind = kinds.get(str(block.get("type")))
-    if kind is None:
-        wanted = ", ".join(kinds)
-        message = f"blocks of type {block.get('type')!r} are not supported here; send {wanted}"
+def _read(role: str, block: Json, field: str, tolerance: Tolerance) -> tuple[str, bool]:
+    kind = block.get("type")
+    if not isinstance(kind, str) or kind not in TREATMENTS:
+        own = {"user": ["tool_result"], "assistant": ["tool_use"]}.get(role, [])
+        wanted = ", ".join([*TREATMENTS, *own])
+        message = f"blocks of type {kind!r} are not supported here; send one of {wanted}"
         raise InvalidRequest(f"{field}.type", message)
+    return read_block(block, field, tolerance)
+
+
+def _validate(kind: type[_Block], block: Json, field: str) -> _Block:
     try:
-        return [(field, kind.model_validate(block))]
+        return kind.model_validate(block)
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])

@@ -12,7 +12,7 @@ from gateway.anthropic.blocks import PlacedMessage, split_opening
 from gateway.anthropic.messages import MessageEvents, build_message, parse_message_id
 from gateway.anthropic.schemas import MessagesBody, PromptBody
 from gateway.conversation_bodies import begin_answer
-from gateway.directives import find_clamped, read_directives
+from gateway.directives import read_directives, report_changes
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.settings import GatewaySettings
 from gateway.tenants import Tenant
@@ -50,9 +50,9 @@ def add_anthropic_routes(
         built, repeated) and `kvrecall-turn` tell which session it is, and how it was found.
         """
         require_model(body.model, service, settings)
-        body = read_directives(request, body, service)
+        body = read_directives(request, body)
         body.require_honoured()
-        placed, opening = split_opening(body.messages_to_domain())
+        placed, opening = split_opening(body.messages_to_domain(service.limits))
         turn = body.turn_to_domain(service.limits, service.default_sampling)
         if opening is not None:
             turn = begin_answer(turn, opening.message, opening.field)
@@ -68,7 +68,7 @@ def add_anthropic_routes(
             partial(read_answer, partial(build_message, body.model, body.marks_cache)),
             partial(MessageEvents, body.model, body.marks_cache) if body.stream else None,
             settings,
-            find_clamped(body, service.limits),
+            report_changes(service, body, partial(_rename, placed=placed)),
         )
 
     @router.post("/messages/count_tokens", tags=["anthropic"])
@@ -77,7 +77,7 @@ def add_anthropic_routes(
         require_model(body.model, service, settings)
         if body.thread is not None and body.thread.type == "continue":
             raise InvalidRequest("thread", "count the whole conversation, without a thread")
-        placed, opening = split_opening(body.messages_to_domain())
+        placed, opening = split_opening(body.messages_to_domain(service.limits))
         messages = [each.message for each in placed]
         if not messages:
             raise InvalidRequest("messages", "a conversation has at least one message")

@@ -3,24 +3,27 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from gateway.anthropic.blocks import Content, PlacedMessage, to_placed_messages
-from gateway.conversation_bodies import MAX_MESSAGES, ConversationBody, ModelRequest, Wire
+from gateway.anthropic.tools import ToolWire
+from gateway.conversation_bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ConversationBody,
+    ModelRequest,
+    Wire,
+)
+from gateway.ignored import Tolerance
 from gateway.rest.schemas.base import JsonObject, Name, StopStrings
-from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody
+from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Sampling
 
-# Members that ask for what is not served here, with the values that ask for nothing.
-_HONOURED: Mapping[str, Sequence[object]] = {
-    "mcp_servers": ([],),
-    "container": (),
-    "context_management": (),
-}
 _CHOICES: Mapping[str, ToolChoice] = {
     "auto": ToolChoice.AUTO,
     "any": ToolChoice.REQUIRED,
@@ -39,26 +42,6 @@ class MessageWire(Wire):
 
     role: Literal["user", "assistant", "system"]
     content: Content
-
-
-class ToolWire(Wire):
-    """Tool that the client runs."""
-
-    name: Name
-    type: Literal["custom"] | None = None
-    description: str | None = None
-    input_schema: JsonObject
-    strict: bool | None = None
-    cache_control: JsonObject | None = None
-
-    def to_body(self) -> ToolBody:
-        """Convert to the tool that a session has, as OpenAI's API would name it."""
-        function: dict[str, Any] = {"name": self.name, "parameters": self.input_schema}
-        if self.description is not None:
-            function["description"] = self.description
-        if self.strict is not None:
-            function["strict"] = self.strict
-        return ToolBody(function=ToolFunctionBody.model_validate(function))
 
 
 class ToolChoiceWire(Wire):
@@ -85,9 +68,10 @@ class FormatWire(Wire):
 
 
 class OutputConfigWire(Wire):
-    """How the answer is put out."""
+    """How the answer is put out. `effort` has no effect."""
 
     format: FormatWire | None = None
+    effort: str | None = None
 
 
 class ThreadWire(Wire):
@@ -101,13 +85,11 @@ class PromptBody(ModelRequest):
     """Body of POST /v1/messages/count_tokens: a conversation, and the tools for it."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
-    honoured: ClassVar[Mapping[str, Sequence[object]]] = _HONOURED
-
     messages: list[MessageWire] = Field(
         max_length=MAX_MESSAGES, description="The conversation, or what follows in its thread."
     )
     system: str | list[dict[str, Any]] | None = None
-    tools: list[ToolWire] | None = Field(default=None, max_length=128)
+    tools: list[ToolWire] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoiceWire | None = None
     output_config: OutputConfigWire | None = None
     cache_control: JsonObject | None = None
@@ -122,21 +104,35 @@ class PromptBody(ModelRequest):
         marks += [self.cache_control, *(tool.cache_control for tool in self.tools or ())]
         return any(marks)
 
-    def messages_to_domain(self) -> list[PlacedMessage]:
-        """Convert the messages, with their places. Raises InvalidRequest for other than text."""
-        return list(self._place_messages())
+    def require_honoured(self) -> None:
+        """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
+        super().require_honoured()
+        if self.output_config is not None and self.output_config.effort is not None:
+            self.ignored.note("output_config.effort")
+
+    def messages_to_domain(self, limits: ServiceLimits) -> list[PlacedMessage]:
+        """Convert the messages, with their places.
+
+        Raises InvalidRequest for a block that cannot be read.
+        """
+        return list(self._place_messages(self.tolerate(limits)))
 
     @property
     def session_tools(self) -> list[ToolBody]:
         """The tools as a session has them."""
-        return [tool.to_body() for tool in self.tools or ()]
+        bodies = (
+            tool.to_body(f"tools[{index}]", self.ignored)
+            for index, tool in enumerate(self.tools or ())
+        )
+        return [body for body in bodies if body is not None]
 
-    def _place_messages(self) -> Iterator[PlacedMessage]:
+    def _place_messages(self, tolerance: Tolerance) -> Iterator[PlacedMessage]:
         if self.system:
-            for placed in to_placed_messages("system", self.system, "system"):
+            for placed in to_placed_messages("system", self.system, "system", tolerance):
                 yield replace(placed, field="system")
         for index, message in enumerate(self.messages):
-            yield from to_placed_messages(message.role, message.content, f"messages[{index}]")
+            field = f"messages[{index}]"
+            yield from to_placed_messages(message.role, message.content, field, tolerance)
 
 
 class MessagesBody(PromptBody, ConversationBody):

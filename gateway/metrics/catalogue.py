@@ -35,7 +35,7 @@ HTTP = (
     gauge("event_streams", "Streams of events that clients have open."),
     counter(
         "ignored_members_total",
-        "Members of requests that no API here knows, by name: the first names that come.",
+        "Parts of requests that were left out or replaced, by member and kind: the first that come.",
         member=(),
     ),
     counter("replayed_answers_total", "Answers repeated for an idempotency key, not computed."),

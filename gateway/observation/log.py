@@ -8,6 +8,7 @@ from gateway.observation.identity import hide_foreign
 from gateway.openai.usage import count_tokens
 from kvrecall.domain.events import (
     EpisodesFailed,
+    MembersIgnored,
     PagesRebuilt,
     PauseTimedOut,
     RepairFailed,
@@ -39,6 +40,8 @@ def log_event(event: ServiceEvent) -> None:
                 promoted=report.promoted,
                 truncated=report.truncated,
             )
+        case MembersIgnored(_, text):
+            log.info("ignored", parts=text)
         case RepairFailed():
             log.warning("repair failed", **vars(event))
         case EpisodesFailed():

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.answers import read_answer, require_model, respond
-from gateway.directives import find_clamped, read_directives
+from gateway.directives import read_directives, report_changes
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.openai.chunks import CompletionChunks, Head, build_completion, build_completions
 from gateway.openai.completions.routes import add_completion_routes
@@ -49,10 +49,10 @@ def add_openai_routes(
         `kvrecall-turn` tell which, and how it was found.
         """
         require_model(body.model, service, settings)
-        body = read_directives(request, body, service)
+        body = read_directives(request, body)
         body.require_honoured()
         conversation = Conversation(
-            body.messages_to_domain(),
+            body.messages_to_domain(service.limits),
             body.settings_to_domain(tenant),
             body.turn_to_domain(service.limits, service.default_sampling),
             get_idempotency_key(request, key, body),
@@ -73,7 +73,7 @@ def add_openai_routes(
                 if body.stream
                 else None,
                 settings,
-                find_clamped(body, service.limits),
+                report_changes(service, body),
             )
         return await respond(
             request,
@@ -81,7 +81,7 @@ def add_openai_routes(
             partial(read_answer, partial(build_completion, head)),
             (lambda found: CompletionChunks(head, [found], include_usage)) if body.stream else None,
             settings,
-            find_clamped(body, service.limits),
+            report_changes(service, body),
         )
 
 

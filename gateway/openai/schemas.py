@@ -4,12 +4,20 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.conversation_bodies import MAX_MESSAGES, ConversationBody, Wire, begin_answer
+from gateway.conversation_bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    ConversationBody,
+    Wire,
+    begin_answer,
+)
+from gateway.ignored import Tolerance
 from gateway.openai.forms import FormOptions
+from gateway.openai.parts import Content, join_parts
 from gateway.rest.schemas.answers import AnswerOptions
 from gateway.rest.schemas.base import JsonObject, Length, Name, Seed, Stops
 from gateway.rest.schemas.messages import ToolBody
@@ -21,12 +29,6 @@ from kvrecall.domain.turn_request import TurnRequest
 
 MAX_CHOICES = 8
 ROLES = {"developer": "system"}
-_TEXT_PARTS = {
-    "text": "text",
-    "refusal": "refusal",
-    "input_text": "text",
-    "output_text": "text",
-}
 # Values of members that are not served otherwise: they ask for nothing beyond a plain answer.
 _HONOURED: Mapping[str, Sequence[object]] = {
     "moderation": (),
@@ -98,20 +100,20 @@ class MessageWire(Wire):
     """Message of a conversation; its content is text, null, or parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
+    content: Content = None
     tool_calls: list[ToolCallWire] | None = Field(default=None, max_length=128)
     tool_call_id: Name | None = None
     name: Name | None = None
 
-    def to_domain(self, field: str) -> Message:
-        """Convert to the domain value. Raises InvalidRequest for a part that is no text."""
+    def to_domain(self, field: str, tolerance: Tolerance) -> Message:
+        """Convert to the domain value. Raises InvalidRequest for a part that cannot be read."""
         calls = tuple(
             ToolCall(call.id, call.function.name, call.function.arguments or "{}")
             for call in self.tool_calls or ()
         )
         return Message(
             ROLES.get(self.role, self.role),
-            join_parts(self.content, f"{field}.content"),
+            join_parts(self.content, f"{field}.content", tolerance),
             calls,
             self.tool_call_id or "",
             (self.name or "") if self.role == "user" else "",
@@ -236,7 +238,7 @@ class ChatCompletionBody(RequestOptions):
         description="Answers to give; each is computed in a session of its own.",
         exclude_if=lambda value: value is None,
     )
-    tools: list[ToolBody] | None = Field(default=None, max_length=128)
+    tools: list[ToolBody] | None = Field(default=None, max_length=MAX_TOOLS)
     max_completion_tokens: Length = None
     max_tokens: Length = None
     response_format: JsonObject | None = Field(
@@ -286,14 +288,16 @@ class ChatCompletionBody(RequestOptions):
             )
             raise InvalidRequest("add_generation_prompt", message)
 
-    def messages_to_domain(self) -> tuple[Message, ...]:
+    def messages_to_domain(self, limits: ServiceLimits) -> tuple[Message, ...]:
         """Convert the messages, but for one that begins the answer.
 
-        Raises InvalidRequest for a part that is no text.
+        Raises InvalidRequest for a part that cannot be read.
         """
+        tolerance = self.tolerate(limits)
         messages = self.messages[:-1] if self.continue_final_message else self.messages
         return tuple(
-            message.to_domain(f"messages[{index}]") for index, message in enumerate(messages)
+            message.to_domain(f"messages[{index}]", tolerance)
+            for index, message in enumerate(messages)
         )
 
     def turn_to_domain(self, limits: ServiceLimits, default: Sampling) -> TurnRequest:
@@ -302,18 +306,4 @@ class ChatCompletionBody(RequestOptions):
         if not self.continue_final_message:
             return turn
         field = f"messages[{len(self.messages) - 1}]"
-        return begin_answer(turn, self.messages[-1].to_domain(field), field)
-
-
-def join_parts(content: str | list[dict[str, Any]] | None, field: str) -> str:
-    """Return the text of a content in parts. Raises InvalidRequest for an image, audio or a file."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for index, part in enumerate(content):
-        text = part.get(_TEXT_PARTS.get(str(part.get("type")), ""))
-        if not isinstance(text, str):
-            message = f"parts of type {part.get('type')!r} are not supported; send text"
-            raise InvalidRequest(f"{field}[{index}]", message, openai_code="unsupported_content")
-        texts.append(text)
-    return "".join(texts)
+        return begin_answer(turn, self.messages[-1].to_domain(field, self.tolerate(limits)), field)

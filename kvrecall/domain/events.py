@@ -296,9 +296,13 @@ class QuotaReached:
 
 @dataclass(frozen=True)
 class MembersIgnored:
-    """A request had members of these names, which no API here knows."""
+    """A request had parts that were left out or replaced.
+
+    `names`: those under which they are counted; `text`: their places and kinds.
+    """
 
     names: tuple[str, ...]
+    text: str = ""
 
 
 ServiceEvent = (

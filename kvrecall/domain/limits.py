@@ -1,7 +1,7 @@
 """Limits and defaults of the service: one frozen value, passed as an argument."""
 
 from dataclasses import asdict
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -210,12 +210,23 @@ class ServiceLimits(BaseModel):
         description="Time without a turn after which a session that was begun by a stateless "
         "request is deleted, in seconds.",
     )
+    damaged_history: Literal["repair", "refuse"] = Field(
+        default="repair",
+        description="What becomes of a client's history with images, audio, files, cut arguments, "
+        "half an emoji, calls without results and results without calls: `repair` replaces them by "
+        "words and says so in the header `kvrecall-ignored`, `refuse` answers with 400.",
+    )
     max_metadata_bytes: int = Field(
         default=8192,
         ge=0,
         description="Largest size of a session's metadata, names and values together, in UTF-8 "
         "bytes.",
     )
+
+    @property
+    def mends(self) -> bool:
+        """True if a damaged history is mended, False if it is refused."""
+        return self.damaged_history == "repair"
 
     @model_validator(mode="after")
     def _defaults_are_allowed(self) -> Self:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.ignored import Ignored
 from services.cancellation import run_to_completion
 from services.conversations.continuation import Continuation, Match
 from services.conversations.steps import Place, Steps
@@ -108,6 +109,11 @@ class Choices:
     def turn(self) -> int:
         """The first one's turn."""
         return self.turns[0].turn
+
+    @property
+    def ignored(self) -> tuple[Ignored, ...]:
+        """What of the messages was mended."""
+        return self.turns[0].ignored
 
     @property
     def match(self) -> Match:

@@ -6,6 +6,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
@@ -30,6 +31,7 @@ class Completions:
     session: str
     turn: int = 1
     match: Match = "built"
+    ignored: tuple[Ignored, ...] = ()
 
 
 async def start_completions(

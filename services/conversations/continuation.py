@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
@@ -63,7 +64,7 @@ class Conversation:
     `settings` are those of the session that it begins if none holds it; only a session of the same
     settings is continued. `turn` has the sampling; its messages are not read. `opening` comes
     before everything else. `follows`: the response whose conversation, without its own opening,
-    comes before `messages`.
+    comes before `messages`. `ignored`: what was mended in these.
     """
 
     messages: tuple[Message, ...]
@@ -72,6 +73,7 @@ class Conversation:
     key: IdempotencyKey | None = None
     opening: tuple[Message, ...] = ()
     follows: StoredResponse | None = None
+    ignored: tuple[Ignored, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Continuation:
     `held_tokens` of the conversation were in the session before, `appended_tokens` were computed in
     turns that this request appended before its own.
     `opening` is the digest of what comes before the conversation's first message, `asked` that of
-    the conversation up to the answer.
+    the conversation up to the answer. `ignored`: what of the messages was mended, by its place in them.
     """
 
     stream: ProgressStream
@@ -104,6 +106,7 @@ class Continuation:
     opening: bytes
     asked: bytes
     appended_tokens: int = 0
+    ignored: tuple[Ignored, ...] = ()
 
     @property
     def place(self) -> ReplyPlace:

@@ -47,9 +47,11 @@ async def read_new(
     place = begin(json.dumps([catalog.id, session.id, session.turns]).encode())
     messages = (*conversation.opening, *conversation.messages)
     if only_new:
-        return build_history(place, messages, [call.call for call in session.calls])
+        calls = [call.call for call in session.calls]
+        # What is new is the client's own step: a result that is missing is still awaited.
+        return build_history(place, messages, calls)
     held = await read_messages(catalog, limits, session.id, session.turns)
-    history = build_history(place, messages)
+    history = build_history(place, messages, mend=limits.mends)
     count = len(held)
     if len(history.messages) <= count or history.digests[count] != _digest(place, held):
         message = (
@@ -57,7 +59,7 @@ async def read_new(
             "this request; send the whole conversation, or with kvrecall-history: new what is new"
         )
         raise SessionMismatch(message, session=session.id)
-    return History(history.digests[count], history.messages[count:])
+    return History(history.digests[count], history.messages[count:], history.ignored)
 
 
 def _digest(start: bytes, held: Sequence[Message]) -> bytes:

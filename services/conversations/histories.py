@@ -15,7 +15,10 @@ from hashlib import blake2b
 from itertools import pairwise, takewhile
 
 from kvrecall.domain.errors import CallsOutstanding, DuplicateCall, ToolResultWithoutCall
+from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.messages import Message, ToolCall
+from kvrecall.domain.surrogates import replace_in_json
+from services.conversations.mending import Placed, mend_order
 
 _DIGEST_BYTES = 32
 
@@ -25,10 +28,12 @@ class History:
     """A conversation in order: the results of a message's calls follow it, in the calls' order.
 
     `start` is the digest of all that comes before its messages. Build one with `build_history`.
+    `ignored`: what was mended in it.
     """
 
     start: bytes
     messages: tuple[Message, ...]
+    ignored: tuple[Ignored, ...] = ()
 
     @cached_property
     def digests(self) -> tuple[bytes, ...]:
@@ -61,32 +66,66 @@ def begin(scope: bytes) -> bytes:
 
 
 def build_history(
-    start: bytes, messages: Sequence[Message], asked: Sequence[ToolCall] = (), hidden: int = 0
+    start: bytes,
+    messages: Sequence[Message],
+    asked: Sequence[ToolCall] = (),
+    hidden: int = 0,
+    mend: bool = False,
 ) -> History:
     """Build a history from a client's messages, with the results of calls in the calls' order.
 
     `asked` are the calls that the message before them ended on; the first `hidden` messages are
-    not of this request, so that errors name the place in it. Raises ToolResultWithoutCall,
-    CallsOutstanding and DuplicateCall: each call is answered once, before the next other message.
+    not of this request, so that errors name the place in it. Calls without text belong to the answer
+    before them. With `mend` calls and results are made to fit; without, raises
+    ToolResultWithoutCall, CallsOutstanding and DuplicateCall: each call is answered once, before the
+    next other message.
     """
-    ordered: list[Message] = []
+    placed = _join_calls([Placed(index, each) for index, each in enumerate(messages, -hidden)])
+    if mend:
+        mended = mend_order(placed, asked)
+        return History(start, mended.messages, mended.ignored)
+    return History(start, tuple(_order(placed, asked)))
+
+
+def _join_calls(messages: Sequence[Placed]) -> list[Placed]:
+    """Join calls without text to the answer before them: some clients send both apart."""
+    joined: list[Placed] = []
+    for each in messages:
+        message = each.message
+        before = joined[-1] if joined else None
+        if (
+            before is not None
+            and message.role == before.message.role == "assistant"
+            and message.tool_calls
+            and not message.content
+        ):
+            calls = (*before.message.tool_calls, *message.tool_calls)
+            joined[-1] = replace(before, message=replace(before.message, tool_calls=calls))
+        else:
+            joined.append(each)
+    return joined
+
+
+def _order(messages: Sequence[Placed], asked: Sequence[ToolCall]) -> Iterator[Message]:
+    """Yield messages with the results of calls in the calls' order. Raises as `build_history`."""
     calls = {call.id: call for call in asked}
     results: dict[str, Message] = {}
-    for index, message in enumerate(messages, -hidden):
+    for placed in messages:
+        message = placed.message
         if message.role == "tool":
-            _require_call(index, message, calls, results)
+            _require_call(placed.index, message, calls, results)
             results[message.tool_call_id] = message
             continue
-        ordered += _take_results(calls, results)
-        ordered.append(message)
+        yield from _take_results(calls, results)
+        yield message
         calls = {call.id: call for call in message.tool_calls}
         if len(calls) < len(message.tool_calls):
             raise DuplicateCall(
-                f"messages[{index}].tool_calls", "two tool calls of one message have the same id"
+                f"messages[{placed.index}].tool_calls",
+                "two tool calls of one message have the same id",
             )
         results = {}
-    ordered += _take_results(calls, results)
-    return History(start, tuple(ordered))
+    yield from _take_results(calls, results)
 
 
 def extend(digest: bytes, message: Message, place: int = -1) -> bytes:
@@ -136,7 +175,8 @@ def _canonical(message: Message, place: int) -> bytes:
 def canonical_json(text: str) -> str:
     """Return a JSON text without what differs between writers; any other text as it is."""
     try:
-        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+        value = json.loads(replace_in_json(text))
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return text
 

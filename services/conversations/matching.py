@@ -42,6 +42,7 @@ from services.conversations.histories import (
     canonical_json,
     extend,
 )
+from services.conversations.mending import mend_messages
 from services.conversations.responses import RecordedStream, read_messages
 from services.conversations.steps import Place, Steps
 from services.planning.constraints import check_constraint
@@ -62,6 +63,10 @@ class Conversations:
         self._catalog = catalog
         self._api = api
 
+    @property
+    def _mends(self) -> bool:
+        return self._api.limits.mends
+
     async def start(self, conversation: Conversation, direction: Direction) -> Continuation:
         """Start the turn where the client directs it. Raises as the methods for each direction."""
         if direction.session:
@@ -77,6 +82,7 @@ class Conversations:
         session can have, and what the creation of a session, a fork and a turn raise. What can be
         refused by the messages alone is refused before any session is forked or created.
         """
+        conversation = self._check_messages(conversation)
         opening, history, place = await self.look_up(conversation)
         steps = Steps(self._api, conversation, history)
         if place is None:
@@ -91,6 +97,7 @@ class Conversations:
         They go on from the session that holds the conversation, which stays as it is. Raises as
         `turn`; then none of them runs.
         """
+        conversation = self._check_messages(conversation)
         _, history, place = await self.look_up(conversation)
         return await start_choices(Steps(self._api, conversation, history), place, count)
 
@@ -110,7 +117,7 @@ class Conversations:
         Of the settings only tenant and tools count. Raises UnknownSession, SessionMismatch,
         SessionBusy when another turn came first, and otherwise as `turn`.
         """
-        _check_messages(conversation)
+        conversation = self._check_messages(conversation)
         session = await self._catalog.sessions.get(session_id, conversation.settings.tenant)
         place = Place(session, session.turns, 0)
         conversation = replace(conversation, turn=replace(conversation.turn, queue=True))
@@ -128,13 +135,14 @@ class Conversations:
 
         It is deleted behind the answer, so a repeated request is answered anew.
         """
-        _check_messages(conversation)
+        conversation = self._check_messages(conversation)
         settings = replace(conversation.settings, expires_after_seconds=ALONE_SECONDS)
         conversation = replace(conversation, settings=settings, key=None)
         await self._check_answer(conversation.turn, conversation.settings.tools)
         opening = conversation.opening
         start = begin(secrets.token_bytes(32))
-        history = build_history(start, (*opening, *conversation.messages), hidden=len(opening))
+        messages = (*opening, *conversation.messages)
+        history = build_history(start, messages, hidden=len(opening), mend=self._mends)
         found = await self._build(Steps(self._api, conversation, history))
 
         async def delete() -> None:
@@ -151,10 +159,11 @@ class Conversations:
         was followed before is followed in a fork. Raises UnknownSession for a place that no session
         of the tenant has, and otherwise as `turn`.
         """
-        _check_messages(conversation)
+        conversation = self._check_messages(conversation)
         reply = await self._read_reply(place, conversation.settings.tenant)
         start = extend(place.asked, reply)
-        history = build_history(start, conversation.messages, reply.tool_calls)
+        calls = reply.tool_calls
+        history = build_history(start, conversation.messages, calls, mend=self._mends)
         for entry in await self._catalog.histories.find([start.hex()]):
             session = await self._catalog.sessions.get(entry.session, conversation.settings.tenant)
             await self._check_answer(conversation.turn, session.settings.tools)
@@ -165,9 +174,9 @@ class Conversations:
     async def look_up(self, conversation: Conversation) -> tuple[bytes, History, Place | None]:
         """Return the digest of the opening, the history, and who holds the longest part of it.
 
-        Raises as `turn` does for a history that no session can have.
+        Its messages are checked already. Raises as `turn` does for a history that no session can
+        have.
         """
-        _check_messages(conversation)
         await self._check_answer(conversation.turn, conversation.settings.tools)
         opening, history = await self._read(conversation)
         async for number, entry in self._find(history, conversation.follows):
@@ -177,6 +186,18 @@ class Conversations:
                 )
                 return opening, history, Place(session, entry.turn, number)
         return opening, history, None
+
+    def _check_messages(self, conversation: Conversation) -> Conversation:
+        """Check each message by itself, mended where the operator wants it. Raises InvalidRequest."""
+        if not conversation.messages:
+            raise InvalidRequest("messages", "a conversation has at least one message")
+        if self._mends:
+            mended = mend_messages(conversation.messages)
+            conversation = replace(conversation, messages=mended.messages, ignored=mended.ignored)
+        for index, message in enumerate(conversation.messages):
+            if not (self._mends and message.role == "tool"):  # its call is found with the others
+                check_message(message, f"messages[{index}]")
+        return conversation
 
     async def _check_answer(self, turn: TurnRequest, tools: Sequence[str]) -> None:
         """Raise InvalidRequest if an answer with these tools cannot be what the turn asks for."""
@@ -211,11 +232,11 @@ class Conversations:
                 earlier = await self._read_messages(follows, follows.turn - 1)
                 calls = earlier[-1].tool_calls
                 start = bytes.fromhex(follows.history)
-                return opening, build_history(start, conversation.messages, calls)
+                return opening, build_history(start, conversation.messages, calls, mend=self._mends)
             earlier = await self.read(follows)
         before = (*conversation.opening, *earlier)
         messages = (*before, *conversation.messages)
-        return opening, build_history(scope, messages, hidden=len(before))
+        return opening, build_history(scope, messages, hidden=len(before), mend=self._mends)
 
     async def read(self, response: StoredResponse) -> list[Message]:
         """Return the conversation up to a response, without its opening.
@@ -293,11 +314,3 @@ class Conversations:
 
 async def _record_nothing(outcome: TurnOutcome) -> None:
     return None
-
-
-def _check_messages(conversation: Conversation) -> None:
-    """Check each message by itself. Raises InvalidRequest."""
-    if not conversation.messages:
-        raise InvalidRequest("messages", "a conversation has at least one message")
-    for index, message in enumerate(conversation.messages):
-        check_message(message, f"messages[{index}]")

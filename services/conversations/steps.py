@@ -110,7 +110,10 @@ class Steps:
             match = "repeated"
         held = session.memory.length
         asked = request.history
-        return Continuation(stream, session.id, started.turn, match, held, b"", asked, appended)
+        ignored = (*self._conversation.ignored, *self._history.ignored)
+        return Continuation(
+            stream, session.id, started.turn, match, held, b"", asked, appended, ignored
+        )
 
 
 def _vary_seed(seed: int | None, place: Place, choice: int) -> int:

@@ -85,7 +85,11 @@ def test_what_cannot_be_honoured_is_refused_by_name_in_every_api(
     with pytest.raises(InvalidRequest) as refused:
         api.model_validate({**SHARED, **own, "kvrecall": {"tools": [tool]}}).require_honoured()
     assert refused.value.details["field"] == "kvrecall.tools"
-    name = next(name for name, honoured in api.honoured.items() if "asked for" not in honoured)
+    name = next(
+        (name for name, honoured in api.honoured.items() if "asked for" not in honoured), ""
+    )
+    if not name:
+        return  # Anthropic's API has no member whose absence would make an answer wrong
     with pytest.raises(InvalidRequest, match=f'{name} "asked for" is not supported'):
         api.model_validate({**SHARED, **own, name: "asked for"}).require_honoured()
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.anthropic.schemas import MessagesBody
 from gateway.openai.schemas import ChatCompletionBody
+from kvrecall.domain.limits import ServiceLimits
 from services.conversations.histories import build_history
 
 Json = dict[str, Any]
@@ -90,8 +91,8 @@ def test_a_conversation_has_the_same_digests_through_chat_and_messages(
     second = MessagesBody.model_validate(
         {"model": "m", "max_tokens": 1, "messages": messages, "system": system, "tools": [tool]}
     )
-    placed = [each.message for each in second.messages_to_domain()]
-    digests = build_history(b"", first.messages_to_domain()).digests
+    placed = [each.message for each in second.messages_to_domain(ServiceLimits())]
+    digests = build_history(b"", first.messages_to_domain(ServiceLimits())).digests
     assert build_history(b"", placed).digests == digests
     ours, theirs = first.settings_to_domain("ann"), second.settings_to_domain("ann")
     assert [json.loads(tool) for tool in ours.tools] == [json.loads(tool) for tool in theirs.tools]

@@ -12,6 +12,7 @@ import structlog
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from kvrecall.domain.surrogates import replace_in_json
 from workers.errors import BadMessages, ModelRefused
 from workers.model.answer_formats import AnswerFormat, find_format
 
@@ -298,7 +299,7 @@ def _to_object(arguments: str | dict[str, Any]) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return json.loads(replace_in_json(arguments))
     except json.JSONDecodeError:
         return arguments
 

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from gateway.answers import require_model, respond
-from gateway.directives import find_clamped, read_directives
+from gateway.directives import read_directives, report_changes
 from gateway.openai.completions.objects import Asked, TextChunks, build_completion
 from gateway.openai.completions.schemas import NO_LIMIT, CompletionBody, Prompt
 from gateway.settings import GatewaySettings
@@ -39,7 +39,7 @@ def add_completion_routes(
         request is answered anew.
         """
         require_model(body.model, service, settings)
-        body = read_directives(request, body, service)
+        body = read_directives(request, body)
         body.require_honoured()
         prompts = body.read_prompts()
         tokens = await asyncio.gather(*(_tokenize(service, body, each) for each in prompts))
@@ -66,7 +66,7 @@ def add_completion_routes(
             partial(_read, asked, len(turns)),
             (lambda _: TextChunks(asked, include_usage)) if body.stream else None,
             settings,
-            find_clamped(body, service.limits),
+            report_changes(service, body),
         )
 
 

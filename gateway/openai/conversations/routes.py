@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from gateway.ignored import IgnoredParts, Tolerance
 from gateway.openai.conversations.schemas import ConversationBody, ItemsBody, MetadataBody
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.ids import draw_item_id
@@ -13,7 +14,6 @@ from gateway.openai.responses.items import parse_item, to_item
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest, UnknownItem
 from services.catalog.responses.base import StoredConversation, StoredItem
-from services.conversations.named import NamedConversations
 from services.service import SessionService
 
 Json = dict[str, Any]
@@ -21,17 +21,19 @@ Json = dict[str, Any]
 
 def add_conversation_routes(router: APIRouter, service: SessionService) -> None:
     """Add the routes of conversations."""
-    _add_conversations(router, service.named_conversations)
-    _add_items(router, service.named_conversations)
+    _add_conversations(router, service)
+    _add_items(router, service)
 
 
-def _add_conversations(router: APIRouter, conversations: NamedConversations) -> None:
+def _add_conversations(router: APIRouter, service: SessionService) -> None:
+    conversations = service.named_conversations
+
     @router.post("/conversations", tags=["openai"])
     async def create_conversation(
         body: ConversationBody = ConversationBody(), tenant: Tenant = ""
     ) -> Json:
         """Create a conversation, to which responses that name it add their items."""
-        items = _build_items(body.items or ())
+        items = _build_items(body.items or (), service)
         return _describe(await conversations.create(tenant, body.metadata or {}, items))
 
     @router.get("/conversations/{conversation}", tags=["openai"])
@@ -53,11 +55,13 @@ def _add_conversations(router: APIRouter, conversations: NamedConversations) -> 
         return {"id": conversation, "object": "conversation.deleted", "deleted": True}
 
 
-def _add_items(router: APIRouter, conversations: NamedConversations) -> None:
+def _add_items(router: APIRouter, service: SessionService) -> None:
+    conversations = service.named_conversations
+
     @router.post("/conversations/{conversation}/items", tags=["openai"])
     async def create_items(conversation: str, body: ItemsBody, tenant: Tenant = "") -> Json:
         """Append items to a conversation; the next response reads them."""
-        items = _build_items(body.items)
+        items = _build_items(body.items, service)
         await conversations.add_items(conversation, tenant, items)
         return build_page([json.loads(item.body) for item in items], len(items))
 
@@ -91,9 +95,10 @@ def _add_items(router: APIRouter, conversations: NamedConversations) -> None:
         return _describe(await conversations.get(conversation, tenant))
 
 
-def _build_items(items: Sequence[Json]) -> list[StoredItem]:
+def _build_items(items: Sequence[Json], service: SessionService) -> list[StoredItem]:
     """Check items and give them ids. Raises InvalidRequest with the place."""
-    placed = [parse_item(item, f"items[{index}]") for index, item in enumerate(items)]
+    tolerance = Tolerance(service.limits.mends, IgnoredParts())
+    placed = [parse_item(item, f"items[{index}]", tolerance) for index, item in enumerate(items)]
     built = [to_item(each, draw_item_id(each.kind)) for each in placed]
     return [StoredItem(item["id"], json.dumps(item)) for item in built]
 

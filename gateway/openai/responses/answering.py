@@ -1,6 +1,7 @@
 """From the body of a request for a response to its turn, and to what is stored of it."""
 
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -10,7 +11,6 @@ from gateway.openai.responses import objects
 from gateway.openai.responses.events import ResponseEvents
 from gateway.openai.responses.ids import ItemPlace, TurnName, name_attempt
 from gateway.openai.responses.items import (
-    Messages,
     PlacedItem,
     parse_item,
     read_turn,
@@ -37,6 +37,7 @@ from services.conversations.responses import RecordedStream
 from services.service import SessionService
 
 Json = dict[str, Any]
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
 IN_PROGRESS = "in_progress"
 
 
@@ -50,6 +51,13 @@ class Answering:
         self._items: list[PlacedItem] = []
         self._claim: AnswerClaim | None = None
         self._events: ResponseEvents | None = None
+        self._fields: tuple[str, ...] = ()
+        self._tolerance = body.tolerate(service.limits)
+
+    def get_place(self, field: str) -> str:
+        """Return the name in this request of a field of the messages."""
+        found = _MESSAGE.match(field)
+        return field if found is None else self._fields[int(found[1])]
 
     async def start(self, key: IdempotencyKey | None) -> Continuation:
         """Start the turn; what comes of it is stored before its stream passes on its end.
@@ -57,7 +65,7 @@ class Answering:
         Raises as `Conversations.turn`, with the places of this request; UnknownConversation, and
         SessionBusy while the conversation gets another answer.
         """
-        self._items = await _read_input(self._service, self.tenant, self._body)
+        self._items = await self._read_input()
         conversation = self._body.conversation_id
         if conversation is not None:
             self._claim = await self._service.named_conversations.claim(conversation, self.tenant)
@@ -86,7 +94,7 @@ class Answering:
 
     async def count(self) -> int:
         """Count the tokens of the whole conversation with the input. Raises as `start`."""
-        self._items = await _read_input(self._service, self.tenant, self._body)
+        self._items = await self._read_input()
         previous = await self._read_previous()
         given = to_messages([*await self._read_conversation(), *self._items])
         before = [] if previous is None else await self._service.conversations.read(previous)
@@ -111,6 +119,7 @@ class Answering:
         direction = self._body.direction
         given = to_messages([*await self._read_conversation(), *self._items])
         previous = await self._read_previous()
+        self._fields = given.fields
         if not given.messages:
             raise InvalidRequest("input", "there is nothing to answer")
         settings = self._body.settings_to_domain(self.tenant)
@@ -127,7 +136,7 @@ class Answering:
         except UnknownResponse as error:
             raise _no_previous(self._body.previous_response_id) from error
         except ServiceError as error:
-            raise _to_place(error, given, self._body.toolbox) from error
+            raise self._to_place(error) from error
 
     def _record(self, found: Continuation) -> Callable[[TurnOutcome], Awaitable[None]]:
         """Return the function that stores what came of the turn."""
@@ -182,13 +191,48 @@ class Answering:
         ]
         return [StoredItem(item["id"], json.dumps(item)) for item in (*asked, *response["output"])]
 
+    async def _read_input(self) -> list[PlacedItem]:
+        """Check the items of the input; those that are named by their ids are looked up."""
+        body = self._body
+        if body.input is None or isinstance(body.input, str):
+            texts = [] if body.input is None else [{"role": "user", "content": body.input}]
+            return [parse_item(item, "input", self._tolerance) for item in texts]
+        items = []
+        most = room = self._service.limits.max_conversation_bytes
+        for index, item in enumerate(body.input):
+            field = f"input[{index}]"
+            if item.get("type") == "item_reference":
+                item = await _resolve(self._service, self.tenant, item.get("id"), field)
+                room -= len(json.dumps(item))
+                if room < 0:
+                    raise LimitExceeded(field, f"the items named have more than {most} bytes", most)
+            items.append(parse_item(item, field, self._tolerance))
+        return items
+
+    def _to_place(self, error: ServiceError) -> ServiceError:
+        """Name the place in this request that an error of the messages is about."""
+        if isinstance(error, CallsOutstanding):
+            message = f"No tool output found for function call {', '.join(error.calls)}."
+            return InvalidRequest("input", message, openai_code="tool_result_missing")
+        field = error.details.get("field")
+        if field in ("messages", "response_format"):
+            error.details["field"] = "input" if field == "messages" else ResponseBody.form_field
+        elif isinstance(field, str) and field.startswith("tools["):
+            number, _, member = field.removeprefix("tools[").partition("].function.")
+            error.details["field"] = self._body.toolbox.find_place(int(number), member)
+        elif isinstance(field, str) and field.startswith("messages["):
+            error.details["field"] = self.get_place(field)
+        return error
+
     async def _read_conversation(self) -> Sequence[PlacedItem]:
         conversation = self._body.conversation_id
         if conversation is None:
             return ()
         asked = [StoredItem("", json.dumps(to_item(placed, ""))) for placed in self._items]
         items = await self._service.named_conversations.get_all(conversation, self.tenant, asked)
-        return [parse_item(json.loads(item.body), "conversation") for item in items]
+        return [
+            parse_item(json.loads(item.body), "conversation", self._tolerance) for item in items
+        ]
 
     async def _read_previous(self) -> StoredResponse | None:
         previous = self._body.previous_response_id
@@ -222,24 +266,6 @@ async def find_item(service: SessionService, tenant: str, id: str) -> Json | Non
     return next((item for item in items if item["id"] == id), None)
 
 
-async def _read_input(service: SessionService, tenant: str, body: ResponseBody) -> list[PlacedItem]:
-    """Check the items of the input; those that are named by their ids are looked up."""
-    if body.input is None or isinstance(body.input, str):
-        texts = [] if body.input is None else [{"role": "user", "content": body.input}]
-        return [parse_item(item, "input") for item in texts]
-    items = []
-    most = room = service.limits.max_conversation_bytes
-    for index, item in enumerate(body.input):
-        field = f"input[{index}]"
-        if item.get("type") == "item_reference":
-            item = await _resolve(service, tenant, item.get("id"), field)
-            room -= len(json.dumps(item))
-            if room < 0:
-                raise LimitExceeded(field, f"the items named have more than {most} bytes", most)
-        items.append(parse_item(item, field))
-    return items
-
-
 async def _resolve(service: SessionService, tenant: str, id: object, field: str) -> Json:
     found = await find_item(service, tenant, id) if isinstance(id, str) else None
     if found is None:
@@ -255,20 +281,3 @@ def _no_previous(id: object) -> InvalidRequest:
         f"Previous response with id {id!r} not found.",
         openai_code="previous_response_not_found",
     )
-
-
-def _to_place(error: ServiceError, given: Messages, toolbox: Toolbox) -> ServiceError:
-    """Name the place in this request that an error of the messages is about."""
-    if isinstance(error, CallsOutstanding):
-        message = f"No tool output found for function call {', '.join(error.calls)}."
-        return InvalidRequest("input", message, openai_code="tool_result_missing")
-    field = error.details.get("field")
-    if field in ("messages", "response_format"):
-        error.details["field"] = "input" if field == "messages" else ResponseBody.form_field
-    elif isinstance(field, str) and field.startswith("tools["):
-        number, _, member = field.removeprefix("tools[").partition("].function.")
-        error.details["field"] = toolbox.find_place(int(number), member)
-    elif isinstance(field, str) and field.startswith("messages["):
-        index = int(field.removeprefix("messages[").partition("]")[0])
-        error.details["field"] = given.fields[index]
-    return error

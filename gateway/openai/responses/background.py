@@ -25,6 +25,7 @@ from kvrecall.domain.errors import (
     UnknownResponse,
     WorkerLost,
 )
+from kvrecall.domain.ignored import Ignored
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredResponse
@@ -65,6 +66,11 @@ class Run:
     def match(self) -> str:
         """How the session was found."""
         return self.found.match
+
+    @property
+    def ignored(self) -> tuple[Ignored, ...]:
+        """What of the messages was mended."""
+        return self.found.ignored
 
     @property
     def turn(self) -> int:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from gateway.conversation_bodies import Wire
+from gateway.ignored import Tolerance
+from gateway.openai.parts import read_part
 from gateway.openai.responses.calls import (
     OUTPUTS,
     ApplyPatchCallItem,
@@ -33,7 +35,7 @@ from gateway.openai.responses.calls import (
 from gateway.openai.responses.hosted_items import HOSTED_ITEMS, HostedItem
 from gateway.openai.responses.ids import Side, TurnName
 from gateway.openai.responses.tools import Toolbox
-from gateway.openai.schemas import ROLES, join_parts
+from gateway.openai.schemas import ROLES
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Turn
@@ -94,8 +96,8 @@ class Messages:
     fields: tuple[str, ...]
 
 
-def parse_item(item: Json, field: str) -> PlacedItem:
-    """Check an item. Raises InvalidRequest with its place."""
+def parse_item(item: Json, field: str, tolerance: Tolerance) -> PlacedItem:
+    """Check an item; its parts become text. Raises InvalidRequest with its place."""
     kind = item.get("type") or "message"
     known = _KINDS.get(kind) if isinstance(kind, str) else None
     if known is None:
@@ -109,9 +111,29 @@ def parse_item(item: Json, field: str) -> PlacedItem:
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
         )
         raise InvalidRequest(f"{field}{path}", first["msg"]) from error
-    placed = PlacedItem(parsed, kind, field, item)
-    _get_text(placed)  # refuses a part that is no text
-    return placed
+    return PlacedItem(_read_parts(parsed, field, tolerance), kind, field, item)
+
+
+def _read_parts(item: Item, field: str, tolerance: Tolerance) -> Item:
+    """Return an item whose parts are text: words where one has none. Raises InvalidRequest."""
+    match item:
+        case MessageItem(content=list() as content):
+            parts = _read_list(content, f"{field}.content", tolerance)
+            return item.model_copy(update={"content": parts})
+        case OutputItem(output=list() as output):
+            parts = _read_list(output, f"{field}.output", tolerance)
+            return item.model_copy(update={"output": parts})
+    return item
+
+
+def _read_list(parts: list[Json], field: str, tolerance: Tolerance) -> list[Json]:
+    """Return parts of text; a refusal stays one."""
+    read = []
+    for index, part in enumerate(parts):
+        text = read_part(part, f"{field}[{index}]", tolerance)
+        kind = "refusal" if part["type"] == "refusal" else "text"
+        read.append({"type": kind, kind: text})
+    return read
 
 
 def to_messages(items: Sequence[PlacedItem]) -> Messages:
@@ -221,13 +243,11 @@ def _to_message(placed: PlacedItem) -> Message | None:
 
 
 def _get_text(placed: PlacedItem) -> str:
-    """Return the text of an item. Raises InvalidRequest for an image, audio or a file."""
-    item = placed.item
-    if isinstance(item, MessageItem):
-        return join_parts(item.content, f"{placed.field}.content")
-    if isinstance(item, ResultItem):
-        return join_parts(item.content, f"{placed.field}.output")
-    return ""
+    """Return the text of an item, whose parts are text."""
+    content = placed.item.content if isinstance(placed.item, MessageItem | ResultItem) else ""
+    if isinstance(content, list):
+        return "".join(part.get("text", part.get("refusal", "")) for part in content)
+    return content or ""
 
 
 def _to_parts(item: MessageItem) -> list[Json]:

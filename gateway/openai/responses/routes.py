@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from gateway.answers import read_answer, require_model, respond
-from gateway.directives import find_clamped, read_directives
+from gateway.directives import read_directives, report_changes
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
@@ -52,7 +52,7 @@ def _add_create(
         answer is the response in progress, once its turn has been accepted.
         """
         require_model(body.model, service, settings)
-        body = read_directives(request, body, service)
+        body = read_directives(request, body)
         body.require_honoured()
         answering = Answering(service, tenant, body)
         if body.background:
@@ -62,7 +62,7 @@ def _add_create(
                 _get_head,
                 (lambda _: AsTheyAre()) if body.stream else None,
                 settings,
-                find_clamped(body, service.limits),
+                report_changes(service, body, answering.get_place),
             )
         return await respond(
             request,
@@ -70,7 +70,7 @@ def _add_create(
             partial(read_answer, answering.build),
             answering.encode if body.stream else None,
             settings,
-            find_clamped(body, service.limits),
+            report_changes(service, body, answering.get_place),
         )
 
     @router.post("/responses/input_tokens", tags=["openai"])

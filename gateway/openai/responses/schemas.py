@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from gateway.conversation_bodies import MAX_MESSAGES, Wire
+from gateway.conversation_bodies import MAX_MESSAGES, MAX_TOOLS, Wire
 from gateway.openai.responses.tools import Toolbox, read_tools
 from gateway.openai.schemas import RequestOptions
 from gateway.rest.schemas.base import Length, Name
@@ -79,7 +79,7 @@ class ResponseBody(RequestOptions):
         description="Answer at once, and compute the response, to be read by its id.",
         exclude_if=lambda value: value is None,
     )
-    tools: Annotated[list[Json], Field(max_length=128)] | None = None
+    tools: Annotated[list[Json], Field(max_length=MAX_TOOLS)] | None = None
     max_output_tokens: Length = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     text: TextOptions | None = None
@@ -176,6 +176,9 @@ class ResponseBody(RequestOptions):
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
         super().require_honoured()
+        for text in (*self.toolbox.left_out, *self.toolbox.choose(self.tool_choice)[1]):
+            field, _, kind = text.partition(" ")
+            self.ignored.note(field, kind)
         if self.previous_response_id is not None and self.conversation is not None:
             message = "previous_response_id and conversation exclude each other"
             raise InvalidRequest("previous_response_id", message)

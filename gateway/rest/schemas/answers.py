@@ -24,7 +24,7 @@ LogitBias = Annotated[
     ],
     Field(max_length=1024),
 ]
-_MAX_TOOLS = 128
+_MAX_TOOLS = 1024
 
 
 class AnswerOptions(BaseModel):

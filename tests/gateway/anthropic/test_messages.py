@@ -210,7 +210,8 @@ IMAGE = {"type": "image", "source": {}}
         ({"tool_choice": {"type": "some"}, "tools": TOOLS}, "tool_choice.type"),
         ({"tool_choice": {"type": "tool"}, "tools": TOOLS}, "tool_choice.name"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": TOOLS}, "tool_choice"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_surf_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
@@ -220,9 +221,11 @@ IMAGE = {"type": "image", "source": {}}
             {"tools": [{**TOOLS[0], "strict": True, "input_schema": {"not": {}}}]},
             "tools[0].input_schema",
         ),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        ({"system": [IMAGE]}, "system.content[0].type"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"system": [{"type": "hologram"}]}, "system.content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
+            "messages[0].content[0].type",
+        ),
         (
             {"messages": [*HELLO, {"role": "user", "content": [{"type": "text"}]}]},
             "messages[1].content[0].text",
@@ -245,7 +248,25 @@ async def test_what_cannot_be_honoured_is_refused_by_name_and_changes_nothing(
     assert await api.catalog.sessions.get_ids() == []
 
 
-async def test_a_result_without_its_call_is_refused_by_its_place_in_the_request(api) -> None:
+class TestWhereDamageIsRefused:
+    """A service that refuses damaged histories."""
+
+    @pytest.fixture
+    def service_settings(self) -> ServiceLimits:
+        return ServiceLimits(damaged_history="refuse")
+
+    async def test_an_image_is_refused_by_its_place(self, api) -> None:
+        error = (await ask(api, [{"role": "user", "content": [IMAGE]}])).json()["error"]
+        assert error["message"].startswith("messages[0].content[0]: ")
+
+    async def test_a_result_without_its_call_is_refused_by_its_place_in_the_request(
+        self, api
+    ) -> None:
+        await refuse_results(api)
+
+
+async def refuse_results(api: Any) -> None:
+    """Check the words for results without calls, and calls without results."""
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "1"}
     said = [*HELLO, {"role": "assistant", "content": "hi"}, {"role": "user", "content": [result]}]
     error = (await ask(api, said, system="You help.")).json()["error"]

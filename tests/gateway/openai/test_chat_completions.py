@@ -11,6 +11,7 @@ from openai.types import Model
 
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 Json = dict[str, Any]
@@ -186,9 +187,14 @@ async def test_results_end_the_pause_however_the_client_echoes_the_call(api) -> 
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "invalid_value"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0]",
-            "unsupported_content",
+            {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
+            "messages[0].content[0].type",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]},
+            "messages[0].content[0].text",
+            "invalid_type",
         ),
         ({"kvrecall": {"budget": 0}}, "kvrecall.budget", "invalid_value"),
         ({"kvrecall": {"method": "none"}}, "method", "unknown_method"),
@@ -212,42 +218,60 @@ BAD_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments
 @pytest.mark.parametrize(
     ("last", "status", "param"),
     [
-        (
-            {"role": "assistant", "tool_calls": [BAD_CALL]},
-            400,
-            "messages[2].tool_calls[0].arguments",
-        ),
         ({"role": "user", "content": "x", "tool_call_id": "c1"}, 400, "messages[2].tool_call_id"),
         ({"role": "user", "content": "long " * 1000}, 413, "messages"),
     ],
-    ids=["arguments", "id of a call", "too long"],
+    ids=["id of a call", "too long"],
 )
 async def test_a_bad_message_is_refused_by_its_place_before_a_session_is_begun_or_forked(
     api, last: Json, status: int, param: str
 ) -> None:
-    results = (
-        [{"role": "tool", "tool_call_id": "c1", "content": "1"}] if "tool_calls" in last else []
-    )
     for known in (False, True):
         if known:
             api.worker.script = ["hi", "more"]
             assert (await ask(api, HELLO)).status_code == 200
             assert (await ask(api, [*SAID, *HELLO])).status_code == 200
         before = await api.catalog.sessions.get_ids()
-        response = await ask(api, [*SAID, last, *results])
+        response = await ask(api, [*SAID, last])
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)
         assert await api.catalog.sessions.get_ids() == before
 
 
-async def test_calls_without_results_are_refused_in_the_words_that_clients_know(api) -> None:
-    call = {"id": "c9", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
-    response = await ask(api, [*HELLO, asked, *HELLO])
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, "messages")
-    assert error["code"] == "tool_result_missing"
-    assert "must be followed by tool messages" in error["message"]
-    assert "c9" in error["message"]
+class TestWhereDamageIsRefused:
+    """A service that refuses damaged histories."""
+
+    @pytest.fixture
+    def service_settings(self) -> ServiceLimits:
+        return ServiceLimits(damaged_history="refuse")
+
+    @pytest.mark.parametrize(
+        ("message", "param"),
+        [
+            (
+                {"role": "assistant", "tool_calls": [BAD_CALL]},
+                "messages[1].tool_calls[0].arguments",
+            ),
+            ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0]"),
+        ],
+    )
+    async def test_a_damaged_message_is_refused_by_its_place(
+        self, api, message: Json, param: str
+    ) -> None:
+        result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+        response = await ask(api, [*HELLO, message, result])
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+    async def test_calls_without_results_are_refused_in_the_words_that_clients_know(
+        self, api
+    ) -> None:
+        call = {"id": "c9", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+        response = await ask(api, [*HELLO, asked, *HELLO])
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "messages")
+        assert error["code"] == "tool_result_missing"
+        assert "must be followed by tool messages" in error["message"]
+        assert "c9" in error["message"]
 
 
 async def test_an_unknown_model_is_404_and_the_served_one_is_listed(api) -> None:

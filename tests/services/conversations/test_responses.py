@@ -144,16 +144,23 @@ async def test_a_response_that_was_followed_or_is_being_followed_is_followed_in_
     assert (match, later.session) == ("continued", found[0][1].session)
 
 
-async def test_calls_of_a_response_are_answered_before_anything_else(harness) -> None:
-    calls = [pb.ToolCall(id="s1", name="f", arguments="{}")]
-    harness.worker.script = [calls, "done"]
-    _, first, _ = await ask(harness, user("a"))
-    with pytest.raises(CallsOutstanding, match="s1"):
-        await ask(harness, user("b"), follows=first)
-    result = Message("tool", "1", tool_call_id="s1")
-    match, _, outcome = await ask(harness, result, follows=first)
-    assert outcome.message is not None
-    assert (match, outcome.message.content) == ("continued", "done")
+class TestWhereDamageIsRefused:
+    """A service that refuses damaged histories."""
+
+    @pytest.fixture
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(damaged_history="refuse")
+
+    async def test_calls_of_a_response_are_answered_before_anything_else(self, harness) -> None:
+        calls = [pb.ToolCall(id="s1", name="f", arguments="{}")]
+        harness.worker.script = [calls, "done"]
+        _, first, _ = await ask(harness, user("a"))
+        with pytest.raises(CallsOutstanding, match="s1"):
+            await ask(harness, user("b"), follows=first)
+        result = Message("tool", "1", tool_call_id="s1")
+        match, _, outcome = await ask(harness, result, follows=first)
+        assert outcome.message is not None
+        assert (match, outcome.message.content) == ("continued", "done")
 
 
 async def test_a_response_whose_session_is_gone_is_unknown(harness) -> None:

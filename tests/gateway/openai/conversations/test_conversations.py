@@ -85,8 +85,6 @@ async def test_a_call_and_its_result_go_through_a_conversation(api, call, ask, r
     tools = [{"type": "function", "name": "f"}]
     id = (await call("POST", ""))["id"]
     await ask(id, "a", tools=tools)
-    refused = await ask(id, "b", tools=tools)
-    assert refused.json()["error"]["code"] == "tool_result_missing"
     second = await ask(id, [RESULT], tools=tools)
     assert second.headers["kvrecall-match"] == "continued"
     assert await read(id) == ["a", "f", "1", "done"]
@@ -116,8 +114,11 @@ async def test_a_conversation_goes_on_when_its_session_is_gone(api, call, ask, r
 
 async def test_an_answer_that_fails_adds_nothing(api, call, ask, read) -> None:
     id = (await call("POST", ""))["id"]
-    refused = await ask(id, [user("a"), RESULT])
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[1]")
+    refused = await ask(id, [user("a"), {"role": "user", "content": [{"type": "hologram"}]}])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (
+        400,
+        "input[1].content[0].type",
+    )
     assert await read(id) == []
     assert (await ask(id, "a")).status_code == 200, "the claim was released"
 
@@ -163,7 +164,7 @@ async def test_no_tenant_finds_the_conversation_of_another(api, call, ask) -> No
         ("", {"items": [{"type": "image"}]}, "items[0].type"),
         ("/items", {"items": []}, "items"),
         ("/items", {"items": [user("a"), {"role": "robot", "content": "a"}]}, "items[1].role"),
-        ("/items", {"items": [{"role": "user", "content": [{}]}]}, "items[0].content[0]"),
+        ("/items", {"items": [{"role": "user", "content": [{}]}]}, "items[0].content[0].type"),
         ("/items", {"items": [{"type": "function_call", "name": "f"}]}, "items[0].call_id"),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 Json = dict[str, Any]
@@ -212,18 +213,6 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
         ({"input": []}, "input", "invalid_value"),
         ({"input": [{"type": "dream"}]}, "input[0].type", "unsupported_content"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "invalid_value"),
-        (
-            {"input": [user("a"), {"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[1].content[0]",
-            "unsupported_content",
-        ),
-        ({"input": [user("a"), RESULT]}, "input[1]", "tool_call_unknown"),
-        ({"input": [user("a"), BAD_CALL, RESULT]}, "input[1]", "invalid_value"),
-        (
-            {"input": [user("a"), {**BAD_CALL, "arguments": "{}"}, user("b")]},
-            "input",
-            "tool_result_missing",
-        ),
         ({"background": True, "store": False}, "background", "invalid_value"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         (
@@ -267,6 +256,39 @@ async def test_what_cannot_be_honoured_is_refused_by_name_and_changes_nothing(
     assert error["type"] == "invalid_request_error"
     assert error["message"]
     assert await api.catalog.sessions.get_ids() == []
+
+
+class TestWhereDamageIsRefused:
+    """A service that refuses damaged histories."""
+
+    @pytest.fixture
+    def service_settings(self) -> ServiceLimits:
+        return ServiceLimits(damaged_history="refuse")
+
+    @pytest.mark.parametrize(
+        ("input", "param", "code"),
+        [
+            (
+                [user("a"), {"role": "user", "content": [{"type": "input_image"}]}],
+                "input[1].content[0]",
+                "unsupported_content",
+            ),
+            ([user("a"), RESULT], "input[1]", "tool_call_unknown"),
+            ([user("a"), BAD_CALL, RESULT], "input[1]", "invalid_value"),
+            (
+                [user("a"), {**BAD_CALL, "arguments": "{}"}, user("b")],
+                "input",
+                "tool_result_missing",
+            ),
+        ],
+    )
+    async def test_a_damaged_history_is_refused_by_its_place(
+        self, api, ask, input: Json, param: str, code: str
+    ) -> None:
+        response = await ask(input)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, param, code)
+        assert await api.catalog.sessions.get_ids() == []
 
 
 async def test_what_is_noted_changes_nothing_and_is_given_back(answer) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.ignored import IgnoredParts, Tolerance
 from gateway.openai.responses.items import parse_item, read_turn, to_messages
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.openai.responses.tools import Toolbox
 from gateway.openai.schemas import ChatCompletionBody
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session import Turn
@@ -18,6 +20,7 @@ from services.conversations.histories import begin, build_history
 Json = dict[str, Any]
 PATH = "/v1/chat/completions"
 WORDS = st.text(alphabet="ab é\n", min_size=1, max_size=6).filter(str.strip)
+TOLERANCE = Tolerance(True, IgnoredParts())
 ARGUMENTS = st.dictionaries(st.sampled_from("xy"), st.integers(0, 9), max_size=2)
 
 
@@ -81,20 +84,20 @@ def digest(messages: tuple[Message, ...]) -> list[bytes]:
 def test_messages_and_their_items_have_the_same_digests(said: list[Json], data: Any) -> None:
     chat = ChatCompletionBody.model_validate({"model": "m", "messages": said})
     items = [item for message in said for item in to_items(message, data.draw)]
-    placed = [parse_item(item, f"input[{index}]") for index, item in enumerate(items)]
-    assert digest(to_messages(placed).messages) == digest(chat.messages_to_domain())
+    placed = [parse_item(item, f"input[{index}]", TOLERANCE) for index, item in enumerate(items)]
+    assert digest(to_messages(placed).messages) == digest(chat.messages_to_domain(ServiceLimits()))
 
 
 @settings(max_examples=100, deadline=None)
 @given(said=chats())
 def test_what_is_read_from_a_turn_log_says_the_same_again(said: list[Json]) -> None:
     chat = ChatCompletionBody.model_validate({"model": "m", "messages": said})
-    messages = chat.messages_to_domain()
+    messages = chat.messages_to_domain(ServiceLimits())
     reply = Message("assistant", "answer")
     outcome = TurnOutcome("s_1", 1, reply, "stop", 1, 1, MemoryReport(), (), {})
     items = read_turn(Turn("s_1", 1, messages, (), outcome), Toolbox({}), None)
     assert len({item["id"] for item in items}) == len(items)
-    again = to_messages([parse_item(item, "input") for item in items]).messages
+    again = to_messages([parse_item(item, "input", TOLERANCE) for item in items]).messages
     assert digest(again) == digest((*messages, reply))
 
 
