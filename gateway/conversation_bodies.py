@@ -8,9 +8,9 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
 
 from gateway.ignored import IgnoredParts, Tolerance
 from gateway.rest.schemas.answers import DirectionBody
@@ -23,6 +23,8 @@ from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
+# The id of a call as a client has it: some carry what others' servers need in it.
+CallId = Annotated[str, StringConstraints(max_length=1 << 16)]
 MAX_MESSAGES = 100_000
 MAX_TOOLS = 1024
 # A share of 0 leaves the likeliest token, as llama.cpp takes it.

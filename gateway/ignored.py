@@ -63,7 +63,7 @@ def format_header(parts: Iterable[Ignored]) -> str:
 
 def get_labels(parts: Iterable[Ignored]) -> tuple[str, ...]:
     """Return the names under which the parts are counted, each once: member and kind."""
-    labels = {}
+    labels: dict[str, None] = {}
     for each in parts:
         member = re.split(r"[.\[]", each.field, maxsplit=1)[0]
         what = _DATE.sub("", each.what).replace(" ", "_")

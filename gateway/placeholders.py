@@ -21,7 +21,9 @@ def join_pieces(pieces: Iterable[tuple[str, bool]]) -> str:
     """Join texts; those that are words for something else (True) are lines of their own."""
     joined, after_words = "", False
     for text, words in pieces:
-        if joined and text and (words or after_words):
+        if not text:
+            continue
+        if joined and (words or after_words):
             joined += "\n"
         joined += text
         after_words = words

@@ -7,12 +7,12 @@ places in errors.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import StringConstraints, ValidationError
+from pydantic import ValidationError
 
 from gateway.anthropic.block_texts import TREATMENTS, read_block
-from gateway.conversation_bodies import Wire
+from gateway.conversation_bodies import CallId, Wire
 from gateway.ignored import Tolerance
 from gateway.placeholders import join_pieces
 from gateway.rest.schemas.base import Name
@@ -21,7 +21,6 @@ from kvrecall.domain.messages import Message, ToolCall
 
 Json = Mapping[str, Any]
 Content = str | list[dict[str, Any]] | None
-CallId = Annotated[str, StringConstraints(max_length=1 << 16)]
 # The result of a failed call that says nothing: the model would take an empty one for a success.
 _FAILED = "error"
 

@@ -46,6 +46,11 @@ def join_parts(content: Content, field: str, tolerance: Tolerance) -> str:
     )
 
 
+def is_text(part: Json) -> bool:
+    """Return whether a part holds its text itself."""
+    return str(part.get("type")) in _TEXTS
+
+
 def read_part(part: Json, field: str, tolerance: Tolerance) -> str:
     """Return the text of a part, or words for it. Raises as `join_parts`."""
     kind = str(part.get("type"))

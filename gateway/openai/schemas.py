@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 from gateway.conversation_bodies import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    CallId,
     ConversationBody,
     Wire,
     begin_answer,
@@ -91,7 +92,7 @@ class FunctionWire(Wire):
 class ToolCallWire(Wire):
     """Tool call of an assistant message."""
 
-    id: Name
+    id: CallId
     type: Literal["function"] = "function"
     function: FunctionWire
 
@@ -101,8 +102,8 @@ class MessageWire(Wire):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
-    tool_calls: list[ToolCallWire] | None = Field(default=None, max_length=128)
-    tool_call_id: Name | None = None
+    tool_calls: list[ToolCallWire] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_call_id: CallId | None = None
     name: Name | None = None
 
     def to_domain(self, field: str, tolerance: Tolerance) -> Message:

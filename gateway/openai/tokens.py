@@ -9,6 +9,7 @@ from pydantic import Field
 
 from gateway.answers import require_model
 from gateway.conversation_bodies import MAX_MESSAGES, CheckedRequest
+from gateway.ignored import IgnoredParts, Tolerance
 from gateway.openai.schemas import MessageWire
 from gateway.rest.schemas.base import JsonObject, Name
 from gateway.rest.schemas.messages import ToolBody
@@ -61,8 +62,9 @@ class TokenizeBody(OptionalModelRequest):
         if self.prompt is not None:
             special = self.add_special_tokens is not False
             return pb.TokenizeRequest(text=self.prompt, special_tokens=special, pieces=pieces)
+        tolerance = Tolerance(True, IgnoredParts())
         messages = [
-            message.to_domain(f"messages[{index}]")
+            message.to_domain(f"messages[{index}]", tolerance)
             for index, message in enumerate(self.messages or ())
         ]
         begun = messages.pop() if self.continue_final_message else Message("assistant")

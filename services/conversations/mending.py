@@ -53,6 +53,7 @@ def mend_messages(messages: Sequence[Message]) -> Mended:
                 field = f"messages[{index}].tool_calls[{position}].arguments"
                 ignored.append(Ignored(field, fault))
             calls.append(ToolCall(_shorten(call.id), call.name, arguments))
+        calls = _tell_apart(index, calls, ignored)
         result = _shorten(message.tool_call_id)
         mended.append(
             replace(message, content=content, tool_calls=tuple(calls), tool_call_id=result)
@@ -77,7 +78,7 @@ def mend_order(messages: Sequence[Placed], asked: Sequence[ToolCall]) -> Mended:
             continue
         ordered += _answer(calls, place, waiting, ignored)
         place, waiting = placed.index, []
-        calls = _tell_apart(placed, ignored)
+        calls = tuple(_tell_apart(place, placed.message.tool_calls, ignored))
         ordered.append(replace(placed.message, tool_calls=calls))
     ordered += _answer(calls, place, waiting, ignored)
     known = [each for each in ignored if not each.field.startswith("messages[-")]
@@ -113,19 +114,19 @@ def _take_result(call: ToolCall, results: list[Placed]) -> Placed | None:
     return None
 
 
-def _tell_apart(placed: Placed, ignored: list[Ignored]) -> tuple[ToolCall, ...]:
-    """Return the calls of an answer, each with an id of its own."""
+def _tell_apart(index: int, calls: Sequence[ToolCall], ignored: list[Ignored]) -> list[ToolCall]:
+    """Return the calls of message `index`, each with an id of its own."""
     known: set[str] = set()
-    calls = []
-    for position, call in enumerate(placed.message.tool_calls):
+    named = []
+    for position, call in enumerate(calls):
         id = call.id
         if not id or id in known:
-            field = f"messages[{placed.index}].tool_calls[{position}].id"
+            field = f"messages[{index}].tool_calls[{position}].id"
             ignored.append(Ignored(field, "duplicate" if id else "empty"))
             id = f"{id or 'call'}#{position}"
         known.add(id)
-        calls.append(replace(call, id=id))
-    return tuple(calls)
+        named.append(replace(call, id=id))
+    return named
 
 
 def _mend_arguments(text: str) -> tuple[str, str]:

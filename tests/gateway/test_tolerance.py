@@ -129,8 +129,10 @@ def _load(text: str) -> Any:
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, "/v1/sessions"])
 async def test_half_an_emoji_in_a_body_is_replaced(api, path) -> None:
+    body: Json
     if path == "/v1/sessions":
-        path, body = f"{path}/{await api.session()}/turns", {"messages": [user("TEXT")]}
+        path = f"{path}/{await api.session()}/turns"
+        body = {"messages": [user("TEXT")]}
     else:
         name = "input" if path == RESPONSES else "messages"
         body = {"model": api.service.info.model, name: [user("TEXT")], "max_tokens": 9}

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from gateway.conversation_bodies import Wire
+from gateway.conversation_bodies import CallId, Wire
 from gateway.openai.responses.tools import CUSTOM_INPUT, Toolbox, flatten
 from gateway.rest.schemas.base import Name
 from kvrecall.domain.messages import ToolCall, json_object
@@ -35,7 +35,7 @@ _CALL_ID = AliasChoices("call_id", "id")
 class FunctionCallItem(Wire):
     """Call of a function that the model asked for."""
 
-    call_id: Name
+    call_id: CallId
     name: Name
     namespace: Name | None = None
     arguments: str = "{}"
@@ -50,7 +50,7 @@ class FunctionCallItem(Wire):
 class CustomCallItem(Wire):
     """Call of a tool that takes a text."""
 
-    call_id: Name
+    call_id: CallId
     name: Name
     namespace: Name | None = None
     input: str
@@ -65,7 +65,7 @@ class CustomCallItem(Wire):
 class ShellCallItem(Wire):
     """Call of a shell with commands."""
 
-    call_id: Name
+    call_id: CallId
     action: Json
 
     @property
@@ -77,7 +77,7 @@ class ShellCallItem(Wire):
 class LocalShellCallItem(Wire):
     """Call of a program with its arguments."""
 
-    call_id: Name = Field(validation_alias=_CALL_ID)
+    call_id: CallId = Field(validation_alias=_CALL_ID)
     action: Json
 
     @property
@@ -90,7 +90,7 @@ class LocalShellCallItem(Wire):
 class ApplyPatchCallItem(Wire):
     """Change of one file."""
 
-    call_id: Name
+    call_id: CallId
     operation: Json
 
     @property
@@ -102,7 +102,7 @@ class ApplyPatchCallItem(Wire):
 class ToolSearchCallItem(Wire):
     """Search for tools that the client runs."""
 
-    call_id: Name = Field(validation_alias=_CALL_ID)
+    call_id: CallId = Field(validation_alias=_CALL_ID)
     arguments: Any = None
 
     @property
@@ -115,7 +115,7 @@ class ToolSearchCallItem(Wire):
 class OutputItem(Wire):
     """Output of a call: text or parts."""
 
-    call_id: Name
+    call_id: CallId
     output: str | list[Json]
 
     @property
@@ -127,7 +127,7 @@ class OutputItem(Wire):
 class LocalShellOutputItem(Wire):
     """Output of a program."""
 
-    call_id: Name = Field(validation_alias=_CALL_ID)
+    call_id: CallId = Field(validation_alias=_CALL_ID)
     output: str
 
     @property
@@ -139,7 +139,7 @@ class LocalShellOutputItem(Wire):
 class ShellOutputItem(Wire):
     """Output of shell commands, each with its end."""
 
-    call_id: Name
+    call_id: CallId
     output: list[Json]
 
     @property
@@ -151,7 +151,7 @@ class ShellOutputItem(Wire):
 class ApplyPatchOutputItem(Wire):
     """What came of a change of a file."""
 
-    call_id: Name
+    call_id: CallId
     status: str
     output: str | None = None
 
@@ -164,7 +164,7 @@ class ApplyPatchOutputItem(Wire):
 class ToolSearchOutputItem(Wire):
     """Tools that a search found: they are offered from here on."""
 
-    call_id: Name = Field(validation_alias=_CALL_ID)
+    call_id: CallId = Field(validation_alias=_CALL_ID)
     tools: list[Json]
 
     @property

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.conversation_bodies import Wire
 from gateway.ignored import Tolerance
-from gateway.openai.parts import read_part
+from gateway.openai.parts import is_text, join_parts
 from gateway.openai.responses.calls import (
     OUTPUTS,
     ApplyPatchCallItem,
@@ -127,13 +127,11 @@ def _read_parts(item: Item, field: str, tolerance: Tolerance) -> Item:
 
 
 def _read_list(parts: list[Json], field: str, tolerance: Tolerance) -> list[Json]:
-    """Return parts of text; a refusal stays one."""
-    read = []
-    for index, part in enumerate(parts):
-        text = read_part(part, f"{field}[{index}]", tolerance)
-        kind = "refusal" if part["type"] == "refusal" else "text"
-        read.append({"type": kind, kind: text})
-    return read
+    """Return parts of text: the same ones, or one with words for those that are none."""
+    text = join_parts(parts, field, tolerance)
+    if all(is_text(part) for part in parts):
+        return parts
+    return [{"type": "text", "text": text}]
 
 
 def to_messages(items: Sequence[PlacedItem]) -> Messages:
@@ -246,7 +244,7 @@ def _get_text(placed: PlacedItem) -> str:
     """Return the text of an item, whose parts are text."""
     content = placed.item.content if isinstance(placed.item, MessageItem | ResultItem) else ""
     if isinstance(content, list):
-        return "".join(part.get("text", part.get("refusal", "")) for part in content)
+        return "".join(str(part.get("text", part.get("refusal", ""))) for part in content)
     return content or ""
 
 

@@ -6,11 +6,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
+from gateway.ignored import IgnoredParts, Tolerance
 from gateway.openai.responses.hosted_items import LEFT_OUT_ITEMS
 from gateway.openai.responses.items import parse_item, to_messages
 from kvrecall.domain.messages import Message
 
 Json = dict[str, Any]
+TOLERANCE = Tolerance(True, IgnoredParts())
 # Items that only OpenAI's service makes, and what the model reads of them.
 TOLD: list[tuple[Json, str]] = [
     (
@@ -96,17 +98,20 @@ def test_each_of_openais_items_has_a_treatment() -> None:
     known = PLAIN.keys() | {item["type"] for item, _ in SAID} | LEFT_OUT_ITEMS
     assert set(find_types(ResponseInputItemParam)) <= known | LOOKED_UP | REFUSED
     for kind in LEFT_OUT_ITEMS:
-        assert to_messages([parse_item({"type": kind, "tools": []}, "input[0]")]).messages == ()
+        assert (
+            to_messages([parse_item({"type": kind, "tools": []}, "input[0]", TOLERANCE)]).messages
+            == ()
+        )
 
 
 @pytest.mark.parametrize(("item", "expected"), SAID)
 def test_what_was_run_elsewhere_is_told_as_text(item: Json, expected: Message) -> None:
-    assert to_messages([parse_item(item, "input[0]")]).messages == (expected,)
+    assert to_messages([parse_item(item, "input[0]", TOLERANCE)]).messages == (expected,)
 
 
 def test_what_is_told_is_one_message_with_the_answer_that_follows() -> None:
     answer = {"role": "assistant", "content": "Here."}
-    items = [parse_item(item, "input") for item in (TOLD[0][0], answer)]
+    items = [parse_item(item, "input", TOLERANCE) for item in (TOLD[0][0], answer)]
     (message,) = to_messages(items).messages
     assert message.content == f"{TOLD[0][1]}Here."
 
@@ -115,7 +120,9 @@ def test_what_is_told_is_one_message_with_the_answer_that_follows() -> None:
 def test_an_item_of_a_client_says_the_same_with_members_that_are_given_back(kind: str) -> None:
     item = {"type": kind, **PLAIN[kind]}
     given = {**item, "id": item.get("id", "i_1"), "status": "completed", "namespace": None}
-    plain, full = (to_messages([parse_item(each, "input")]).messages for each in (item, given))
+    plain, full = (
+        to_messages([parse_item(each, "input", TOLERANCE)]).messages for each in (item, given)
+    )
     assert plain == full
 
 
