@@ -202,8 +202,16 @@ async def test_a_stream_sends_the_text_and_last_the_turn(
 async def test_a_stream_sends_tool_calls(client: Client, worker: StubWorker, session: Any) -> None:
     worker.script = [[CALL]]
     events = await client.stream(await session(), USER)
-    assert events[0] == ("tool_call", OPENAI_CALL)
-    assert events[1][1]["finish_reason"] == "tool_calls"
+    *deltas, made, done = events
+    assert {name for name, _ in deltas} == {"arguments_delta"}
+    assert len(deltas) > 1
+    pieces = [data["arguments"] for _, data in deltas]
+    assert "".join(pieces) == OPENAI_CALL["function"]["arguments"]
+    assert {(data["id"], data["name"]) for _, data in deltas} == {
+        (OPENAI_CALL["id"], OPENAI_CALL["function"]["name"])
+    }
+    assert made == ("tool_call", OPENAI_CALL)
+    assert done[1]["finish_reason"] == "tool_calls"
 
 
 async def test_a_tool_call_pauses_and_its_result_resumes(
