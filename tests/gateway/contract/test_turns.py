@@ -206,10 +206,8 @@ async def test_a_stream_sends_tool_calls(client: Client, worker: StubWorker, ses
     assert {name for name, _ in deltas} == {"arguments_delta"}
     assert len(deltas) > 1
     pieces = [data["arguments"] for _, data in deltas]
-    assert "".join(pieces) == OPENAI_CALL["function"]["arguments"]
-    assert {(data["id"], data["name"]) for _, data in deltas} == {
-        (OPENAI_CALL["id"], OPENAI_CALL["function"]["name"])
-    }
+    assert "".join(pieces) == CALL.arguments
+    assert {(data["id"], data["name"]) for _, data in deltas} == {(CALL.id, CALL.name)}
     assert made == ("tool_call", OPENAI_CALL)
     assert done[1]["finish_reason"] == "tool_calls"
 
