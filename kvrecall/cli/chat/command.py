@@ -12,9 +12,9 @@ from rich.console import Console
 
 from kvrecall.app.errors import CliError
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.app.models import SMOLLM2, is_reference, is_smollm2_installed
+from kvrecall.app.models import is_reference
 from kvrecall.app.run import TEST_INSTRUMENT
-from kvrecall.app.settings import DEFAULTS, Settings
+from kvrecall.app.settings import DEFAULTS
 from kvrecall.cli.chat.view import HELP, memory_line, memory_text, repair_text, repairs_line
 from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url, build_settings
 from kvrecall.client import (
@@ -58,12 +58,12 @@ def chat_command(
 
     When the model calls a tool, type its result; repair runs meanwhile. /help lists the commands:
     the session's memory, its last repairs with the text whose rows were promoted. Without --url and
-    --model, SmolLM2 is served where it is installed, else the reference model.
+    --model, what `kvrecall serve` would serve: SmolLM2, unless the environment names another.
     """
     console = Console()
     settings = build_settings()
     if url is None:
-        model = model or choose_model(settings)
+        model = model or settings.model
         console.print(f"starting {model}", style="dim", highlight=False, soft_wrap=True)
     needs = ServerNeeds(model=model, max_budget=max(budget, settings.worker.max_budget))
     with server_at(url, needs) as address, KvrecallClient(address) as client:
@@ -88,13 +88,6 @@ def chat_command(
             soft_wrap=True,
         )
         Talk(client.attach(session), console, max_tokens).run(opening)
-
-
-def choose_model(settings: Settings) -> str:
-    """The model that the environment sets, else SmolLM2 where it is installed, else the reference."""
-    if "model" in settings.model_fields_set or not is_smollm2_installed():
-        return settings.model
-    return SMOLLM2
 
 
 @dataclass(frozen=True)
