@@ -14,8 +14,11 @@ class ServiceLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    default_budget: int = Field(
-        default=256, ge=1, description="Active rows per KV head of a session that names no budget."
+    default_budget: int | None = Field(
+        default=None,
+        ge=1,
+        description="Active rows per KV head of a session that names no budget. Unset: all of its rows "
+        "while they fit a slot, then an eighth of them, at least 1,024 and no more than a slot holds.",
     )
     default_repair_rows: int = Field(
         default=64,
@@ -31,7 +34,7 @@ class ServiceLimits(BaseModel):
         "session, the more of its passages resemble a question.",
     )
     default_method: str = Field(
-        default="snapkv", description="Eviction method of a session that names none."
+        default="icecache", description="Eviction method of a session that names none."
     )
     default_max_tokens: int | None = Field(
         default=None,

@@ -32,6 +32,12 @@ def worker_info() -> pb.WorkerInfo:
         call_format="hermes",
         methods=[
             pb.MethodInfo(
+                name="icecache",
+                summary="rows found for every token",
+                settings_schema="{}",
+                retrieves=True,
+            ),
+            pb.MethodInfo(
                 name="snapkv", summary="the last window's attention", settings_schema="{}"
             ),
             pb.MethodInfo(name="full", summary="keeps everything", settings_schema="{}"),

@@ -411,4 +411,5 @@ class StubWorker:
         return done
 
     def _memory(self, session: str) -> pb.MemoryReport:
-        return memory_report(self._state(session), self.specs[session].budget)
+        state, spec = self._state(session), self.specs[session]
+        return memory_report(state, spec.budget or worker_info().max_budget)

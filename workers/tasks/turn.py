@@ -28,6 +28,7 @@ from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.prefill.sparse_block import SparseReport
 from workers.repair.repair import run_repair
+from workers.retrieval.retriever import RetrievalCounts
 from workers.tasks.prefix import skip_tokens, take_prefix
 from workers.tasks.step import prepare_step
 from workers.tasks.turn_signal import build_signal, defer_signal
@@ -371,11 +372,16 @@ def _report_sparse(session: WorkerSession, done: pb.TurnDone) -> None:
 
 
 def _report_retrieval(session: WorkerSession, done: pb.TurnDone) -> None:
-    """Report what the turn's steps retrieved, if any did."""
-    if session.retriever is not None and session.retriever.counts.steps:
-        counts = session.retriever.counts
+    """Report what the turn's steps retrieved, if any did, or that they could not."""
+    counts = RetrievalCounts() if session.retriever is None else session.retriever.counts
+    if counts.steps or session.retrieval_refused:
         done.retrieval.CopyFrom(
-            pb.RetrievalReport(steps=counts.steps, rows=counts.rows, seconds=counts.seconds)
+            pb.RetrievalReport(
+                steps=counts.steps,
+                rows=counts.rows,
+                seconds=counts.seconds,
+                refused=session.retrieval_refused,
+            )
         )
 
 

@@ -14,9 +14,8 @@ from kvrecall.app.errors import CliError
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.models import is_reference
 from kvrecall.app.run import TEST_INSTRUMENT
-from kvrecall.app.settings import DEFAULTS
 from kvrecall.cli.chat.view import HELP, memory_line, memory_text, repair_text, repairs_line
-from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url, build_settings
+from kvrecall.cli.options import ServedModel, Url, build_settings
 from kvrecall.client import (
     KvrecallClient,
     KvrecallError,
@@ -45,9 +44,16 @@ def chat_command(
     session: Annotated[
         str | None, typer.Option(help="Continue this session of the server. Default: a new one.")
     ] = None,
-    budget: Budget = DEFAULTS.default_budget,
-    repair_rows: RepairRows = DEFAULTS.default_repair_rows,
-    method: Method = DEFAULTS.default_method,
+    budget: Annotated[
+        int | None,
+        typer.Option(min=1, help="Budget of the session, in active rows. Default: automatic."),
+    ] = None,
+    repair_rows: Annotated[
+        int | None, typer.Option(min=0, help="Rows of the budget reserved for repair.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Eviction method; `kvrecall methods` lists them.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
@@ -65,7 +71,7 @@ def chat_command(
     if url is None:
         model = model or settings.model
         console.print(f"starting {model}", style="dim", highlight=False, soft_wrap=True)
-    needs = ServerNeeds(model=model, max_budget=max(budget, settings.worker.max_budget))
+    needs = ServerNeeds(model=model, max_budget=max(budget or 0, settings.worker.max_budget))
     with server_at(url, needs) as address, KvrecallClient(address) as client:
         reference = is_reference(client.worker().model)
         if reference:
@@ -74,8 +80,7 @@ def chat_command(
         if session is None:
             session = client.create_session(
                 budget=budget,
-                repair_rows=repair_rows if method != "full" else 0,
-                repair_on=["tool_call", "tool_result", "last_output", "turn"],
+                repair_rows=0 if method == "full" else repair_rows,
                 method=method,
                 tools=_tools(tools, reference),
             ).id

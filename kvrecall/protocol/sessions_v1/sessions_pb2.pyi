@@ -735,14 +735,16 @@ class Reselections(_message.Message):
     def __init__(self, count: _Optional[int] = ..., rows_in: _Optional[int] = ..., rows_out: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class TurnRetrieval(_message.Message):
-    __slots__ = ("steps", "rows", "duration")
+    __slots__ = ("steps", "rows", "duration", "refused")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     steps: int
     rows: int
     duration: _duration_pb2.Duration
-    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    refused: bool
+    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., refused: bool = ...) -> None: ...
 
 class Turn(_message.Message):
     __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections", "prefill", "retrieval")

@@ -28,7 +28,7 @@ def session(both: Both) -> Callable[..., Any]:
     """Creates a session, repaired in pauses alone, and returns its id."""
 
     async def create(**body: Any) -> str:
-        default = {"budget": 64, "seed": 1, "repair_on": sorted(PAUSE_TRIGGERS)}
+        default = {"budget": 64, "method": "snapkv", "seed": 1, "repair_on": sorted(PAUSE_TRIGGERS)}
         return str((await both.rest.create(default | body))["id"])
 
     return create
@@ -88,7 +88,7 @@ async def test_a_turn_reports_its_sparse_blocks(both: Both, client: Client, sess
 
 async def test_a_turn_reports_its_retrieval(both: Both, client: Client, session: Any) -> None:
     id = await session(retrieve={"share": 0.25})
-    report = {"steps": 5, "rows": 80, "seconds": 0.125}
+    report = {"steps": 5, "rows": 80, "seconds": 0.125, "refused": False}
     assert (await client.turn(id, USER))["retrieval"] == report
     assert (await client.turn(await session(), USER)).get("retrieval") is None
 
