@@ -36,6 +36,7 @@ _REPAIRS: Mapping[str, Members] = {
 # Members that are known and have no effect: they are not counted as ignored.
 _NOTED = frozenset(
     {
+        "client_metadata",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -103,7 +104,7 @@ def find_clamped(body: ConversationBody, limits: ServiceLimits) -> str:
     for name in _LENGTHS:
         value = getattr(body, name, None)
         if value is not None:
-            return name if value > limits.cut_length(value) else ""
+            return name if value > limits.max_output_tokens else ""
     return ""
 
 

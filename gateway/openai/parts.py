@@ -28,6 +28,7 @@ _KINDS: Mapping[str, str] = {
     "file": "file",
     "input_file": "file",
     "computer_screenshot": "image",
+    "encrypted_content": "encrypted text",
 }
 # Reasoning of an answer: the session has it as it was said, so what a client repeats is not read.
 _UNREAD = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text"})

@@ -5,7 +5,6 @@ from kvrecall.client._inspectors import AsyncInspector, AsyncWatchStream, Inspec
 from kvrecall.client._streams import AsyncTurnStream, TurnStream
 from kvrecall.client._sync import KvrecallClient, SessionHandle
 from kvrecall.client.events import (
-    ArgumentsDelta,
     ReasoningDelta,
     TextDelta,
     ToolCallEvent,
@@ -90,7 +89,6 @@ __all__ = [
     "Activity",
     "ActivityStep",
     "Alternative",
-    "ArgumentsDelta",
     "AsyncInspector",
     "AsyncKvrecallClient",
     "AsyncSessionHandle",

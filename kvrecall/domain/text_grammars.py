@@ -81,14 +81,33 @@ def quote_grammar(grammar: str) -> str:
     check_grammar(grammar)
     tokens = list(_TOKEN.finditer(grammar))
     if _is_regular(tokens):
-        names = {name: f"R_{name.upper()}" for name in _get_rules(tokens)}
+        names = _name_terminals(tokens)
         return f"start: {names['start']}\n" + "".join(_quote(each, names) for each in tokens)
     return "".join(_quote(each, None) for each in tokens)
 
 
-def _get_rules(tokens: Sequence[re.Match[str]]) -> list[str]:
-    """Return the names of the rules that are defined; those of terminals are in capitals."""
-    return [each["name"] for each in tokens if each["defined"] and not each["name"].isupper()]
+def close_grammar(grammar: str, end: str) -> str:
+    """Return the grammar of the same texts, raw, with `end` behind them.
+
+    One without recursion ends at the first `end`, which a text such as `/(?s:.)+/` would take in.
+    Raises ValueError as `check_grammar`.
+    """
+    check_grammar(grammar)
+    tokens = list(_TOKEN.finditer(grammar))
+    suffix = json.dumps(end)
+    if _is_regular(tokens):
+        names = _name_terminals(tokens)
+        head = f"start[suffix={suffix}]: {names['start']}\n"
+    else:
+        names = {"start": "whole-text"}
+        head = f"start: whole-text {suffix}\n"
+    return head + "".join(_rename(each, names) for each in tokens)
+
+
+def _name_terminals(tokens: Sequence[re.Match[str]]) -> dict[str, str]:
+    """Return the names that rules have as terminals, which are in capitals."""
+    names = [each["name"] for each in tokens if each["defined"]]
+    return {name: f"R_{name.upper()}" for name in names if not name.isupper()}
 
 
 def _is_regular(tokens: Sequence[re.Match[str]]) -> bool:
@@ -125,7 +144,12 @@ def _quote(token: re.Match[str], names: Mapping[str, str] | None) -> str:
         return _quote_regex(token["regex"], token["flags"], whole)
     if token["import"]:
         return "\n".join(_quote_import(token["import"].strip(), whole))
-    if names is not None and token["name"]:
+    return _rename(token, names or {})
+
+
+def _rename(token: re.Match[str], names: Mapping[str, str]) -> str:
+    """Write a token with another name, and without what only a parse tree needs."""
+    if token["name"]:
         return names.get(token["name"], token["name"]) + (":" if token["defined"] else "")
     return "" if token["comment"] or token["alias"] else token.group()
 

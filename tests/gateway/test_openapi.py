@@ -51,6 +51,7 @@ OPERATIONS = [
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/compact"),
     ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/responses/{response}/cancel"),
     ("POST", "/v1/sessions"),

@@ -18,7 +18,7 @@ from kvrecall.domain.constraints import (
     get_tool,
     to_grammar_schema,
 )
-from kvrecall.domain.text_grammars import quote_grammar
+from kvrecall.domain.text_grammars import close_grammar, quote_grammar
 from workers.errors import BadSettings
 from workers.model.answer_formats import LINE, AnswerFormat, CallGrammar
 from workers.model.call_parsing import is_text
@@ -175,7 +175,7 @@ def _add_parameters(rules: _Rules, tool: _Tool) -> str:
         opening, closing = f"<parameter={key}>\n", "\n</parameter>\n"
         choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()
         if is_text(schema) and isinstance(grammar := schema.get(TEXT_GRAMMAR), str):
-            rule = f"{rules.text(opening)} {rules.nest(grammar)} {rules.text(closing)}"
+            rule = f"{rules.text(opening)} {rules.nest(close_grammar(grammar, closing))}"
         elif is_text(schema) and not choices:
             # The text ends where its tag does, whatever it is.
             value = rules.add("/(?s:.*)/", f"[suffix={json.dumps(closing)}]")

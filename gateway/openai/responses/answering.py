@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.openai.responses import objects
+from gateway.openai.responses.compaction import INSTRUCTION, build_compacted
 from gateway.openai.responses.events import ResponseEvents
 from gateway.openai.responses.ids import ItemPlace, TurnName, name_attempt
 from gateway.openai.responses.items import (
     PlacedItem,
+    is_known,
+    is_left_out,
     parse_item,
     read_turn,
     to_item,
@@ -19,6 +22,7 @@ from gateway.openai.responses.items import (
 )
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.openai.responses.tools import Toolbox
+from gateway.sse import read_outcome
 from kvrecall.domain.errors import (
     CallsOutstanding,
     InvalidRequest,
@@ -33,6 +37,7 @@ from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredItem, StoredResponse
 from services.conversations.answer_claim import AnswerClaim
 from services.conversations.continuation import Continuation, Conversation
+from services.conversations.directed import Direction
 from services.conversations.responses import RecordedStream
 from services.service import SessionService
 
@@ -94,17 +99,41 @@ class Answering:
 
     async def count(self) -> int:
         """Count the tokens of the whole conversation with the input. Raises as `start`."""
-        self._items = await self._read_input()
-        previous = await self._read_previous()
-        given = to_messages([*await self._read_conversation(), *self._items])
-        before = [] if previous is None else await self._service.conversations.read(previous)
-        messages = [*self._body.opening, *before, *given.messages]
+        messages = [*self._body.opening, *await self._read_all()]
         if not messages:
             raise InvalidRequest("input", "there is nothing to count")
-        for index, message in enumerate(given.messages):
-            check_message(message, given.fields[index])
+        for index, message in enumerate(messages, -len(self._body.opening)):
+            check_message(message, self._fields[index])
         tools = self._body.settings_to_domain(self.tenant).tools
         return await self._service.count_tokens(messages, tools)
+
+    async def compact(self) -> Json:
+        """Let the model summarize the whole conversation, in a session of its own. Raises as `start`.
+
+        Return what a client goes on with instead: what users have said, and the summary.
+        """
+        messages = await self._read_all()
+        if not messages:
+            raise InvalidRequest("input", "there is nothing to compact")
+        conversation = Conversation(
+            (*messages, Message("user", INSTRUCTION)),
+            self._body.settings_to_domain(self.tenant),
+            self._body.turn_to_domain(self._service.limits, self._service.default_sampling),
+            opening=self._body.opening,
+        )
+        try:
+            found = await self._service.conversations.start(conversation, Direction(alone=True))
+        except ServiceError as error:
+            raise self._to_place(error) from error
+        try:
+            outcome = await read_outcome(found.stream)
+        finally:
+            await found.stream.aclose()
+        name = TurnName(found.session, found.turn)
+        said = [message.content for message in messages if message.role == "user"]
+        summary = "" if outcome.message is None else outcome.message.content
+        usage = objects.build_usage(outcome, found.appended_tokens)
+        return build_compacted(name, int(time.time()), said, summary, usage)
 
     def encode(self, found: Continuation) -> ResponseEvents:
         """Return the encoder of the turn's events."""
@@ -114,6 +143,15 @@ class Answering:
     def build(self, outcome: TurnOutcome, found: Continuation) -> Json:
         """Build the response."""
         return self.encode(found).complete(outcome)
+
+    async def _read_all(self) -> list[Message]:
+        """Return the whole conversation but for its instructions. Raises InvalidRequest."""
+        self._items = await self._read_input()
+        previous = await self._read_previous()
+        given = to_messages([*await self._read_conversation(), *self._items])
+        before = [] if previous is None else await self._service.conversations.read(previous)
+        self._fields = (*("previous_response_id" for _ in before), *given.fields)
+        return [*before, *given.messages]
 
     async def _start(self, key: IdempotencyKey | None) -> Continuation:
         direction = self._body.direction
@@ -201,12 +239,19 @@ class Answering:
         most = room = self._service.limits.max_conversation_bytes
         for index, item in enumerate(body.input):
             field = f"input[{index}]"
+            kind = item.get("type")
+            if self._tolerance.mends and not is_known(kind):
+                body.ignored.note(field, str(kind))
+                continue
             if item.get("type") == "item_reference":
                 item = await _resolve(self._service, self.tenant, item.get("id"), field)
                 room -= len(json.dumps(item))
                 if room < 0:
                     raise LimitExceeded(field, f"the items named have more than {most} bytes", most)
-            items.append(parse_item(item, field, self._tolerance))
+            placed = parse_item(item, field, self._tolerance)
+            if is_left_out(placed):
+                body.ignored.note(field, placed.kind)
+            items.append(placed)
         return items
 
     def _to_place(self, error: ServiceError) -> ServiceError:

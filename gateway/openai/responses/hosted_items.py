@@ -11,23 +11,18 @@ from typing import Any
 from pydantic import ConfigDict
 
 from gateway.conversation_bodies import Wire
+from gateway.openai.responses.compaction import tell_compaction
 from kvrecall.domain.messages import Message
 
 Json = dict[str, Any]
 
-LEFT_OUT_ITEMS = frozenset(
-    {
-        "additional_tools",
-        "configuration_update",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_list_tools",
-    }
-)
-"""Types of items that are no part of what is said; the first two are read before the turn."""
+SETTING_ITEMS = frozenset({"additional_tools", "configuration_update"})
+"""Types of items that are read before the turn (`ResponseBody`), and say nothing."""
+
+LEFT_OUT_ITEMS = frozenset({"mcp_approval_request", "mcp_approval_response", "mcp_list_tools"})
+"""Types of items that have no effect."""
 
 _SCREENSHOT = "[a screenshot, which this model cannot see]"
-_COMPACTED = "[an earlier part of the conversation, which this model cannot read]"
 
 
 class HostedItem(Wire):
@@ -66,7 +61,7 @@ def _tell_screenshot(kind: str, item: Json) -> Message:
 
 
 def _tell_compaction(kind: str, item: Json) -> Message:
-    return Message("user", _COMPACTED)
+    return tell_compaction(item.get("encrypted_content"))
 
 
 def _tell_agent(kind: str, item: Json) -> Message:
@@ -80,6 +75,7 @@ _TELLERS: Mapping[str, Callable[[str, Json], Message]] = {
     "agent_message": _tell_agent,
     "code_interpreter_call": _tell_code,
     "compaction": _tell_compaction,
+    "compaction_summary": _tell_compaction,
     "computer_call": _tell("action", "actions"),
     "computer_call_output": _tell_screenshot,
     "file_search_call": _tell("queries", "results"),
@@ -90,5 +86,5 @@ _TELLERS: Mapping[str, Callable[[str, Json], Message]] = {
     "web_search_call": _tell("action"),
 }
 
-HOSTED_ITEMS = LEFT_OUT_ITEMS | _TELLERS.keys()
+HOSTED_ITEMS = SETTING_ITEMS | LEFT_OUT_ITEMS | _TELLERS.keys()
 """Types of all items that no client makes by itself."""

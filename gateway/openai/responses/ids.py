@@ -25,6 +25,7 @@ _PREFIXES = {
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 _OTHER_PREFIX = "item"
 _ITEM = re.compile(

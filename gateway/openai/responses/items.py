@@ -32,7 +32,7 @@ from gateway.openai.responses.calls import (
     build_output,
     get_kind,
 )
-from gateway.openai.responses.hosted_items import HOSTED_ITEMS, HostedItem
+from gateway.openai.responses.hosted_items import HOSTED_ITEMS, LEFT_OUT_ITEMS, HostedItem
 from gateway.openai.responses.ids import Side, TurnName
 from gateway.openai.responses.tools import Toolbox
 from gateway.openai.schemas import ROLES
@@ -94,6 +94,16 @@ class Messages:
 
     messages: tuple[Message, ...]
     fields: tuple[str, ...]
+
+
+def is_known(kind: object) -> bool:
+    """Return whether items of a type have a treatment here, also that of being refused."""
+    return kind is None or kind in (*_KINDS, "item_reference", "compaction_trigger")
+
+
+def is_left_out(placed: PlacedItem) -> bool:
+    """Return whether an item has no effect."""
+    return placed.kind in LEFT_OUT_ITEMS
 
 
 def parse_item(item: Json, field: str, tolerance: Tolerance) -> PlacedItem:

@@ -70,7 +70,7 @@ def complete(
         "status": "incomplete" if incomplete else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if incomplete else None,
         "output": list(output),
-        "usage": _build_usage(outcome, appended),
+        "usage": build_usage(outcome, appended),
     }
 
 
@@ -91,7 +91,8 @@ def fail(head: Json, output: Sequence[Json], error: Mapping[str, Any], status: i
     }
 
 
-def _build_usage(outcome: TurnOutcome, appended: int) -> Json:
+def build_usage(outcome: TurnOutcome, appended: int) -> Json:
+    """Build the usage of a response; `appended` as for `count_tokens`."""
     tokens = count_tokens(outcome, appended)
     return {
         "input_tokens": tokens.prompt,

@@ -3,11 +3,12 @@
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from gateway.answers import read_answer, require_model, respond
 from gateway.directives import read_directives, report_changes
 from gateway.idempotency import Key, get_idempotency_key
+from gateway.middleware import CLIENT_CLOSED_REQUEST
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
 from gateway.openai.responses.background import BackgroundResponses, Run
@@ -15,7 +16,7 @@ from gateway.openai.responses.event_log import AsTheyAre
 from gateway.openai.responses.input_items import read_input_items
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.settings import GatewaySettings
-from gateway.sse import EventStream
+from gateway.sse import ClientDisconnected, EventStream, run_while_connected
 from gateway.tenants import Tenant
 from services.service import SessionService
 
@@ -31,6 +32,7 @@ def add_response_routes(
     """Add the routes of responses."""
     background = BackgroundResponses(service)
     _add_create(router, service, settings, background)
+    _add_compact(router, service, settings)
     _add_stored(router, service, settings, background)
     _add_input(router, service)
 
@@ -80,6 +82,24 @@ def _add_create(
         body.require_honoured()
         tokens = await Answering(service, tenant, body).count()
         return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
+def _add_compact(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
+    @router.post("/responses/compact", tags=["openai"])
+    async def compact_conversation(
+        request: Request, body: ResponseBody, tenant: Tenant = ""
+    ) -> Any:
+        """Let the model summarize a conversation, for one that goes on from the summary.
+
+        The answer's `output` is what the next request has as its first items.
+        """
+        require_model(body.model, service, settings)
+        body = read_directives(request, body)
+        body.require_honoured()
+        try:
+            return await run_while_connected(request, Answering(service, tenant, body).compact())
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _get_head(run: Run) -> dict[str, Any]:

@@ -23,7 +23,7 @@ Metadata = Annotated[
     ],
     Field(max_length=16),
 ]
-_HONOURED: Mapping[str, Sequence[object]] = {"prompt": ()}
+_HONOURED: Mapping[str, Sequence[object]] = {"prompt": (), "generate": (True,)}
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -45,6 +45,18 @@ class ReasoningOptions(Wire):
 
     effort: str | None = None
     summary: str | None = None
+
+
+class ResponseStreamOptions(Wire):
+    """Options of a stream."""
+
+    include_obfuscation: bool = False
+
+
+class CacheOptions(Wire):
+    """Wishes on OpenAI's prompt cache. They have no effect: sessions hold what was said."""
+
+    prewarm: bool = False
 
 
 class ResponseBody(RequestOptions):
@@ -89,6 +101,8 @@ class ResponseBody(RequestOptions):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     max_tool_calls: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
@@ -176,9 +190,16 @@ class ResponseBody(RequestOptions):
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
         super().require_honoured()
-        for text in (*self.toolbox.left_out, *self.toolbox.choose(self.tool_choice)[1]):
-            field, _, kind = text.partition(" ")
-            self.ignored.note(field, kind)
+        for each in (*self.toolbox.left_out, *self.toolbox.choose(self.tool_choice)[1]):
+            self.ignored.note(each.field, each.what)
+        if self.truncation == "auto":
+            self.ignored.note("truncation", "auto")
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            self.ignored.note("stream_options.include_obfuscation")
+        if self.prompt_cache_options is not None and self.prompt_cache_options.prewarm:
+            field = "prompt_cache_options.prewarm"
+            message = f"{field} is not supported here; leave it out"
+            raise InvalidRequest(field, message, openai_code="unsupported_parameter")
         if self.previous_response_id is not None and self.conversation is not None:
             message = "previous_response_id and conversation exclude each other"
             raise InvalidRequest("previous_response_id", message)

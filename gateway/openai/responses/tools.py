@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.constraints import TEXT_GRAMMAR
 from kvrecall.domain.errors import InvalidRequest
+from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.text_grammars import regex_to_grammar
 
 Json = dict[str, Any]
@@ -122,7 +123,7 @@ class Toolbox:
     """
 
     offered: Mapping[str, OfferedTool]
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Ignored, ...] = ()
 
     @property
     def bodies(self) -> list[ToolBody]:
@@ -140,21 +141,21 @@ class Toolbox:
             member = "format.definition"
         return f"{tool.field}.{member}"
 
-    def choose(self, choice: object) -> tuple[Any, tuple[str, ...]]:
+    def choose(self, choice: object) -> tuple[Any, tuple[Ignored, ...]]:
         """Return a choice of tools by the names that the model knows, and what is left out of it.
 
         Raises InvalidRequest for a tool that is not there.
         """
         if isinstance(choice, str):
             if choice == "required" and self.left_out and not self.offered:
-                return "auto", ("tool_choice",)
+                return "auto", (Ignored("tool_choice"),)
             return choice, ()
         if not isinstance(choice, dict):
             return choice, ()
         if choice.get("type") != "allowed_tools":
             names = self._resolve(choice)
             if names is None:
-                return "auto", ("tool_choice",)
+                return "auto", (Ignored("tool_choice"),)
             (name,) = names if len(names) == 1 else (str(choice.get("name")),)
             return {"type": "function", "name": name}, ()
         tools = choice.get("tools")
@@ -162,7 +163,9 @@ class Toolbox:
             return choice, ()
         found = [self._resolve(tool) if isinstance(tool, dict) else [] for tool in tools]
         left_out = tuple(
-            f"tool_choice.tools[{index}]" for index, names in enumerate(found) if names is None
+            Ignored(f"tool_choice.tools[{index}]")
+            for index, names in enumerate(found)
+            if names is None
         )
         names = [name for each in found for name in each or ()]
         if tools and not names and left_out:
@@ -194,13 +197,13 @@ def read_tools(tools: Iterable[tuple[str, Json]]) -> Toolbox:
     Of two by the same name the later one counts: a search for tools may find one that was there.
     """
     offered: dict[str, OfferedTool] = {}
-    left_out: list[str] = []
+    left_out: list[Ignored] = []
     for field, tool in tools:
         kind = tool.get("type") or "function"
         read = _READERS.get(kind) if isinstance(kind, str) else None
         found = [] if read is None or not _is_direct(tool) else list(read(tool, field))
         if not found:
-            left_out.append(f"{field} {kind}")
+            left_out.append(Ignored(field, str(kind)))
         offered |= {each.body.function.name: each for each in found}
     return Toolbox(offered, tuple(left_out))
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from kvrecall.domain.text_grammars import quote_grammar, regex_to_grammar
+from kvrecall.domain.text_grammars import close_grammar, quote_grammar, regex_to_grammar
 
 BYTES = LLTokenizer("byte")
 PATCH = """
@@ -92,6 +92,25 @@ def test_ranges_and_imports_by_other_names_are_rewritten() -> None:
     grammar = 'start: "a".."f" GAP "x"i\n%import common.WS -> GAP'
     assert accepts_quoted(grammar, "b\n\tX")
     assert not accepts_quoted(grammar, "g x")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (r"start: /[\s\S]+/", "a\n<b>\n"),
+        (PATCH, "*** Begin Patch\n*** Update File: a\n-x\n+y\n*** End Patch"),
+        (SUM, "1 + (2*3)"),
+        ('?start.2: a -> b\na: "x" // no more', "x"),
+    ],
+)
+def test_a_raw_text_ends_at_the_first_end(grammar: str, text: str) -> None:
+    closed = close_grammar(grammar, "\n</p>\n")
+    outer = 'start: "<p>" @text "."'
+    whole = json.dumps(
+        {"grammars": [{"lark_grammar": outer}, {"name": "text", "lark_grammar": closed}]}
+    )
+    assert accepts(whole, f"<p>{text}\n</p>\n.")
+    assert not accepts(whole, f"<p>{text}.")
 
 
 @pytest.mark.parametrize(

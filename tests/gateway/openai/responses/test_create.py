@@ -211,7 +211,17 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
     ("members", "param", "code"),
     [
         ({"input": []}, "input", "invalid_value"),
-        ({"input": [{"type": "dream"}]}, "input[0].type", "unsupported_content"),
+        (
+            {"input": [{"type": "compaction_trigger"}]},
+            "input[0].type",
+            "unsupported_content",
+        ),
+        (
+            {"prompt_cache_options": {"prewarm": True}},
+            "prompt_cache_options.prewarm",
+            "unsupported_parameter",
+        ),
+        ({"generate": False}, "generate", "unsupported_parameter"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "invalid_value"),
         ({"background": True, "store": False}, "background", "invalid_value"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),

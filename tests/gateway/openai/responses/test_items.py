@@ -7,12 +7,11 @@ import pytest
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
 from gateway.ignored import IgnoredParts, Tolerance
-from gateway.openai.responses.hosted_items import LEFT_OUT_ITEMS
-from gateway.openai.responses.items import parse_item, to_messages
+from gateway.openai.responses.hosted_items import LEFT_OUT_ITEMS, SETTING_ITEMS
+from gateway.openai.responses.items import PlacedItem, parse_item, to_messages
 from kvrecall.domain.messages import Message
 
 Json = dict[str, Any]
-TOLERANCE = Tolerance(True, IgnoredParts())
 # Items that only OpenAI's service makes, and what the model reads of them.
 TOLD: list[tuple[Json, str]] = [
     (
@@ -85,6 +84,10 @@ LOOKED_UP = {"item_reference"}
 REFUSED = {"compaction_trigger"}
 
 
+def parse(item: Json) -> PlacedItem:
+    return parse_item(item, "input[0]", Tolerance(True, IgnoredParts()))
+
+
 def find_types(union: Any) -> Iterator[str]:
     """The types of the members of one of OpenAI's unions."""
     for member in get_args(union):
@@ -95,23 +98,21 @@ def find_types(union: Any) -> Iterator[str]:
 
 
 def test_each_of_openais_items_has_a_treatment() -> None:
-    known = PLAIN.keys() | {item["type"] for item, _ in SAID} | LEFT_OUT_ITEMS
-    assert set(find_types(ResponseInputItemParam)) <= known | LOOKED_UP | REFUSED
-    for kind in LEFT_OUT_ITEMS:
-        assert (
-            to_messages([parse_item({"type": kind, "tools": []}, "input[0]", TOLERANCE)]).messages
-            == ()
-        )
+    said = PLAIN.keys() | {item["type"] for item, _ in SAID}
+    silent = LEFT_OUT_ITEMS | SETTING_ITEMS
+    assert set(find_types(ResponseInputItemParam)) <= said | silent | LOOKED_UP | REFUSED
+    for kind in silent:
+        assert to_messages([parse({"type": kind, "tools": []})]).messages == ()
 
 
 @pytest.mark.parametrize(("item", "expected"), SAID)
 def test_what_was_run_elsewhere_is_told_as_text(item: Json, expected: Message) -> None:
-    assert to_messages([parse_item(item, "input[0]", TOLERANCE)]).messages == (expected,)
+    assert to_messages([parse(item)]).messages == (expected,)
 
 
 def test_what_is_told_is_one_message_with_the_answer_that_follows() -> None:
     answer = {"role": "assistant", "content": "Here."}
-    items = [parse_item(item, "input", TOLERANCE) for item in (TOLD[0][0], answer)]
+    items = [parse(item) for item in (TOLD[0][0], answer)]
     (message,) = to_messages(items).messages
     assert message.content == f"{TOLD[0][1]}Here."
 
@@ -120,17 +121,13 @@ def test_what_is_told_is_one_message_with_the_answer_that_follows() -> None:
 def test_an_item_of_a_client_says_the_same_with_members_that_are_given_back(kind: str) -> None:
     item = {"type": kind, **PLAIN[kind]}
     given = {**item, "id": item.get("id", "i_1"), "status": "completed", "namespace": None}
-    plain, full = (
-        to_messages([parse_item(each, "input", TOLERANCE)]).messages for each in (item, given)
-    )
+    plain, full = (to_messages([parse(each)]).messages for each in (item, given))
     assert plain == full
 
 
 @pytest.mark.parametrize(
     ("item", "param"),
     [
-        ({"type": "dream"}, "input[0].type"),
-        ({"type": 3}, "input[0].type"),
         ({"type": "compaction_trigger"}, "input[0].type"),
         ({"type": "custom_tool_call", "call_id": "c", "name": "f"}, "input[0].input"),
         ({"type": "shell_call", "call_id": "c"}, "input[0].action"),
@@ -157,3 +154,10 @@ async def test_the_form_of_the_text_may_come_with_the_input(turns, ask) -> None:
     update = {"type": "configuration_update", "text": {"format": form}}
     await ask([update, {"role": "user", "content": "hello"}])
     assert turns[0].sampling.constraint.schema == '{"type": "integer"}'
+
+
+async def test_what_has_no_effect_is_left_out_and_named(ask) -> None:
+    silent: list[Json] = [{"type": "mcp_list_tools"}, {"type": "dream"}, {"type": 3}]
+    response = await ask([*silent, {"role": "user", "content": "hello"}])
+    named = response.headers["kvrecall-ignored"]
+    assert named == "input[0] mcp_list_tools, input[1] dream, input[2] 3"
