@@ -43,6 +43,7 @@ from benchmarks.front_door_load import (
     send_almost_all,
 )
 from kvrecall.app.local_server import PROGRAM, launch
+from kvrecall.app.models import REFERENCE
 from kvrecall.reporting.results import Row, build_results, speed_row
 from reference import MODEL_PATH
 
@@ -136,7 +137,12 @@ def served(
     """A subject in a process of its own, with its data in `folder`."""
     own = PROGRAM if command == "serve" else ("-m", "benchmarks.front_door_servers")
     data = folder / name.replace(" ", "-")
-    settings = {"KVRECALL_DATA": str(data), "KVRECALL_PORT": "0", "KVRECALL_LOG": "json"}
+    settings = {
+        "KVRECALL_DATA": str(data),
+        "KVRECALL_MODEL": REFERENCE,
+        "KVRECALL_PORT": "0",
+        "KVRECALL_LOG": "json",
+    }
     process, url = launch(
         [],
         folder / f"{data.name}.log",

@@ -38,7 +38,7 @@ def read_lines() -> Iterator[str]:
 
 def chat(session: SessionHandle, line: str) -> None:
     """Send one message and print the reply as it is generated."""
-    with session.stream(line, max_tokens=60, temperature=0) as stream:
+    with session.stream(line, max_tokens=60) as stream:
         for event in stream:
             if isinstance(event, TextDelta):
                 print(event.text, end="", flush=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from gateway.authentication import Authentication
 from gateway.bodies import StrictBody
@@ -145,6 +145,18 @@ def _allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
 
 
 def _add_operations(app: FastAPI, service: SessionService, settings: GatewaySettings) -> None:
+    @app.get("/", include_in_schema=False)
+    async def root(request: Request) -> Response:
+        """The console for a browser; for other clients the places to begin at."""
+        if settings.console and "text/html" in request.headers.get("accept", ""):
+            # Relative, for a proxy that serves the application under a path.
+            return RedirectResponse("console/", headers={"vary": "accept"})
+        links = {"docs": "/docs", "openapi": "/openapi.json", "models": "/v1/models"}
+        if settings.console:
+            links["console"] = "/console/"
+        found = {"name": "kvrecall", "version": app.version, "links": links}
+        return JSONResponse(found, headers={"vary": "accept"})
+
     @app.get("/healthz", tags=["operations"])
     async def healthz() -> dict[str, str]:
         """Liveness: the process is running."""

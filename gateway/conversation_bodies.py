@@ -124,7 +124,7 @@ class ConversationBody(ModelRequest, ABC):
         """
         wanted = self.wanted_tokens or default.max_tokens
         sampling = default.with_named(
-            max_tokens=min(wanted, limits.max_output_tokens),
+            max_tokens=limits.cut_length(wanted),
             temperature=self.temperature,
             top_p=None if self.top_p is None else max(self.top_p, _LEAST_TOP_P),
             top_k=self.top_k,

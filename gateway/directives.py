@@ -104,7 +104,7 @@ def find_clamped(body: ConversationBody, limits: ServiceLimits) -> str:
     for name in _LENGTHS:
         value = getattr(body, name, None)
         if value is not None:
-            return name if value > limits.max_output_tokens else ""
+            return name if value > limits.cut_length(value) else ""
     return ""
 
 

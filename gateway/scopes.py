@@ -27,7 +27,7 @@ def _rule(paths: str, *scopes: Scope, computes: bool = False) -> Rule:
 
 # The first that matches the whole path counts.
 RULES = (
-    _rule(r"/healthz|/readyz|/health|/openapi\.json|/docs|/console(/.*)?"),
+    _rule(r"/|/healthz|/readyz|/health|/openapi\.json|/docs|/console(/.*)?"),
     _rule(r"/metrics|/v1/workers", Scope.ADMIN),
     _rule(r"/version|/v1/(methods|worker|models(/.*)?)", *Scope),
     _rule(r"/v1/((chat/)?completions|responses|messages)", Scope.INFER, computes=True),

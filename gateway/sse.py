@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
@@ -18,6 +18,7 @@ from kvrecall.domain.errors import ServiceError, WorkerLost
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
+    ArgumentsDelta,
     ClosableStream,
     ProgressStream,
     ReasoningDelta,
@@ -101,7 +102,7 @@ class Encoder(Protocol[Item_contra]):
 
 
 class SessionEvents:
-    """The session API's events: reasoning, token, tool_call, and last `done` or `error`."""
+    """The session API's events: reasoning, token, arguments_delta, tool_call, last `done` or `error`."""
 
     def begin(self) -> bytes:
         """Encode nothing."""
@@ -117,6 +118,8 @@ class SessionEvents:
             case TextDelta(text, logprobs):
                 found = {"logprobs": view_logprobs(logprobs)} if logprobs else {}
                 return _encode("token", {"text": text, **found})
+            case ArgumentsDelta():
+                return _encode("arguments_delta", asdict(progress))
             case ToolCallEmitted(call):
                 return _encode("tool_call", ToolCallView.from_domain(call))
             case TurnEnded(outcome):

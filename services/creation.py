@@ -60,9 +60,11 @@ class SessionCreator:
         await self._quotas.check_new_session(request.tenant)
         settings = resolve_settings(request, info, self._limits)
         async with self._admission.slot():
-            return await run_to_completion(self._create(settings, key))
+            return await run_to_completion(self._create(settings, info, key))
 
-    async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
+    async def _create(
+        self, settings: SessionSettings, info: WorkerInfo, key: IdempotencyKey | None
+    ) -> Session:
         now = time.time()
         session = Session(
             f"s_{secrets.token_hex(12)}",
@@ -71,7 +73,7 @@ class SessionCreator:
             now,
             now,
             0,
-            MemoryReport(budget=settings.budget),
+            MemoryReport(budget=settings.budget or info.max_budget),
         )
         session = replace(session, worker=await self._open_anywhere(session))
         try:

@@ -79,7 +79,7 @@ class EpisodeMaintainer:
             found = await self._segment(live, settings)
             step = "build"
             length = session.memory.length
-            budget = session.settings.budget
+            budget = session.settings.budget or session.memory.budget
             if rebuild_due(
                 settings,
                 segments=found.segments,

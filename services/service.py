@@ -134,7 +134,7 @@ class SessionService:
     @property
     def default_sampling(self) -> Sampling:
         """Sampling of a turn that names nothing. Raises WorkerLost until a worker has joined."""
-        return self.limits.build_sampling(self.info.sampling)
+        return self.limits.build_sampling(self.info)
 
     def publish(self, event: ServiceEvent) -> None:
         """Tell the observers of something that was noticed before a request reached the service."""

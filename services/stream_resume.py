@@ -1,12 +1,19 @@
 """Resumption of a client's stream after failover to another worker."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.protocol.convert import logprob_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.turn_stream import Publish, ReasoningDelta, TextDelta, ToolCallEmitted
+from services.turn_stream import (
+    ArgumentsDelta,
+    Publish,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEmitted,
+)
 
 
 class _Text:
@@ -47,6 +54,15 @@ class _Text:
         return self._length < len(self._earlier)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call that was begun, and its arguments as they were sent."""
+
+    id: str
+    name: str
+    arguments: _Text = field(default_factory=_Text)
+
+
 class StreamResumer:
     """Publishes an answer once, however often it is generated again.
 
@@ -59,6 +75,7 @@ class StreamResumer:
         self._publish = publish
         self._text = _Text()
         self._reasoning = _Text()
+        self._calls: dict[int, _Call] = {}
         self._sent_calls: list[ToolCall] = []
         self._sent_logprobs = 0
         self._n_calls = 0
@@ -71,6 +88,8 @@ class StreamResumer:
         self.attempts += 1
         self._text.begin()
         self._reasoning.begin()
+        for call in self._calls.values():
+            call.arguments.begin()
         self._n_calls = self._n_logprobs = 0
 
     def chunk(self, chunk: pb.TokenChunk) -> None:
@@ -101,6 +120,16 @@ class StreamResumer:
         if fresh:
             self._publish(ReasoningDelta(fresh))
 
+    def arguments(self, delta: pb.ArgumentsDelta) -> None:
+        """Publish the part of a piece of arguments that was not sent yet; as `text`."""
+        if delta.index < len(self._sent_calls):
+            return  # of a call that was sent whole, which is compared when it ends
+        call = self._calls.setdefault(delta.index, _Call(delta.id, delta.name))
+        fresh = call.arguments.add(delta.arguments)
+        self._check(call.arguments.same and (call.id, call.name) == (delta.id, delta.name))
+        if fresh:
+            self._publish(ArgumentsDelta(delta.index, delta.id, delta.name, fresh))
+
     def call(self, call: ToolCall) -> None:
         """Publish a tool call unless it was sent. Raises WorkerLost when the answer diverges."""
         self._n_calls += 1
@@ -116,7 +145,8 @@ class StreamResumer:
         Raises WorkerLost when more than that was sent before.
         """
         behind = self._text.behind or self._reasoning.behind
-        self._check(not behind and self._n_calls == len(self._sent_calls))
+        calls = max(self._calls, default=-1) + 1
+        self._check(not behind and self._n_calls == len(self._sent_calls) >= calls)
 
     def _check(self, same: bool) -> None:
         if not same:

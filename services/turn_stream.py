@@ -41,6 +41,20 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True)
+class ArgumentsDelta:
+    """A piece of the arguments of a call while it is generated; the first one of a call begins it.
+
+    `index`: the call's number in the answer, from 0. The whole call follows as `ToolCallEmitted`. A
+    call may come without pieces.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class ToolCallEmitted:
     """A tool call of the answer. Its result can be reported once the turn is committed."""
 
@@ -54,7 +68,9 @@ class TurnEnded:
     outcome: TurnOutcome
 
 
-TurnProgress = TurnStarted | ReasoningDelta | TextDelta | ToolCallEmitted | TurnEnded
+TurnProgress = (
+    TurnStarted | ReasoningDelta | TextDelta | ArgumentsDelta | ToolCallEmitted | TurnEnded
+)
 Publish = Callable[[TurnProgress], None]
 Item_co = TypeVar("Item_co", covariant=True)
 

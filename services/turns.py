@@ -249,6 +249,8 @@ class TurnRunner:
                                 turn.clock.note_token()
                                 turn.live.advance(SessionEvent.TOKEN_GENERATED)
                                 resumer.chunk(event.token)
+                            case "arguments":
+                                resumer.arguments(event.arguments)
                             case "tool_call":
                                 resumer.call(call_from_wire(event.tool_call))
                             case "done":
@@ -299,7 +301,7 @@ class TurnRunner:
         turn.clock.begin_commit()
         outcome = turn.outcome(done)
         calls = turn.plan.asks
-        if outcome.message is not None and done.finish_reason == "tool_calls":
+        if outcome.message is not None and outcome.message.tool_calls:
             calls = outcome.message.tool_calls
         state = done.state.SerializeToString(deterministic=True)
         commit = TurnCommit(

@@ -36,6 +36,9 @@ settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1_000)
 settings.load_profile("fixed")
 
+# What processes of the tests serve unless a test names another model: it is small, and its answers greedy.
+os.environ.setdefault("KVRECALL_MODEL", "reference")
+
 TESTS = Path(__file__).parent
 # Folders and files whose tests are integration tests, relative to this folder.
 INTEGRATION_PATHS = (

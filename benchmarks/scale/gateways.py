@@ -123,7 +123,7 @@ class Fleet:
         """Build a session without a turn, which no worker has."""
         request = CreateSession(tenant=tenant, expires_after_seconds=lifetime)
         settings = resolve_settings(request, self.gateways[0].service.info, ServiceLimits())
-        now, memory = time.time(), MemoryReport(budget=settings.budget)
+        now, memory = time.time(), MemoryReport()
         return Session(name, 1, settings, now, now, 0, memory, worker="gone")
 
     async def measure(self) -> list[Row]:

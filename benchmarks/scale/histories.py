@@ -45,7 +45,7 @@ async def add_long_session(
     _, history, _ = await conversations.look_up(conversation)
     await catalog.sessions.create(session, b"", None)
     for number in range(1, MESSAGES // 2 + 1):
-        memory = MemoryReport(budget=session.settings.budget, length=34 * number)
+        memory = MemoryReport(length=34 * number)
         asked, answer = said[2 * number - 2 : 2 * number]
         outcome = TurnOutcome(session.id, number, answer, "stop", 33, 1, memory, (), {})
         turn = Turn(session.id, number, (asked,), tuple(range(34)), outcome, (33, 1))

@@ -8,13 +8,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from gateway.answers import Json
 from gateway.anthropic.errors import to_anthropic_error
 from gateway.openai.usage import build_receipt, count_tokens
-from kvrecall.domain.messages import ToolCall, json_object
+from gateway.pieces import CallPiece, CallProgress
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.continuation import Continuation, ReplyPlace
 from services.turn_stream import (
+    ArgumentsDelta,
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
@@ -56,7 +59,7 @@ def build_message(model: str, marked: bool, outcome: TurnOutcome, found: Continu
     if message is not None and message.content:
         content.append({"type": "text", "text": message.content})
     for call in () if message is None else message.tool_calls:
-        content.append(_to_block(call, json_object(call.arguments) or {}))
+        content.append(_build_block(call.id, call.name, _read_input(call.arguments)))
     return {
         **_head(model, found),
         "content": content,
@@ -90,6 +93,7 @@ class MessageEvents:
         self._found = found
         self._index = 0
         self._open = ""  # the type of the block that goes on
+        self._calls = CallProgress()
 
     def begin(self) -> bytes:
         """Encode the message without content; its counts follow with its end."""
@@ -112,8 +116,8 @@ class MessageEvents:
                 return self._piece("thinking", text)
             case TextDelta(text):
                 return self._piece("text", text)
-            case ToolCallEmitted(call):
-                return self._call(call)
+            case ArgumentsDelta() | ToolCallEmitted():
+                return self._call(self._calls.add(progress))
             case TurnEnded(outcome):
                 return self._end(outcome)
 
@@ -131,10 +135,15 @@ class MessageEvents:
             self._open = kind
         return events + self._delta({"type": f"{kind}_delta", kind: text})
 
-    def _call(self, call: ToolCall) -> bytes:
-        events = self._stop_piece() + self._start(_to_block(call, {}))
-        events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        return events + self._stop()
+    def _call(self, piece: CallPiece) -> bytes:
+        events = b""
+        if piece.begins:
+            events = self._stop_piece() + self._start(_build_block(piece.id, piece.name, {}))
+            events += self._delta({"type": "input_json_delta", "partial_json": ""})
+        if piece.arguments:
+            delta = {"type": "input_json_delta", "partial_json": piece.arguments}
+            events += self._delta(delta)
+        return events if piece.whole is None else events + self._stop()
 
     def _end(self, outcome: TurnOutcome) -> bytes:
         usage = build_usage(outcome, self._found, self._marked)
@@ -175,8 +184,17 @@ def _end(outcome: TurnOutcome) -> Json:
     return {"stop_reason": reason, "stop_sequence": stop}
 
 
-def _to_block(call: ToolCall, input: Json) -> Json:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": input}
+def _build_block(id: str, name: str, input: Json) -> Json:
+    return {"type": "tool_use", "id": id, "name": name, "input": input}
+
+
+def _read_input(arguments: str) -> Json:
+    """Read the arguments of a call; those of one that was cut off as far as they go."""
+    try:
+        input = from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}
+    return input if isinstance(input, dict) else {}
 
 
 def _encode(type: str, **members: Any) -> bytes:

@@ -271,7 +271,13 @@ def _logprob_from_rest(values: Json) -> Json:
 def _create_to_rest(values: Json) -> Json:
     if values.pop("no_episodes", False):
         values["episodes"] = None
+    if values.get("budget") == 0:
+        values["budget"] = "auto"
     return values
+
+
+def _session_from_rest(values: Json) -> Json:
+    return {**values, "budget": 0 if values["budget"] == "auto" else values["budget"]}
 
 
 # Messages that are flatter than REST's objects, which are OpenAI's, or have a field for a word.
@@ -292,5 +298,6 @@ _FROM_REST: Mapping[str, Callable[[Json], Json]] = MappingProxyType(
         pb.Tool.DESCRIPTOR.full_name: _tool_from_rest,
         pb.EpisodeSettings.DESCRIPTOR.full_name: _episodes_from_rest,
         pb.TokenLogprob.DESCRIPTOR.full_name: _logprob_from_rest,
+        pb.Session.DESCRIPTOR.full_name: _session_from_rest,
     }
 )

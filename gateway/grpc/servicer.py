@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from gateway.grpc.convert import build_message, fill_message, parse_body
 from gateway.grpc.requests import (
@@ -33,6 +33,7 @@ from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from services.access.principals import Principal
 from services.service import SessionService
 from services.turn_stream import (
+    ArgumentsDelta,
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
@@ -190,6 +191,8 @@ def _to_event(progress: TurnProgress) -> pb.TurnEvent | None:
         case TextDelta(text, logprobs):
             piece = {"text": text, "logprobs": view_logprobs(logprobs)}
             return pb.TurnEvent(text=fill_message(pb.TextDelta(), piece))
+        case ArgumentsDelta():
+            return pb.TurnEvent(arguments=pb.ArgumentsDelta(**asdict(progress)))
         case ToolCallEmitted(call):
             view = ToolCallView.from_domain(call)
             return pb.TurnEvent(tool_call=build_message(pb.ToolCall, view))

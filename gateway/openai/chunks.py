@@ -10,11 +10,13 @@ from typing import Any
 from gateway.openai.errors import to_openai_error
 from gateway.openai.logprobs import build_logprobs
 from gateway.openai.usage import build_receipt, count_tokens
+from gateway.pieces import CallPiece, CallProgress
 from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
 from services.conversations.continuation import Continuation
 from services.turn_stream import (
+    ArgumentsDelta,
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
@@ -118,7 +120,7 @@ class CompletionChunks:
         self._head = head
         self._found = found
         self._include_usage = include_usage
-        self._calls = [0] * len(found)
+        self._calls = [CallProgress() for _ in found]
         self._outcomes: dict[int, TurnOutcome] = {}
 
     def begin(self) -> bytes:
@@ -143,22 +145,28 @@ class CompletionChunks:
             case ReasoningDelta(text):
                 return self._delta(choice, _to_reasoning(text))
             case TextDelta(text, logprobs):
+                if not text and not logprobs:
+                    return b""
                 return self._delta(choice, {"content": text}, logprobs=_to_logprobs(logprobs))
-            case ToolCallEmitted(call):
-                return self._call(choice, call)
+            case ArgumentsDelta() | ToolCallEmitted():
+                piece = self._calls[choice].add(progress)
+                return self._begin_call(choice, piece) + self._add_arguments(choice, piece)
             case TurnEnded(outcome):
                 return self._end(choice, outcome)
 
-    def _call(self, choice: int, call: ToolCall) -> bytes:
-        """Encode a call: a head with its id and name, then its arguments."""
-        index = self._calls[choice]
-        self._calls[choice] += 1
-        head = {"name": call.name, "arguments": ""}
-        first = {"index": index, "id": call.id, "type": "function", "function": head}
-        rest = {"index": index, "function": {"arguments": call.arguments}}
-        return self._delta(choice, {"tool_calls": [first]}) + self._delta(
-            choice, {"tool_calls": [rest]}
-        )
+    def _begin_call(self, choice: int, piece: CallPiece) -> bytes:
+        """Encode the head of a call with its id and name, before the first piece of it."""
+        if not piece.begins:
+            return b""
+        function = {"name": piece.name, "arguments": ""}
+        head = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+        return self._delta(choice, {"tool_calls": [head]})
+
+    def _add_arguments(self, choice: int, piece: CallPiece) -> bytes:
+        if not piece.arguments:
+            return b""
+        call = {"index": piece.index, "function": {"arguments": piece.arguments}}
+        return self._delta(choice, {"tool_calls": [call]})
 
     def _end(self, choice: int, outcome: TurnOutcome) -> bytes:
         """Encode the end of an answer, and after the last one's that of the stream."""

@@ -19,7 +19,8 @@ def add_model_routes(router: APIRouter, service: SessionService, settings: Gatew
 
     def describe(name: str) -> Json:
         """Describe the model in OpenAI's form, with the lengths as other servers and hosts name them."""
-        context, output = service.info.max_context, service.limits.max_output_tokens
+        context = service.info.max_context
+        output = service.limits.cut_length(context)
         return {
             "id": name,
             "object": "model",
@@ -29,14 +30,14 @@ def add_model_routes(router: APIRouter, service: SessionService, settings: Gatew
             "parent": None,
             "max_model_len": context,  # vLLM
             "context_length": context,  # OpenRouter, Together
-            "max_completion_tokens": min(context, output),
+            "max_completion_tokens": output,
             "meta": {"n_ctx": context, "n_ctx_train": context},  # llama.cpp
             "type": "model",  # from here on Anthropic
             "display_name": name,
             "created_at": datetime.fromtimestamp(started, UTC).isoformat(),
             "lifecycle": "active",
             "max_input_tokens": context,
-            "max_tokens": min(context, output),
+            "max_tokens": output,
         }
 
     def list_all() -> Json:

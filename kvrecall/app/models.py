@@ -87,7 +87,10 @@ def _find_smollm2() -> Path:
     for folder in _package_folders():
         if file := next(iter(sorted(Path(folder).rglob("*.gguf"))), None):
             return file
-    raise ModelRefused(f"the model {SMOLLM2} is not installed; run: {SMOLLM2_INSTALL}")
+    raise ModelRefused(
+        f"the model {SMOLLM2}, which is served where none is named, is not installed; run: "
+        f"{SMOLLM2_INSTALL}; or name another with --model: a hub name, a folder, a GGUF file"
+    )
 
 
 def _package_folders() -> list[str]:

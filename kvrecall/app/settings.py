@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.grpc.settings import GrpcSettings
 from gateway.settings import GatewaySettings
-from kvrecall.app.models import REFERENCE, is_reference
+from kvrecall.app.models import SMOLLM2, is_reference
 from kvrecall.domain.limits import ServiceLimits
 from kvstore.settings import StoreSettings
 from services.access.settings import AccessSettings
@@ -40,8 +40,8 @@ class Settings(BaseSettings):
     )
 
     model: str = Field(
-        default=REFERENCE,
-        description="A causal LM: hub name, folder, GGUF file, `smollm2` or `reference`.",
+        default=SMOLLM2,
+        description="A causal LM: hub name, folder, GGUF file, `smollm2` or `reference`, a test instrument.",
     )
     dtype: Dtype | None = Field(
         default=None,

@@ -20,7 +20,7 @@ from kvrecall.app.models import (
     is_smollm2_installed,
 )
 from kvrecall.app.settings import DEFAULTS
-from kvrecall.cli.options import Budget, Method
+from kvrecall.cli.options import MEASURED_BUDGET, Budget, Method
 from kvrecall.cli.replay import FULL_ROWS, replay_file, show
 from kvrecall.client import KvrecallClient
 from kvrecall.demo.configs import DemoConfig, compared_configs
@@ -88,11 +88,11 @@ def demo_command(
     conversations: Annotated[
         int, typer.Option(min=1, help="Number of generated conversations of each model.")
     ] = 1,
-    budget: Budget = DEFAULTS.default_budget,
+    budget: Budget = MEASURED_BUDGET,
     repair_rows: Annotated[
         int, typer.Option(min=1, help="Rows of the budget reserved for repair (promoted rows).")
     ] = DEFAULTS.default_repair_rows,
-    method: Method = DEFAULTS.default_method,
+    method: Method = "snapkv",
     pause: Annotated[
         float, typer.Option(min=0, help="Duration of a tool call, in seconds.")
     ] = 0.25,

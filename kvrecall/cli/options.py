@@ -65,7 +65,8 @@ MaxBudget = Annotated[
     int | None,
     setting(
         "worker__max_budget",
-        "Largest budget that a session may ask for, in rows.",
+        "Most rows that a session keeps active, per KV head: all of its rows up to so many, an "
+        "eighth of a longer session's.",
         "--budget",
         min=1,
     ),
@@ -109,6 +110,8 @@ ServedModel = Annotated[
     typer.Option("--model", help="Model of the server that is started, as for `kvrecall serve`."),
 ]
 Budget = Annotated[int, typer.Option(min=1, help="Budget of the session, in active rows.")]
+# Budget of sessions that commands measure, small enough that a short conversation exceeds it.
+MEASURED_BUDGET = 256
 RepairRows = Annotated[
     int, typer.Option(min=0, help="Rows of the budget reserved for repair (promoted rows).")
 ]

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from kvrecall.app.errors import BadCalibrationText, CannotServe
 from kvrecall.app.models import resolve_model
-from kvrecall.app.settings import DEFAULTS, Settings
-from kvrecall.cli.options import Data, Dtype, Model, Quantize, build_settings
+from kvrecall.app.settings import Settings
+from kvrecall.cli.options import MEASURED_BUDGET, Data, Dtype, Model, Quantize, build_settings
 
 if TYPE_CHECKING:
     from workers.model.layer_sensitivity import Profile
@@ -29,7 +29,7 @@ def profile_layers_command(
     ] = 2048,
     budget: Annotated[
         int, typer.Option(min=1, help="Budget whose split over the layers is shown, in mean rows.")
-    ] = DEFAULTS.default_budget,
+    ] = MEASURED_BUDGET,
     dtype: Dtype = None,
     quantize: Quantize = None,
 ) -> None:

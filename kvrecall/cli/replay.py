@@ -18,7 +18,7 @@ from rich.progress import (
 
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.settings import DEFAULTS
-from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
+from kvrecall.cli.options import MEASURED_BUDGET, Budget, Method, RepairRows, ServedModel, Url
 from kvrecall.client import KvrecallClient
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.replay.formats import read_recordings
@@ -43,7 +43,7 @@ def replay_command(
     ],
     url: Url = None,
     model: ServedModel = None,
-    budget: Budget = DEFAULTS.default_budget,
+    budget: Budget = MEASURED_BUDGET,
     method: Method = DEFAULTS.default_method,
     repair_rows: RepairRows = DEFAULTS.default_repair_rows,
     repair_on: Annotated[

@@ -5,6 +5,7 @@ from kvrecall.client._inspectors import AsyncInspector, AsyncWatchStream, Inspec
 from kvrecall.client._streams import AsyncTurnStream, TurnStream
 from kvrecall.client._sync import KvrecallClient, SessionHandle
 from kvrecall.client.events import (
+    ArgumentsDelta,
     ReasoningDelta,
     TextDelta,
     ToolCallEvent,
@@ -89,6 +90,7 @@ __all__ = [
     "Activity",
     "ActivityStep",
     "Alternative",
+    "ArgumentsDelta",
     "AsyncInspector",
     "AsyncKvrecallClient",
     "AsyncSessionHandle",

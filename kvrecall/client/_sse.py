@@ -6,6 +6,7 @@ from typing import Any
 
 from kvrecall.client._parsing import parse
 from kvrecall.client.events import (
+    ArgumentsDelta,
     ReasoningDelta,
     TextDelta,
     ToolCallEvent,
@@ -81,6 +82,8 @@ def _to_event(event: str, data: Mapping[str, Any]) -> TurnEvent | None:
             return TextDelta(str(data.get("text", "")), logprobs)
         case "reasoning":
             return ReasoningDelta(str(data.get("text", "")))
+        case "arguments_delta":
+            return parse(ArgumentsDelta, data)
         case "tool_call":
             return ToolCallEvent(parse(ToolCall, data))
         case "done":

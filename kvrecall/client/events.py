@@ -23,6 +23,19 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True)
+class ArgumentsDelta:
+    """Piece of a tool call's arguments while they are generated; its ToolCallEvent follows.
+
+    `index`: the call's number in the reply, from 0; the first piece of a call begins it.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class ToolCallEvent:
     """Tool call of the reply. It can be answered once the turn is completed."""
 
@@ -36,7 +49,7 @@ class TurnCompleted:
     turn: Turn
 
 
-TurnEvent = ReasoningDelta | TextDelta | ToolCallEvent | TurnCompleted
+TurnEvent = ReasoningDelta | TextDelta | ArgumentsDelta | ToolCallEvent | TurnCompleted
 
 
 @dataclass(frozen=True)

@@ -280,11 +280,15 @@ class TurnPrefill:
 
 @dataclass(frozen=True)
 class TurnRetrieval:
-    """What the steps of a turn retrieved, over all steps, layers and KV heads."""
+    """What the steps of a turn retrieved, over all steps, layers and KV heads.
+
+    `refused`: the worker had no memory to retrieve from, and the answer saw its active rows alone.
+    """
 
     steps: int
     rows: int
     seconds: float
+    refused: bool = False
 
 
 @dataclass(frozen=True)

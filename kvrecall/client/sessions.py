@@ -32,8 +32,8 @@ class SessionOptions(TypedDict, total=False):
 
     # Expected model; rejected unless the service serves it.
     model: str | None
-    # Active rows per KV head, mean over layers, and the rows of it reserved for repair.
-    budget: int | None
+    # Active rows per KV head, mean over layers, or "auto"; and the rows of it reserved for repair.
+    budget: int | Literal["auto"] | None
     repair_rows: int | None
     # Signals that trigger a repair: tool_call, tool_delta, tool_result, last_output, turn.
     repair_on: Sequence[str]
@@ -112,7 +112,7 @@ class Session:
     state: str
     model: str
     worker: str
-    budget: int
+    budget: int | Literal["auto"]
     repair_rows: int
     repair_on: tuple[str, ...]
     repair_scan: str | None

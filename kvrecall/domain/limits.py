@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvrecall.domain.messages import Sampling
-from kvrecall.domain.sampling_defaults import SamplingDefaults
+from kvrecall.domain.worker_info import WorkerInfo
 
 
 class ServiceLimits(BaseModel):
@@ -14,8 +14,11 @@ class ServiceLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    default_budget: int = Field(
-        default=256, ge=1, description="Active rows per KV head of a session that names no budget."
+    default_budget: int | None = Field(
+        default=None,
+        ge=1,
+        description="Active rows per KV head of a session that names no budget. Unset: all of its rows "
+        "while they fit a slot, then an eighth of them, at least 1,024 and no more than a slot holds.",
     )
     default_repair_rows: int = Field(
         default=64,
@@ -31,12 +34,17 @@ class ServiceLimits(BaseModel):
         "session, the more of its passages resemble a question.",
     )
     default_method: str = Field(
-        default="snapkv", description="Eviction method of a session that names none."
+        default="icecache", description="Eviction method of a session that names none."
     )
-    default_max_tokens: int = Field(
-        default=256, ge=1, description="Tokens that a turn may generate when it sets no max_tokens."
+    default_max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens that a turn may generate when it sets no max_tokens. Unset: up to the end "
+        "of the context.",
     )
-    max_output_tokens: int = Field(default=4096, ge=1, description="Largest max_tokens of a turn.")
+    max_output_tokens: int | None = Field(
+        default=None, ge=1, description="Largest max_tokens of a turn. Unset: the context."
+    )
     default_temperature: float | None = Field(
         default=None,
         ge=0,
@@ -230,13 +238,19 @@ class ServiceLimits(BaseModel):
 
     @model_validator(mode="after")
     def _defaults_are_allowed(self) -> Self:
-        if self.default_max_tokens > self.max_output_tokens:
+        if self.cut_length(self.default_max_tokens or 1) < (self.default_max_tokens or 1):
             raise ValueError(
                 f"default_max_tokens is over max_output_tokens, {self.max_output_tokens}"
             )
         return self
 
-    def build_sampling(self, model: SamplingDefaults) -> Sampling:
+    def cut_length(self, tokens: int) -> int:
+        """Cut a number of tokens to what an answer may have."""
+        return tokens if self.max_output_tokens is None else min(tokens, self.max_output_tokens)
+
+    def build_sampling(self, info: WorkerInfo) -> Sampling:
         """Return the sampling of a turn that names nothing: the operator's values, else the model's."""
-        named = {name: getattr(self, f"default_{name}") for name in asdict(model)}
-        return Sampling(self.default_max_tokens, **asdict(model)).with_named(**named)
+        model = asdict(info.sampling)
+        length = self.default_max_tokens or self.cut_length(info.max_context)
+        named = {name: getattr(self, f"default_{name}") for name in model}
+        return Sampling(length, **model).with_named(**named)

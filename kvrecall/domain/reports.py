@@ -133,11 +133,13 @@ class RetrievalReport:
     """What the steps of a turn retrieved from rows that were not active.
 
     `rows` are counted over all steps, layers and KV heads; `seconds` are of search and reading.
+    `refused`: the worker had no memory to retrieve from, and the answer saw its active rows alone.
     """
 
     steps: int
     rows: int
     seconds: float
+    refused: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kvrecall.domain.automatic_budget import choose_budget
 from kvrecall.domain.errors import (
     BudgetOutOfRange,
     EpisodesUnsupported,
@@ -31,10 +32,11 @@ from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 class CreateSession(WorkerOptions):
     """A session as the client asks for it; what is None is chosen by the service.
 
-    By default a session has episodes where its method looks at them; None is none.
+    `budget`: rows, or "auto" for one that follows from what the session holds, whatever the service's
+    default is. By default a session has episodes where its method looks at them; None is none.
     """
 
-    budget: int | None = None
+    budget: int | Literal["auto"] | None = None
     repair_rows: int | None = None
     repair_on: frozenset[RepairTrigger] | None = None
     method: str | None = None
@@ -66,11 +68,10 @@ def resolve_settings(
             "model", f"model {request.model!r} is not served here; {info.model!r} is"
         )
     method = _method(request.method or settings.default_method, info)
-    budget = settings.default_budget if request.budget is None else request.budget
-    _check_budget(budget, info)
+    budget = _choose_budget(request, info, settings)
     return SessionSettings(
         budget=budget,
-        repair_rows=_repair_rows(request.repair_rows, budget, info, settings),
+        repair_rows=_repair_rows(request, method, budget, info, settings),
         method=method.name,
         repair_on=_repair_on(request, method),
         method_settings=request.method_settings,
@@ -113,11 +114,18 @@ def _repair_on(request: CreateSession, method: MethodInfo) -> frozenset[RepairTr
     """
     if request.repair_on is not None:
         return request.repair_on
-    retrieves = method.retrieves if request.retrieves is None else request.retrieves
-    return PAUSE_TRIGGERS if retrieves else PAUSE_TRIGGERS | {RepairTrigger.TURN}
+    return PAUSE_TRIGGERS if _retrieves(request, method) else PAUSE_TRIGGERS | {RepairTrigger.TURN}
 
 
-def _check_budget(budget: int, info: WorkerInfo) -> None:
+def _retrieves(request: CreateSession, method: MethodInfo) -> bool:
+    return method.retrieves if request.retrieves is None else request.retrieves
+
+
+def _choose_budget(request: CreateSession, info: WorkerInfo, settings: ServiceLimits) -> int | None:
+    """Return the rows of the budget; None: chosen by the worker. Raises BudgetOutOfRange."""
+    budget = settings.default_budget if request.budget is None else request.budget
+    if budget is None or budget == "auto":
+        return None
     least = info.min_budget
     most = info.max_budget
     if budget < least:
@@ -127,11 +135,27 @@ def _check_budget(budget: int, info: WorkerInfo) -> None:
         raise BudgetOutOfRange(
             "budget", f"a budget of {budget} rows is over what a slot holds, {most}", most
         )
+    return budget
 
 
-def _repair_rows(asked: int | None, budget: int, info: WorkerInfo, settings: ServiceLimits) -> int:
+def _repair_rows(
+    request: CreateSession,
+    method: MethodInfo,
+    budget: int | None,
+    info: WorkerInfo,
+    settings: ServiceLimits,
+) -> int:
+    """Return the rows that are kept free for repair. Raises BudgetOutOfRange.
+
+    By default none where answers retrieve: they find what a repair would promote
+    (docs/retrieval.md, "An agent's session").
+    """
+    asked = request.repair_rows
+    budget = choose_budget(0, info.max_budget) if budget is None else budget
     spare = budget - info.min_budget
     if asked is None:
+        if _retrieves(request, method):
+            return 0
         least = settings.default_repair_rows
         return min(max(least, int(budget * settings.default_repair_share)) if least else 0, spare)
     if asked > spare:

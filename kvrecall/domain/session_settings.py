@@ -142,6 +142,7 @@ class SessionSettings(WorkerOptions):
 
     `method_settings`, `repair_settings` and each tool are JSON objects.
 
+    - `budget`: rows per KV head; None: chosen by the worker, by the rows that the session has.
     - `episodes`: None disables them.
     - `layer_budgets`, `repair_scan`: None takes the method's and the worker's default.
     - `tenant`: the owner; rows are shared and counted within a tenant.
@@ -153,7 +154,7 @@ class SessionSettings(WorkerOptions):
     - `branch`: its first turn is one of several answers to one request.
     """
 
-    budget: int
+    budget: int | None
     repair_rows: int
     method: str
     repair_on: frozenset[RepairTrigger] = PAUSE_TRIGGERS

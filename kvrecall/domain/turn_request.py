@@ -92,9 +92,10 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -
         message = f"another turn has followed turn {request.follows} of session {session.id!r}"
         raise SessionBusy(message, session=session.id)
     check_messages(request.messages, settings)
-    sampling = request.sampling or Sampling(settings.default_max_tokens)
-    if not 1 <= sampling.max_tokens <= settings.max_output_tokens:
-        limit = settings.max_output_tokens
+    length = settings.default_max_tokens or settings.cut_length(Sampling.max_tokens)
+    sampling = request.sampling or Sampling(length)
+    limit = settings.cut_length(sampling.max_tokens)
+    if not 1 <= sampling.max_tokens <= limit:
         raise LimitExceeded("max_tokens", f"max_tokens must be between 1 and {limit}", limit)
     answers = _leading_results(request.messages)
     calls, inline_results = _answered(session.calls, answers)

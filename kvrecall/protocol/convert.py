@@ -209,7 +209,7 @@ def session_spec_to_wire(
     return pb.SessionSpec(
         session=session.id,
         epoch=epoch,
-        budget=settings.budget,
+        budget=settings.budget or 0,
         repair_rows=settings.repair_rows,
         method=settings.method,
         method_settings=settings.method_settings,
@@ -286,7 +286,7 @@ def retrieval_from_wire(done: pb.TurnDone) -> RetrievalReport | None:
     if not done.HasField("retrieval"):
         return None
     report = done.retrieval
-    return RetrievalReport(report.steps, report.rows, report.seconds)
+    return RetrievalReport(report.steps, report.rows, report.seconds, report.refused)
 
 
 def memory_from_wire(report: pb.MemoryReport) -> MemoryReport:

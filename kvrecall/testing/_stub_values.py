@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -31,6 +31,12 @@ def worker_info() -> pb.WorkerInfo:
         max_context=4096,
         call_format="hermes",
         methods=[
+            pb.MethodInfo(
+                name="icecache",
+                summary="rows found for every token",
+                settings_schema="{}",
+                retrieves=True,
+            ),
             pb.MethodInfo(
                 name="snapkv", summary="the last window's attention", settings_schema="{}"
             ),
@@ -251,6 +257,13 @@ def answer_message(generate: bool, answer: str | list[pb.ToolCall]) -> pb.Messag
     if isinstance(answer, str):
         return pb.Message(role="assistant", content=answer)
     return pb.Message(role="assistant", tool_calls=answer)
+
+
+def split_arguments(index: int, call: pb.ToolCall) -> Iterator[pb.ArgumentsDelta]:
+    """Yield the arguments of an answer's call in pieces of five characters."""
+    for start in range(0, len(call.arguments), 5):
+        piece = call.arguments[start : start + 5]
+        yield pb.ArgumentsDelta(index=index, id=call.id, name=call.name, arguments=piece)
 
 
 def cut_at_stop(text: str, stops: Iterable[str]) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from kvrecall.testing._stub_values import (
     memory_report,
     pause_repair_report,
     shared_pages,
+    split_arguments,
     switch_report,
     token_of_word,
     turn_reports,
@@ -41,14 +42,17 @@ Policy = Callable[[Sequence[pb.Message], Sequence[str]], str | list[pb.ToolCall]
 class StubWorker:
     """Generates the next of `script` (texts, or tool calls) in each turn, one word per token.
 
+    The arguments of calls come in pieces of some characters.
+
     With a `policy` the answer is its value for all messages of the session and its tools instead.
 
     Its rows are words. A session's selection is a hash over everything that ever changed it: equal
     selections mean the same turns and repairs in the same order, and a missed rollback shows. Texts
     with the same words get similar vectors; it builds episodes of any rows.
 
-    - `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for
-      `gates["repair"]`, likewise embed and build. A repair that is stopped early waits no longer and
+    - `gates` hold calls back: a turn waits for `gates["token"]` before each word and for
+      `gates["call"]` before each piece of arguments, a repair for `gates["repair"]`, likewise embed
+      and build. A repair that is stopped early waits no longer and
       has scored half of its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
     - `stored`: sessions of an earlier process; `retained`: deleted ones with pages that others share.
@@ -61,7 +65,7 @@ class StubWorker:
         self.script: list[str | list[pb.ToolCall]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {
-            name: asyncio.Event() for name in ("token", "repair", "embed", "build")
+            name: asyncio.Event() for name in ("token", "call", "repair", "embed", "build")
         }
         self.faults: dict[str, Exception] = {}
         self.sessions: dict[str, pb.SessionState] = {}
@@ -208,7 +212,11 @@ class StubWorker:
                 self._fault("token")
                 self._change(state, "token", [word])
                 yield pb.TurnEvent(token=pb.TokenChunk(ids=[token_of_word(word)], text=word + " "))
-            for call in message.tool_calls if message else []:
+            for index, call in enumerate(message.tool_calls if message else []):
+                for piece in split_arguments(index, call):
+                    await self._gate("call")
+                    self._fault("call")
+                    yield pb.TurnEvent(arguments=piece)
                 yield pb.TurnEvent(tool_call=call)
             self._fault("done")
             done = self._done(request, state, prompt, message, spoken)
@@ -403,4 +411,5 @@ class StubWorker:
         return done
 
     def _memory(self, session: str) -> pb.MemoryReport:
-        return memory_report(self._state(session), self.specs[session].budget)
+        state, spec = self._state(session), self.specs[session]
+        return memory_report(state, spec.budget or worker_info().max_budget)

@@ -56,9 +56,27 @@ class RowArena:
                 into[:, self.length : stop] = rows
         self.length = stop
 
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put rows `[n_kv_heads, m, head_dim]` of one layer behind the arena's, for one use.
+
+        They are not the arena's: the next `append` writes over them. There must be room for them
+        (`reserve`). Returns views of keys and values `[n_kv_heads, length + m, head_dim]`.
+        """
+        stop = self.length + keys.shape[1]
+        rows = self._layers[layer]
+        assert stop <= rows.shape[2], "room was reserved for the rows"
+        for into, own in zip(rows, (keys, values), strict=True):
+            into[:, self.length : stop] = own
+        return rows[0, :, :stop], rows[1, :, :stop]
+
     def truncate(self, length: int) -> None:
         """Drop the rows from position `length` on; nothing happens if there are none."""
         self.length = min(self.length, length)
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Views of a layer's keys and values, as `keys`."""
+        keys, values = self._layers[layer][:, :, : self.length]
+        return keys, values
 
     def keys(self, layer: int) -> Tensor:
         """A view of a layer's keys, `[n_kv_heads, length, head_dim]`, until the next `append`."""

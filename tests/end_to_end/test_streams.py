@@ -2,19 +2,23 @@
 
 from itertools import islice
 
-from kvrecall.client import TextDelta, ToolCallEvent, TurnCompleted
+from kvrecall.client import ArgumentsDelta, TextDelta, ToolCallEvent, TurnCompleted
 
 
 def test_events_arrive_in_order_and_add_up(client, new_session, say) -> None:
     session = new_session()
     messages = [say.user(say.chatter(6, 12))]
     events = list(client.stream(session, messages, max_tokens=24))
-    kinds = [type(event) for event in events]
-    tokens = kinds.count(TextDelta)
-    calls = kinds.count(ToolCallEvent)
-    assert kinds == [TextDelta] * tokens + [ToolCallEvent] * calls + [TurnCompleted]
+    texts = [event.text for event in events if isinstance(event, TextDelta)]
+    calls = [event.call for event in events if isinstance(event, ToolCallEvent)]
+    assert [type(event) for event in events].count(TurnCompleted) == 1
     turn = events[-1].turn
-    assert "".join(event.text for event in events[:tokens]).strip() == turn.text.strip()
+    tokens = len(texts)
+    assert "".join(texts).strip() == turn.text.strip()
+    assert calls == list(turn.tool_calls)
+    for number, call in enumerate(calls):
+        pieces = [e for e in events if isinstance(e, ArgumentsDelta) and e.index == number]
+        assert "".join(piece.arguments for piece in pieces) == call.function.arguments
     assert tokens <= turn.usage.output_tokens == 24
     assert turn.turn == client.get_session(session).turns == 1
 

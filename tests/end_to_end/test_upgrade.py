@@ -52,10 +52,11 @@ def start(command: Any, tmp_path: Path, model: str) -> Iterator[Callable[..., st
     def run(name: str, *arguments: str | Path, **environment: str) -> str:
         log = tmp_path / f"{name}-{len(processes)}.log"
         # The pauses of the old state are old: they are not to be given up.
-        # Its answers, which named no temperature, were greedy.
+        # Its answers, which named neither, were greedy and of 256 tokens at most.
         patient = {
             "KVRECALL_SERVICE__PAUSE_SECONDS": "1e11",
             "KVRECALL_SERVICE__DEFAULT_TEMPERATURE": "0",
+            "KVRECALL_SERVICE__DEFAULT_MAX_TOKENS": "256",
             "KVRECALL_MODEL": model,
         }
         processes.append(command(name, list(map(str, arguments)), log, patient | environment))

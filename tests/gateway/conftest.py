@@ -48,7 +48,7 @@ class Api:
 
     async def session(self, **body: object) -> str:
         """Create a session, repaired in pauses alone, and return its id."""
-        default = {"budget": 64, "seed": 1, "repair_on": sorted(PAUSE_TRIGGERS)}
+        default = {"budget": 64, "method": "snapkv", "seed": 1, "repair_on": sorted(PAUSE_TRIGGERS)}
         answer = await self.http.post("/v1/sessions", json=default | body)
         assert answer.status_code == 201, answer.text
         session: str = answer.json()["id"]

@@ -1,6 +1,7 @@
 """Application: liveness, readiness and request ids."""
 
 import asyncio
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -20,6 +21,15 @@ async def test_health_and_readiness(api: Any) -> None:
     assert (unready.status_code, unready.json()["code"]) == (503, "shutting_down")
     assert (await api.http.get("/healthz")).status_code == 200
     assert (await api.http.post("/v1/sessions", json={})).status_code == 503
+
+
+async def test_clients_at_the_root_are_told_where_to_begin(api: Any) -> None:
+    for accepted in ("*/*", "text/html"):
+        found = (await api.http.get("/", headers={"Accept": accepted})).json()
+        assert (found["name"], found["version"]) == ("kvrecall", version("kvrecall"))
+        assert found["links"].keys() == {"docs", "openapi", "models"}
+    for path in found["links"].values():
+        assert (await api.http.get(path)).status_code == 200, path
 
 
 async def test_a_service_whose_catalog_fails_is_not_ready(

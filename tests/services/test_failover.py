@@ -4,7 +4,7 @@ A turn goes on in another one, a session moves, and lost pages are computed agai
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -102,6 +102,33 @@ async def test_what_was_told_is_not_told_again(harness, heard: list) -> None:
     assert told[:2] == [TextDelta("two "), TextDelta("three ")]
     assert told[2].outcome.output_tokens == 3
     assert len(told) == 3
+
+
+async def test_a_call_goes_on_in_another_worker_where_it_broke_off(
+    harness, heard: list, call: Callable
+) -> None:
+    session = await harness.session()
+    made = call("c", "Bern")
+    harness.worker.script = [[made]] * 2
+    run = harness.worker.turn
+
+    async def break_off(request: pb.TurnRequest) -> AsyncIterator[pb.TurnEvent]:
+        """Run the turn up to its second piece of arguments, once."""
+        harness.worker.turn = run
+        pieces = 0
+        async for event in run(request):
+            yield event
+            pieces += event.HasField("arguments")
+            if pieces == 2:
+                raise WorkerLost("gone")
+
+    harness.worker.turn = break_off
+    stream = harness.service.turn(session, TurnRequest((HELLO,)))
+    _, *told, emitted, _ = [progress async for progress in stream]
+    assert [retried.worker for retried in of_kind(heard, TurnRetried)] == ["one"]
+    assert len(told) > 2
+    assert "".join(piece.arguments for piece in told) == made.arguments
+    assert emitted.call.arguments == made.arguments
 
 
 async def test_a_worker_that_answers_otherwise_fails_the_turn_and_changes_nothing(

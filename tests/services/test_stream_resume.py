@@ -10,7 +10,13 @@ from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.stream_resume import StreamResumer
-from services.turn_stream import ReasoningDelta, TextDelta, ToolCallEmitted, TurnProgress
+from services.turn_stream import (
+    ArgumentsDelta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallEmitted,
+    TurnProgress,
+)
 
 CALL = ToolCall("call_1_0", "weather", '{"city": "Bern"}')
 
@@ -90,6 +96,74 @@ def test_calls_are_published_once_and_must_be_the_same() -> None:
     resumer.begin()
     with pytest.raises(WorkerLost):
         resumer.call(ToolCall("call_1_0", "weather", '{"city": "Rome"}'))
+
+
+def delta(arguments: str, index: int = 0, name: str = "f") -> pb.ArgumentsDelta:
+    return pb.ArgumentsDelta(index=index, id=f"c{index}", name=name, arguments=arguments)
+
+
+@given(
+    st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=3),
+    st.integers(0, 20),
+    st.data(),
+)
+def test_arguments_go_on_where_they_broke_off(
+    calls: list[str], sent: int, data: st.DataObject
+) -> None:
+    published: list[TurnProgress] = []
+    resumer = StreamResumer(published.append)
+
+    def run(limit: int) -> None:
+        """Generate all calls in random pieces; break off after `limit` characters."""
+        resumer.begin()
+        for index, arguments in enumerate(calls):
+            rest = arguments
+            while rest and limit > 0:
+                size = data.draw(st.integers(1, len(rest)))
+                resumer.arguments(delta(rest[:size], index))
+                rest, limit = rest[size:], limit - size
+            if limit <= 0:
+                return
+            resumer.call(ToolCall(f"c{index}", "f", arguments))
+        resumer.end()
+
+    run(sent)
+    run(1000)
+    pieces = [item for item in published if isinstance(item, ArgumentsDelta)]
+    whole = [item.call.arguments for item in published if isinstance(item, ToolCallEmitted)]
+    assert whole == calls
+    assert all(piece.arguments for piece in pieces)
+    for index, arguments in enumerate(calls):
+        assert "".join(p.arguments for p in pieces if p.index == index) == arguments
+
+
+def say(resumer: StreamResumer, piece: pb.ArgumentsDelta) -> None:
+    """Answer with one piece of arguments and nothing else."""
+    resumer.arguments(piece)
+    resumer.end()
+
+
+@pytest.mark.parametrize("again", [delta('{"b'), delta('{"a', name="g"), delta("{")])
+def test_arguments_that_diverge_end_the_stream(again: pb.ArgumentsDelta) -> None:
+    resumer = StreamResumer(lambda _: None)
+    resumer.begin()
+    resumer.arguments(delta('{"a'))
+    resumer.begin()
+    with pytest.raises(WorkerLost):
+        say(resumer, again)
+    assert resumer.diverged
+
+
+def test_a_call_that_was_sent_whole_is_not_begun_again_by_a_worker_that_sends_pieces() -> None:
+    published: list[TurnProgress] = []
+    resumer = StreamResumer(published.append)
+    resumer.begin()
+    resumer.call(CALL)
+    resumer.begin()
+    resumer.arguments(pb.ArgumentsDelta(id=CALL.id, name=CALL.name, arguments=CALL.arguments))
+    resumer.call(CALL)
+    resumer.end()
+    assert published == [ToolCallEmitted(CALL)]
 
 
 def test_calls_that_are_missing_from_the_retry_diverge() -> None:

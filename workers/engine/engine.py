@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine import memory_report, recording
 from workers.engine.eviction import evict, over_budget
+from workers.engine.host_memory import measure_host_memory
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
@@ -26,6 +28,9 @@ from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
+
+# One part of the host's memory in so many is for copies of rows, unless the settings say otherwise.
+_RETRIEVAL_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,11 @@ class Engine:
         rows = [slot_rows] * shape.n_layers
         self.cache = ActiveCache(shape, settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
+        self.retrieval_bytes = (
+            measure_host_memory() // _RETRIEVAL_SHARE
+            if settings.retrieval_bytes is None
+            else settings.retrieval_bytes
+        )
         self.lost_pages = 0
         self.rebuilt_pages = 0
         self.prefilled_tokens = 0
@@ -109,6 +119,7 @@ class Engine:
     def restore(self, session: WorkerSession, state: pb.SessionState) -> None:
         """Restore an empty session to `state`, whose rows are in the store."""
         restore_state(session, state)
+        self.fit_budget(session)
         session.stored = True
         session.dirty = False
 
@@ -122,10 +133,15 @@ class Engine:
             raise StaleEpoch(
                 f"session {spec.session}: epoch {spec.epoch} came after {known.config.epoch}"
             )
-        config = build_config(
-            spec, self.model, self.settings, self.layer_sensitivity, state.layer_rows
+        configure = partial(
+            build_config,
+            spec,
+            self.model,
+            self.settings,
+            self.layer_sensitivity,
+            tuple(state.layer_rows),
         )
-        session = WorkerSession.create(config)
+        session = WorkerSession.create(configure(state.length), configure)
         selection = selection_from_state(state)
         active = selection.rows_per_head() if selection else [0] * self.model.shape.n_layers
         for layer, (rows, bound) in enumerate(zip(active, self.bound(session), strict=True)):
@@ -222,8 +238,18 @@ class Engine:
         config = session.config
         if not config.method.evicts:
             return [self.settings.max_budget + block] * self.model.shape.n_layers
+        if config.automatic:
+            return [self.settings.max_budget + block + prompt] * self.model.shape.n_layers
         more = config.reserve + config.retrieved + block + prompt
         return [rows + more for rows in config.layer_rows]
+
+    def fit_budget(self, session: WorkerSession, length: int | None = None) -> None:
+        """Choose an automatic budget for `length` rows, by default those that the session has.
+
+        A function of the length alone, so that a session that is opened again has the same.
+        """
+        if session.config.automatic and session.configure is not None:
+            session.config = session.configure(session.length if length is None else length)
 
     # Slots
 
@@ -328,6 +354,7 @@ class Engine:
 
         `turn_over`: the turn's own rows are no longer protected.
         """
+        self.fit_budget(resident.session)
         if over_budget(self.cache, resident):
             session = resident.session
             observed = self.observe_patched(resident, session.episode.patched_prompt)

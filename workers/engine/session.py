@@ -35,7 +35,8 @@ _SESSION_BYTES = 4096
 class SessionConfig:
     """Settings that are fixed when a session is opened.
 
-    `budget` and `repair_rows` are rows per KV head, averaged over the layers. `layer_rows` are the
+    `budget` and `repair_rows` are rows per KV head, averaged over the layers. An `automatic` budget
+    is that of the session's present length (`Engine.fit_budget`). `layer_rows` are the
     rows per head that an eviction keeps in each layer, and `split` is how the budget was split into
     them. `retrieved` are the rows per head of the budget that a step retrieves, in every layer.
     `tools` are OpenAI tool objects.
@@ -47,6 +48,7 @@ class SessionConfig:
     repair_rows: int
     method: Method
     layer_rows: tuple[int, ...]
+    automatic: bool = False
     split: LayerBudgets = "uniform"
     seed: int = 0
     tools: tuple[Any, ...] = ()
@@ -115,6 +117,7 @@ class WorkerSession:
     - `retriever`: finds those of them that its steps retrieve; None before the first such step, and
       without `indexed_rows`.
     - `retrieval_refused`: there was no memory for that; the turn goes on without.
+    - `configure`: builds the configuration for a length in rows.
     - `neutral_attention`: of the neutral signal of the turn's re-selections to the tokens before it,
       float32 `[tokens]`, on the CPU; None before the first of them.
     """
@@ -146,12 +149,15 @@ class WorkerSession:
     indexed_rows: IndexedRows | None = None
     retriever: Retriever | None = None
     retrieval_refused: bool = False
+    configure: Callable[[int], SessionConfig] | None = None
     neutral_attention: Tensor | None = None
 
     @classmethod
-    def create(cls, config: SessionConfig) -> "WorkerSession":
+    def create(
+        cls, config: SessionConfig, configure: Callable[[int], SessionConfig] | None = None
+    ) -> "WorkerSession":
         """Build a session without a token."""
-        return cls(config, RecentQueries(config.kept_queries))
+        return cls(config, RecentQueries(config.kept_queries), configure=configure)
 
     @property
     def name(self) -> str:

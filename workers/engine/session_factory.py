@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from kvrecall.domain.automatic_budget import choose_budget
 from kvrecall.domain.session_settings import LayerBudgets, Reselection
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -17,6 +18,9 @@ from workers.prefill.settings import Prefill
 from workers.primitives import budgets
 from workers.retrieval.settings import Retrieval
 
+# A specification's budget that is chosen by the rows that the session has.
+AUTOMATIC = 0
+
 
 def build_config(
     spec: pb.SessionSpec,
@@ -24,12 +28,14 @@ def build_config(
     settings: WorkerSettings,
     layer_sensitivity: tuple[float, ...] | None,
     committed_rows: Sequence[int] = (),
+    length: int = 0,
 ) -> SessionConfig:
-    """Build the configuration of a session. Raises BadSettings and UnknownMethod.
+    """Build the configuration of a session of `length` rows. Raises BadSettings and UnknownMethod.
 
     `layer_sensitivity`: EpiCache's s_l of this model, if it was measured. `committed_rows`: the
     split by sensitivity that the session's state was committed with, which it keeps, whatever is
-    measured later or elsewhere.
+    measured later or elsewhere. An automatic budget depends on `length`: the session gets another
+    configuration when it grows.
     """
     method = methods.build(spec.method, spec.method_settings)
     options = worker_options_from_wire(spec)
@@ -41,19 +47,25 @@ def build_config(
         )
     _require_eviction(method, options.reselect or method.reselection)
     retrieval = _build_retrieval(options.retrieve, method)
+    reserve = 0 if repair.swap else spec.repair_rows
+    automatic = spec.budget == AUTOMATIC and split == "uniform"
+    fits = automatic and length <= settings.max_budget - reserve
+    budget = spec.budget or settings.max_budget
+    if automatic and not fits:
+        budget = choose_budget(length, settings.max_budget)
     retrieved = 0
-    if retrieval is not None:
-        reserve = 0 if repair.swap else spec.repair_rows
-        retrieved = retrieval.rows(spec.budget, reserve + settings.min_budget)
+    if retrieval is not None and not fits:
+        retrieved = retrieval.rows(budget, reserve + settings.min_budget)
     return SessionConfig(
         name=spec.session,
         epoch=spec.epoch,
-        budget=spec.budget,
+        budget=budget,
+        automatic=automatic,
         repair_rows=spec.repair_rows if method.evicts else 0,
         method=method,
         layer_rows=_keep_split(split, committed_rows, model, settings)
         or _split_budget(
-            spec, method, repair, retrieved, model, settings, split, layer_sensitivity
+            budget, spec, method, repair, retrieved, model, settings, split, layer_sensitivity
         ),
         split=split,
         seed=spec.seed,
@@ -97,6 +109,7 @@ def _keep_split(
 
 
 def _split_budget(
+    budget: int,
     spec: pb.SessionSpec,
     method: Method,
     repair: RepairKV,
@@ -112,16 +125,16 @@ def _split_budget(
     """
     n_layers = model.shape.n_layers
     if not method.evicts:
-        return (spec.budget,) * n_layers
-    base = spec.budget - retrieved - spec.repair_rows
+        return (budget,) * n_layers
+    base = budget - retrieved - spec.repair_rows
     floor = settings.min_budget
     if base < floor:
         raise BadSettings(
-            f"budget {spec.budget} leaves {base} rows beside repair_rows {spec.repair_rows}; "
+            f"budget {budget} leaves {base} rows beside repair_rows {spec.repair_rows}; "
             f"sinks, recent window and one row to choose need {floor}"
         )
     alpha = budgets.get_alpha(model.module.config.model_type)
-    base = spec.budget - retrieved if repair.swap else base
+    base = budget - retrieved if repair.swap else base
     rows = budgets.split_budget(
         base, n_layers, split, floor=floor, weights=layer_sensitivity, alpha=alpha
     )

@@ -12,7 +12,9 @@ class WorkerSettings(BaseModel):
         default=4, ge=1, description="sessions whose active rows are in memory at once"
     )
     max_budget: int = Field(
-        default=1024, ge=1, description="largest budget of a session, rows per KV head and layer"
+        default=4096,
+        ge=1,
+        description="largest budget of a session, rows per KV head and layer: what a slot holds",
     )
     block_tokens: int = Field(default=256, ge=1, description="new tokens prefilled in one step")
     prompt_tokens: int = Field(
@@ -40,13 +42,14 @@ class WorkerSettings(BaseModel):
     embedder: str = Field(
         default="", description="sentence-transformers model, path or hub name; empty: packaged"
     )
-    retrieval_bytes: int = Field(
-        default=1 << 30,
+    retrieval_bytes: int | None = Field(
+        default=None,
         ge=0,
-        description="most bytes of memory for contiguous copies of rows that sessions retrieve "
-        "from or re-select while they answer, and that repairs search with repair_scan index; a "
-        "session that finds no room answers without retrieval, and its repairs and re-selections "
-        "scan the stored pages",
+        description="most bytes of memory for contiguous copies of rows that prompts attend to, that "
+        "sessions retrieve from or re-select while they answer, and that repairs search with "
+        "repair_scan index; a session that finds no room answers without retrieval, which its turn "
+        "reports, and reads the stored pages for all else. Unset: a quarter of the memory of the "
+        "machine, or of its container",
     )
     idle_seconds: float = Field(
         default=900.0,

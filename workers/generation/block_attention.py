@@ -8,9 +8,10 @@ from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
+from workers.generation.indexed_rows import fill_rows
 from workers.generation.steps import Steps, wait_for_writes
 from workers.prefill.sparse_block import SparseBlock
-from workers.prefill.stored_block import StoredBlock
+from workers.prefill.stored_block import JoinRows, StoredBlock, concatenate
 
 
 def begin_block(
@@ -29,8 +30,28 @@ def begin_block(
     engine.make_room(resident, tokens)
     if engine.cache.holds_all(resident.slot, session.length):
         return None
-    # A scratch session has the rows of the session that it was made of.
-    yield from wait_for_writes(engine, engine.sessions.get(session.name, session))
+    join = yield from _join_stored(engine, resident, tokens, source)
+    return StoredBlock(session.length, join)
+
+
+def _join_stored(
+    engine: Engine, resident: ResidentSession, tokens: int, source: LayerSource | None
+) -> Steps[JoinRows]:
+    """Return what joins a layer's stored rows with those of a block of so many tokens.
+
+    The stored rows are those of the session's arena, which reads each of them once. They are read from
+    the stored pages, in each layer anew, where there is no memory for the arena, and for a scratch
+    session, which has the rows of the session that it was made of.
+    """
+    session = resident.session
+    transfers = engine.cache.transfers
+    owner = engine.sessions.get(session.name, session)
+    if owner is session:
+        copy = yield from fill_rows(engine, resident, source, index=False, room=tokens)
+        if copy is not None:
+            on_host = transfers.device.type == "cpu"
+            return copy.arena.extend if on_host else concatenate(copy.arena.rows, transfers)
+    yield from wait_for_writes(engine, owner)
     heads = engine.store.layout.n_kv_heads
     positions = torch.arange(session.length).expand(heads, -1).contiguous()
     rows = source or engine.store
@@ -39,4 +60,4 @@ def begin_block(
         with map_store_errors():
             return rows.gather_heads(session.name, layer, positions)
 
-    return StoredBlock(session.length, read, engine.cache.transfers)
+    return concatenate(read, transfers)

@@ -100,7 +100,7 @@ def decode(
         if between is not None:
             yield from between(len(token_ids) - 1)
         token = yield Decode(token, sampler)
-    if (held := stream.finish()) != Piece():
+    for held in stream.finish():
         emit(Emitted(token, held))
     parsed = stream.parse()
     stopped_at = stream.stop_sequence

@@ -82,8 +82,7 @@ class Guide:
                 begun = self._start(whole, self._stream.body)
                 self._matcher = begun or whole.deep_copy()
         elif self._wanted.behind_mark is not None and self._stream.call_at is not None:
-            at = self._stream.call_at + self._stream.mark_length
-            self._matcher = self._start(self._wanted.behind_mark, at)
+            self._matcher = self._start(self._wanted.behind_mark, self._stream.call_at)
             self._wanted = CompiledGrammars()
 
     def require_sound(self) -> None:

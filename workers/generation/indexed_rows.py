@@ -24,13 +24,14 @@ def fill_rows(
     stop_requested: Callable[[], bool] = lambda: False,
     *,
     index: bool = True,
+    room: int = 0,
 ) -> Steps[IndexedRows | None]:
     """Wait for the session's writes, then copy its rows into its arena, and index them.
 
     Rows are read again from the page on that was not full: a store that quantises changes them when
     it is. Once a stop is requested some rows are missing, and the arena is shorter than the session.
     Yields between copies. source: of the rows, the engine's store unless given; index: False leaves
-    the rows without an index, for readers of all keys.
+    the rows without an index, for readers of all keys; room: for so many rows more (`RowArena.extend`).
 
     Returns None, and the session has no arena, where the arenas of running turns leave no memory for
     this one. Raises the errors of the store.
@@ -38,7 +39,7 @@ def fill_rows(
     session, layout = resident.session, engine.store.layout
     yield from wait_for_writes(engine, session)
     settings = resident.config.retrieval or FOR_REPAIRS
-    needed = IndexedRows.bytes_for(layout, settings, session.length)
+    needed = IndexedRows.bytes_for(layout, settings, session.length + room)
     if not _reserve_memory(engine, session, needed):
         session.drop_indexed_rows()
         return None
@@ -47,7 +48,7 @@ def fill_rows(
     if rows is None:
         rows = session.indexed_rows = IndexedRows(layout, settings)
     # At once, so that others that run meanwhile see what it takes.
-    rows.arena.reserve(session.length)
+    rows.arena.reserve(session.length + room)
     rows.used_at = time.monotonic()
     arena = rows.arena
     first = min(arena.length, session.length)
@@ -69,7 +70,7 @@ def _reserve_memory(engine: Engine, session: WorkerSession, needed: int) -> bool
     Arenas of sessions whose turn is running stay: what an answer retrieves does not change within
     it. Returns False if they leave no room.
     """
-    limit = engine.settings.retrieval_bytes
+    limit = engine.retrieval_bytes
     others = [
         (each, each.indexed_rows)
         for each in engine.sessions.values()

@@ -21,10 +21,11 @@ def prepare_retrieval(
     of the rows, the engine's store unless given. Raises the errors of the store.
     """
     session = resident.session
-    if not resident.config.retrieved or session.retrieval_refused:
+    if resident.config.retrieval is None or session.retrieval_refused:
         return
+    engine.make_room(resident, 1)  # an automatic budget begins to retrieve with its first eviction
     engine.make_room(resident, 1 + resident.config.retrieved)
-    if engine.cache.holds_all(resident.slot, session.length):
+    if not resident.config.retrieved or engine.cache.holds_all(resident.slot, session.length):
         return
     retriever = session.retriever
     if retriever is not None and retriever.ready and retriever.evictions == session.evictions:
@@ -39,5 +40,6 @@ def prepare_retrieval(
         assert settings is not None, "rows are retrieved only with settings"
         retriever = Retriever(rows, settings, resident.config.retrieved)
         session.retriever = retriever
+    retriever.count = resident.config.retrieved
     retriever.evictions = session.evictions
     retriever.ready = True

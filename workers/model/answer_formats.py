@@ -1,6 +1,6 @@
 """How a model's answers write reasoning and tool calls: one row per family, found by its tokenizer.
 
-Of a family's form only the marks and the parsing of one call differ, so that all families are
+Of a family's form only the marks and the reading of one call differ, so that all families are
 streamed alike (`workers.model.text_stream`). A tokenizer's own `response_template` comes first: its
 regions are parsed by transformers' parser, one at a time, since a region that is malformed ends
 that parser's stream, while here it must stay text. Otherwise the chat template tells: it shows the
@@ -8,7 +8,7 @@ model the form. A model's type does not, as Qwen3 and Qwen3 Coder have the same 
 Llama 3 and many models that were trained to other forms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,15 +16,16 @@ from transformers import PreTrainedTokenizerFast
 
 from kvrecall.domain.constraints import TAGGED_CALLS, UNGUIDED_CALLS
 from workers.model.call_parsing import (
-    Found,
-    ParsedCall,
-    parse_hermes,
-    parse_llama,
-    parse_mistral,
-    parse_mistral_args,
-    parse_qwen_xml,
-    parse_template_region,
+    CallSink,
+    Reader,
+    read_hermes,
+    read_llama,
+    read_mistral,
+    read_mistral_args,
+    read_qwen_xml,
+    read_template_region,
 )
+from workers.model.call_source import CallSource, Reading
 
 # In a `CallGrammar`: a line break that may be there.
 LINE = "\n?"
@@ -52,7 +53,7 @@ class AnswerFormat:
     """A family's form of answers.
 
     - `mark`: the text that opens a call; empty if calls are not known.
-    - `parse`: the calls that a mark opens, and the end of their text.
+    - `read`: reads the calls that a mark opens, up to the end of their text.
     - `grammar`: of the text behind the mark; None if it is not known.
     - `bare`: a call may be an answer that is one JSON object, without a mark.
     - `reasoning`: the texts around an answer's reasoning, at its beginning; None without.
@@ -62,7 +63,7 @@ class AnswerFormat:
 
     name: str
     mark: str = ""
-    parse: Callable[[str, int, Sequence[Any]], Found] | None = None
+    read: Reader | None = None
     grammar: CallGrammar | None = None
     bare: bool = False
     reasoning: tuple[str, str] | None = None
@@ -75,31 +76,11 @@ class AnswerFormat:
         outer = (self.mark, *(self.reasoning or ()))
         return (*(text for text in outer if text), *self.inner_marks)
 
-    def parse_calls(self, text: str, tools: Sequence[Any]) -> tuple[str, list[ParsedCall]]:
-        """Split a text into what is plain and its calls.
-
-        Calls that are not well formed stay in the text, visible to the client.
-        """
-        if self.parse is None:
-            return text, []
-        if self.bare and (found := self.parse(text, 0, tools))[0] and not text[found[1] :].strip():
-            return "", found[0]
-        calls: list[ParsedCall] = []
-        plain: list[str] = []
-        at = 0
-        while (opening := text.find(self.mark, at)) >= 0:
-            start = opening + len(self.mark)
-            found_calls, end = self.parse(text, start, tools)
-            plain.append(text[at : opening if found_calls else start])
-            calls += found_calls
-            at = end if found_calls else start
-        return "".join([*plain, text[at:]]), calls
-
 
 _HERMES = AnswerFormat(
     "hermes",
     "<tool_call>",
-    parse_hermes,
+    read_hermes,
     CallGrammar(
         opening=(LINE, '{{"name": "{name}", "arguments": '),
         closing=("}}", LINE, "</tool_call>"),
@@ -109,7 +90,7 @@ _HERMES = AnswerFormat(
 _QWEN_XML = AnswerFormat(
     TAGGED_CALLS,
     "<tool_call>",
-    parse_qwen_xml,
+    read_qwen_xml,
     CallGrammar(
         opening=(LINE, "<function={name}>\n"),
         closing=("</function>", LINE, "</tool_call>"),
@@ -120,14 +101,14 @@ _QWEN_XML = AnswerFormat(
 _LLAMA = AnswerFormat(
     "llama",
     "<|python_tag|>",
-    parse_llama,
+    read_llama,
     CallGrammar(opening=('{{"name": "{name}", "parameters": ',), closing=("}}",)),
     bare=True,
 )
 _MISTRAL = AnswerFormat(
     "mistral",
     "[TOOL_CALLS]",
-    parse_mistral,
+    read_mistral,
     CallGrammar(
         opening=('{{"name": "{name}", "arguments": ',),
         closing=("}}",),
@@ -140,7 +121,7 @@ _MISTRAL = AnswerFormat(
 _MISTRAL_ARGS = replace(
     _MISTRAL,
     name="mistral-args",
-    parse=parse_mistral_args,
+    read=read_mistral_args,
     grammar=CallGrammar(opening=("{name}[ARGS]",), closing=(), separator=("[TOOL_CALLS]",)),
     inner_marks=("[ARGS]", "[CALL_ID]"),
 )
@@ -176,15 +157,15 @@ def _from_template(template: dict[str, Any], known: AnswerFormat) -> AnswerForma
     mark, close = calls.get("open"), calls.get("close")
     if isinstance(mark, str) and isinstance(close, str):
 
-        def parse(text: str, start: int, tools: Sequence[Any]) -> Found:
-            return parse_template_region(text, start, tools, mark, close, template)
+        def read(source: CallSource, sink: CallSink, tools: Sequence[Any]) -> Reading[None]:
+            return read_template_region(source, sink, tools, mark, close, template)
 
         same = mark == known.mark
         known = replace(
             known,
             name=known.name if same else UNGUIDED_CALLS,
             mark=mark,
-            parse=parse,
+            read=read,
             grammar=known.grammar if same else None,
             bare=known.bare and same,
         )

@@ -1,6 +1,5 @@
 """Chat messages to tokens and back, by a model's tokenizer and chat template."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 import structlog
 from jinja2 import TemplateError
+from pydantic_core import from_json
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvrecall.domain.surrogates import replace_in_json
@@ -299,8 +299,9 @@ def _to_object(arguments: str | dict[str, Any]) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(replace_in_json(arguments))
-    except json.JSONDecodeError:
+        # Those of a call that was cut off, as far as they go: templates walk over an object.
+        return from_json(replace_in_json(arguments), allow_partial="trailing-strings")
+    except ValueError:
         return arguments
 
 

@@ -12,6 +12,23 @@ _MASK_CELLS = 2**24
 
 # A layer -> keys and values of all rows from before the block, `[n_kv_heads, m, head_dim]`, on the host.
 ReadRows = Callable[[int], tuple[Tensor, Tensor]]
+# A layer, and the block's own keys and values `[n_kv_heads, t, head_dim]` on the device -> those of all
+# rows, the block's at the end, on the device.
+JoinRows = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def concatenate(read: ReadRows, transfers: Transfers) -> JoinRows:
+    """Join rows that are read from the host with those of a block, in a new tensor."""
+
+    def join(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        stored = transfers.to_device(read(layer))
+        joined = (
+            torch.cat([before.to(own.dtype), own], 1)
+            for before, own in zip(stored, (keys, values), strict=True)
+        )
+        return next(joined), next(joined)
+
+    return join
 
 
 class StoredBlock:
@@ -21,11 +38,10 @@ class StoredBlock:
     device holds one layer's rows at a time.
     """
 
-    def __init__(self, first: int, read: ReadRows, transfers: Transfers) -> None:
-        """Begin a block; `first` is the position of its first token."""
+    def __init__(self, first: int, join: JoinRows) -> None:
+        """Begin a block; `first` is the position of its first token. `join` may raise errors of reads."""
         self._first = first
-        self._read = read
-        self._transfers = transfers
+        self._join = join
         self._mask: tuple[range, Tensor] | None = None
 
     def attend(
@@ -45,11 +61,7 @@ class StoredBlock:
         own = (others + torch.arange(tokens, device=others.device))[..., None].expand(
             -1, -1, head_dim
         )
-        stored = self._transfers.to_device(self._read(layer))
-        keys, values = (
-            torch.cat([before.to(rows.dtype), rows[0].gather(1, own)], 1)
-            for before, rows in zip(stored, (key, value), strict=True)
-        )
+        keys, values = self._join(layer, key[0].gather(1, own), value[0].gather(1, own))
         grouped = query[0].view(heads, -1, tokens, head_dim)
         out = torch.empty_like(grouped)
         at_once = max(1, _MASK_CELLS // (n_heads // heads * keys.shape[1]))

@@ -40,6 +40,7 @@ def take_prefix(
     page = engine.store.layout.page_tokens
     committed = CommitHistory([CommitPoint(prefix.epoch, tokens)])
     shared = [SharedPages(prefix.owner, tokens // page, committed)]
+    engine.fit_budget(session, tokens)
     try:
         yield from _open_rows(engine, session, tokens, shared)
         yield from load_rows(engine, resident, tokens, _left_active(engine, resident, tokens))

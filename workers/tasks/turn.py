@@ -1,6 +1,6 @@
 """A turn, as a generator that the scheduler drives (see `workers.generation.steps.Yielded`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvrecall.domain.constraints import ToolChoice
@@ -22,11 +22,13 @@ from workers.generation.rendering import build_grammars, render_prompt
 from workers.generation.sampling import Sampler, require_valid
 from workers.generation.steps import Steps, wait_for_writes
 from workers.generation.utterances import utterance_tokens
+from workers.model.call_parsing import CallPiece, ParsedCall
 from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.prefill.sparse_block import SparseReport
 from workers.repair.repair import run_repair
+from workers.retrieval.retriever import RetrievalCounts
 from workers.tasks.prefix import skip_tokens, take_prefix
 from workers.tasks.step import prepare_step
 from workers.tasks.turn_signal import build_signal, defer_signal
@@ -36,7 +38,10 @@ Emit = Callable[[pb.TurnEvent], None]
 
 @dataclass(frozen=True)
 class _TurnPlan:
-    """A validated turn: rendered prompt, sampling, grammars, comparison and episode."""
+    """A validated turn: rendered prompt, sampling, grammars, comparison and episode.
+
+    `answer_start`: the position of the answer's first token, after pending tokens and prompt.
+    """
 
     request: pb.TurnRequest
     messages: tuple[ChatMessage, ...]
@@ -46,6 +51,7 @@ class _TurnPlan:
     grammars: CompiledGrammars
     reference: Distribution | None
     episode: EpisodeRows | None
+    answer_start: int
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,6 @@ def run_turn(
     session = resident.session
     done = run.done
     done.prompt_tokens = len(plan.prompt)
-    # The position after prompt and pending tokens: the first of the answer.
-    answer_start = session.length + len(session.pending) + len(plan.prompt)
     session.dirty = True
     session.clear_turn()
     session.turn_start = session.length
@@ -92,7 +96,7 @@ def run_turn(
         token_ids += [*answer.token_ids, *session.pending[1:]]
         done.output_tokens = len(answer.token_ids)
         done.reasoning_tokens = answer.reasoning_tokens
-        messages.append(_build_answer(done, answer, answer_start, request.opening, emit))
+        messages.append(_build_answer(done, answer, plan.answer_start, request.opening))
     session.recent = keep_recent([*session.recent, *messages])
     session.deferred_signal = (
         defer_signal(session, plan.segments, engine.settings.block_tokens)
@@ -141,7 +145,15 @@ def _plan_turn(
     if request.HasField("episode"):
         episode = read_episode(engine, session, request.episode)
     return _TurnPlan(
-        request, messages, tuple(segments), prompt, sampling, grammars, reference, episode
+        request,
+        messages,
+        tuple(segments),
+        prompt,
+        sampling,
+        grammars,
+        reference,
+        episode,
+        session.length + len(session.pending) + len(prompt),
     )
 
 
@@ -257,6 +269,8 @@ def _generate(
             logprobs=report_logprobs(engine.grammars, emitted),
         )
         run.emit(pb.TurnEvent(token=chunk))
+        for event in _report_calls(emitted.piece.calls, plan.answer_start):
+            run.emit(event)
 
     session = resident.session
     start = session.length
@@ -294,20 +308,43 @@ def _start(
     )
 
 
+def _report_calls(pieces: Sequence[CallPiece], answer_start: int) -> Iterator[pb.TurnEvent]:
+    """Yield the events of what a token adds to calls."""
+    for piece in pieces:
+        if piece.arguments:
+            delta = pb.ArgumentsDelta(
+                index=piece.index,
+                id=_name_call(answer_start, piece.index),
+                name=piece.name,
+                arguments=piece.arguments,
+            )
+            yield pb.TurnEvent(arguments=delta)
+        if piece.call is not None:
+            yield pb.TurnEvent(tool_call=_build_call(piece.call, answer_start, piece.index))
+
+
+def _build_call(call: ParsedCall, answer_start: int, index: int) -> pb.ToolCall:
+    id = _name_call(answer_start, index)
+    return pb.ToolCall(id=id, name=call.name, arguments=call.arguments)
+
+
+def _name_call(answer_start: int, index: int) -> str:
+    """Return an id that is unique in its session, and the same whenever the turn is run again."""
+    return f"call_{answer_start}_{index}"
+
+
 def _build_answer(
-    done: pb.TurnDone, answer: Answer, position: int, opening: str, emit: Emit
+    done: pb.TurnDone, answer: Answer, answer_start: int, opening: str
 ) -> ChatMessage:
-    """Fill in the assistant's message and emit its tool calls; returns it for rendering.
+    """Fill in the assistant's message; returns it for rendering.
 
     opening: what the message begins with, before what was generated.
     """
     parsed = answer.parsed
-    # The position makes an id unique in its session, and the same whenever the turn is run again.
-    calls = [
-        pb.ToolCall(id=f"call_{position}_{i}", name=call.name, arguments=call.arguments)
-        for i, call in enumerate(parsed.calls)
-    ]
-    done.finish_reason = "tool_calls" if calls else answer.finish_reason
+    calls = [_build_call(call, answer_start, i) for i, call in enumerate(parsed.calls)]
+    ended = not answer.stop_sequence and answer.finish_reason == "stop"
+    whole = bool(calls) and (ended or parsed.calls[-1].complete)
+    done.finish_reason = "tool_calls" if whole else answer.finish_reason
     done.stop_sequence = answer.stop_sequence
     done.message.CopyFrom(
         pb.Message(
@@ -317,8 +354,6 @@ def _build_answer(
             reasoning=parsed.reasoning,
         )
     )
-    for call in calls:
-        emit(pb.TurnEvent(tool_call=call))
     return convert.to_chat(done.message)
 
 
@@ -337,11 +372,16 @@ def _report_sparse(session: WorkerSession, done: pb.TurnDone) -> None:
 
 
 def _report_retrieval(session: WorkerSession, done: pb.TurnDone) -> None:
-    """Report what the turn's steps retrieved, if any did."""
-    if session.retriever is not None and session.retriever.counts.steps:
-        counts = session.retriever.counts
+    """Report what the turn's steps retrieved, if any did, or that they could not."""
+    counts = RetrievalCounts() if session.retriever is None else session.retriever.counts
+    if counts.steps or session.retrieval_refused:
         done.retrieval.CopyFrom(
-            pb.RetrievalReport(steps=counts.steps, rows=counts.rows, seconds=counts.seconds)
+            pb.RetrievalReport(
+                steps=counts.steps,
+                rows=counts.rows,
+                seconds=counts.seconds,
+                refused=session.retrieval_refused,
+            )
         )
 
 

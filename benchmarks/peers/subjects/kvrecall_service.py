@@ -16,7 +16,7 @@ from kvrecall.client.events import TextDelta
 
 
 class KvrecallService:
-    """A session of `kvrecall serve`, whose data is in `folder`.
+    """A session of `kvrecall serve`, whose data is in `folder`; `rows` None leaves its budget out.
 
     With `pause` seconds a tool's pause is reported to the service, which repairs in it; None lets
     every pause pass in no time.
@@ -27,13 +27,14 @@ class KvrecallService:
         model: str,
         folder: Path,
         threads: int,
-        rows: int,
+        rows: int | None,
         options: SessionOptions,
         pause: float | None,
     ) -> None:
         self._arguments = ["--model", model, "--data", str(folder / "data"), "--log", "json"]
         self._arguments += ["--host", "127.0.0.1", "--port", "0"]
-        self._arguments += ["--slots", "1", "--budget", str(rows)]
+        self._arguments += ["--slots", "1"]
+        self._arguments += [] if rows is None else ["--budget", str(rows)]
         self._log = folder / "server.log"
         self._environment: Mapping[str, str] = process_environment(threads)
         self._options = options

@@ -21,11 +21,16 @@ KEPT = "transformers, cache kept"
 FULL = "kvrecall, full cache"
 _PROGRAMS = ROOT / "benchmarks" / "peers" / "programs"
 _SHARES = (4, 8)
-# When sessions are repaired: by default before answers as well.
-_IN_PAUSES: SessionOptions = {"repair_on": ["tool_call", "tool_delta", "tool_result"]}
-_DEFAULT: SessionOptions = {}
+# When sessions are repaired: unless they name it before answers as well.
+_IN_PAUSES: SessionOptions = {
+    "method": "snapkv",
+    "repair_on": ["tool_call", "tool_delta", "tool_result"],
+}
+_BEFORE_ANSWERS: SessionOptions = {"method": "snapkv"}
 # Every token of a reply finds its rows.
 _RETRIEVAL: SessionOptions = {"method": "icecache"}
+_NOTHING: SessionOptions = {}
+_PAUSES: SessionOptions = {"repair_rows": 128}
 
 
 @dataclass(frozen=True)
@@ -66,18 +71,20 @@ def list_peers(plan: Plan, setting: Setting) -> Mapping[str, Build]:
             plan, setting, folder, save_slot=True
         ),
     }
+    peers["kvrecall, nothing named"] = _kvrecall_in(plan, None, _NOTHING)
+    peers["kvrecall, nothing named but repairs"] = _kvrecall_in(plan, None, _PAUSES)
     for share in _SHARES:
         rows = plan.budget(share)
         peers[f"kvrecall, 1/{share}, repair in pauses"] = _kvrecall_in(plan, rows, _IN_PAUSES)
         peers[f"kvrecall, 1/{share}, repair in pauses and before answers"] = _kvrecall_in(
-            plan, rows, _DEFAULT
+            plan, rows, _BEFORE_ANSWERS
         )
         peers[f"kvrecall, 1/{share}, retrieval"] = _kvrecall_in(plan, rows, _RETRIEVAL)
         peers[f"kvpress snapkv, 1/{share}"] = _kvpress_in(plan, setting, rows)
     return peers
 
 
-def _kvrecall_in(plan: Plan, rows: int, options: SessionOptions) -> Build:
+def _kvrecall_in(plan: Plan, rows: int | None, options: SessionOptions) -> Build:
     return lambda folder: _kvrecall(plan, folder, rows, {"budget": rows, **options}, plan.pause)
 
 
@@ -90,7 +97,7 @@ def _full_options(plan: Plan) -> SessionOptions:
 
 
 def _kvrecall(
-    plan: Plan, folder: Path, rows: int, options: SessionOptions, pause: float | None
+    plan: Plan, folder: Path, rows: int | None, options: SessionOptions, pause: float | None
 ) -> Peer:
     return KvrecallService(
         plan.model, folder, plan.threads, rows, {**options, "seed": plan.seed}, pause

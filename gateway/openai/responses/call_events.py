@@ -1,9 +1,18 @@
 """The events of a call's item between its beginning and its end, one form per type of item."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from gateway.openai.responses.calls import read_input_so_far
+
 Json = dict[str, Any]
+
+GROWING = frozenset({"function_call", "custom_tool_call"})
+"""Types of items that are told while their arguments arrive."""
+
+_FUNCTION = "response.function_call_arguments"
+_CUSTOM = "response.custom_tool_call_input"
+_SHELL = "response.shell_call_command"
 
 
 def begin_item(item: Json) -> Json:
@@ -19,36 +28,40 @@ def begin_item(item: Json) -> Json:
     return begun
 
 
-def tell_growth(item: Json) -> Iterator[tuple[str, Json]]:
-    """Yield the types and members of the events that tell what a call's item is filled with."""
-    tell = _TELLERS.get(item["type"])
-    if tell is not None:
-        yield from tell(item)
+class CallGrowth:
+    """What tells with which text a call's item is filled, while its arguments arrive in pieces."""
 
+    def __init__(self, item: Json) -> None:
+        """Begin with the item as it begins."""
+        self._kind = item["type"]
+        self._id = item["id"]
+        self._arguments = ""
+        self._told = 0  # characters of a custom tool's input
 
-def _tell_function(item: Json) -> Iterator[tuple[str, Json]]:
-    kind = "response.function_call_arguments"
-    arguments = item["arguments"]
-    yield f"{kind}.delta", {"item_id": item["id"], "delta": arguments}
-    yield f"{kind}.done", {"item_id": item["id"], "name": item["name"], "arguments": arguments}
+    def add(self, piece: str) -> Iterator[tuple[str, Json]]:
+        """Yield the types and members of the events of a piece."""
+        if self._kind == "function_call" and piece:
+            yield f"{_FUNCTION}.delta", {"item_id": self._id, "delta": piece}
+        elif self._kind == "custom_tool_call":
+            self._arguments += piece
+            yield from self._tell_input(read_input_so_far(self._arguments))
 
+    def end(self, item: Json) -> Iterator[tuple[str, Json]]:
+        """Yield the types and members of the events that come before the item's end."""
+        match item["type"]:
+            case "function_call":
+                members = {"name": item["name"], "arguments": item["arguments"]}
+                yield f"{_FUNCTION}.done", {"item_id": self._id, **members}
+            case "custom_tool_call":
+                yield from self._tell_input(item["input"])
+                yield f"{_CUSTOM}.done", {"item_id": self._id, "input": item["input"]}
+            case "shell_call":
+                for index, command in enumerate(item["action"]["commands"]):
+                    yield f"{_SHELL}.added", {"command_index": index, "command": ""}
+                    yield f"{_SHELL}.delta", {"command_index": index, "delta": command}
+                    yield f"{_SHELL}.done", {"command_index": index, "command": command}
 
-def _tell_custom(item: Json) -> Iterator[tuple[str, Json]]:
-    kind = "response.custom_tool_call_input"
-    yield f"{kind}.delta", {"item_id": item["id"], "delta": item["input"]}
-    yield f"{kind}.done", {"item_id": item["id"], "input": item["input"]}
-
-
-def _tell_shell(item: Json) -> Iterator[tuple[str, Json]]:
-    kind = "response.shell_call_command"
-    for index, command in enumerate(item["action"]["commands"]):
-        yield f"{kind}.added", {"command_index": index, "command": ""}
-        yield f"{kind}.delta", {"command_index": index, "delta": command}
-        yield f"{kind}.done", {"command_index": index, "command": command}
-
-
-_TELLERS: Mapping[str, Callable[[Json], Iterator[tuple[str, Json]]]] = {
-    "function_call": _tell_function,
-    "custom_tool_call": _tell_custom,
-    "shell_call": _tell_shell,
-}
+    def _tell_input(self, text: str) -> Iterator[tuple[str, Json]]:
+        if fresh := text[self._told :]:
+            self._told += len(fresh)
+            yield f"{_CUSTOM}.delta", {"item_id": self._id, "delta": fresh}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import AliasChoices, Field
+from pydantic_core import from_json
 
 from gateway.conversation_bodies import CallId, Wire
 from gateway.openai.responses.tools import CUSTOM_INPUT, Toolbox, flatten
@@ -220,9 +221,25 @@ def get_kind(call: ToolCall, toolbox: Toolbox) -> str:
 
 
 def read_custom_input(arguments: str) -> str:
-    """Return the text of a custom tool's call; all of it where a model wrote it otherwise."""
-    text = (json_object(arguments) or {}).get(CUSTOM_INPUT)
+    """Return the text of a custom tool's call; all of it where a model wrote it otherwise.
+
+    Of a call that was cut off it is the text so far.
+    """
+    found = json_object(arguments)
+    if found is None:
+        return read_input_so_far(arguments) or arguments
+    text = found.get(CUSTOM_INPUT)
     return text if isinstance(text, str) else arguments
+
+
+def read_input_so_far(arguments: str) -> str:
+    """Return the text of a custom tool's call whose arguments go on."""
+    try:
+        found = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return ""
+    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 def _build_function(call: ToolCall, names: Json) -> Json:

@@ -13,14 +13,16 @@ from typing import Any, Literal
 from gateway.openai.errors import get_status, to_openai_error
 from gateway.openai.logprobs import build_logprobs
 from gateway.openai.responses import objects
-from gateway.openai.responses.call_events import begin_item, tell_growth
+from gateway.openai.responses.call_events import GROWING, CallGrowth, begin_item
 from gateway.openai.responses.calls import build_call, get_kind
 from gateway.openai.responses.ids import TurnName
 from gateway.openai.responses.items import build_answer, build_reasoning, build_text
 from gateway.openai.responses.tools import place_tools
-from kvrecall.domain.messages import ToolCall
+from gateway.pieces import CallPiece, CallProgress
+from kvrecall.domain.messages import ToolCall, json_object
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
+    ArgumentsDelta,
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
@@ -52,6 +54,7 @@ class ResponseEvents:
         self._logprobs: list[Json] = []
         self._sent_logprobs = 0  # those of them that an event has brought
         self._number = 0
+        self._calls = CallProgress()
         self._closing = b""  # events that were made with the response and not sent
         self._response: Json | None = None
 
@@ -71,8 +74,8 @@ class ResponseEvents:
             case TextDelta(text, logprobs):
                 self._logprobs += build_logprobs(logprobs)
                 return self._write("message", text)
-            case ToolCallEmitted(call):
-                return self._end_text("completed") + self._call(call)
+            case ArgumentsDelta() | ToolCallEmitted():
+                return self._call(self._calls.add(progress))
             case TurnEnded(outcome):
                 response = self.complete(outcome)
                 return self._close(f"response.{response['status']}", response)
@@ -146,15 +149,24 @@ class ResponseEvents:
         self._open = None
         return events + self._end_item(item)
 
-    def _call(self, call: ToolCall) -> bytes:
-        index = len(self._output)
-        id = self.name.item(get_kind(call, self._toolbox), "o", index)
-        item = build_call(call, self._toolbox, id)
-        added = self._item_event("added", begin_item(item))
-        grown = b"".join(
-            self._event(kind, output_index=index, **members) for kind, members in tell_growth(item)
-        )
-        return added + grown + self._end_item(item)
+    def _call(self, piece: CallPiece) -> bytes:
+        """Encode a piece of a call; one whose item does not grow is told when it is whole."""
+        call = ToolCall(piece.id, piece.name, piece.whole or "")
+        kind = get_kind(call, self._toolbox)
+        whole = piece.whole is not None
+        if kind not in GROWING and not whole:
+            return b""
+        cut = whole and json_object(call.arguments) is None
+        id = self.name.item(kind, "o", len(self._output))
+        item = build_call(call, self._toolbox, id, "incomplete" if cut else "completed")
+        events = b""
+        if piece.begins or kind not in GROWING:
+            events = self._end_text("completed") + self._item_event("added", begin_item(item))
+            self._growth = CallGrowth(item)
+        grown = [*self._growth.add(piece.arguments), *(self._growth.end(item) if whole else ())]
+        for type, members in grown:
+            events += self._event(type, output_index=len(self._output), **members)
+        return events + self._end_item(item) if whole else events
 
     def _end_item(self, item: Json) -> bytes:
         done = self._item_event("done", item)

@@ -8,7 +8,10 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
 )
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -76,6 +79,18 @@ Seed = Annotated[
 """A sampling seed; -1 as null: any."""
 # Context of a body's serialisation for its fingerprint, by which a request that is sent again is known.
 FINGERPRINT = "fingerprint"
+
+
+def report_one_error(expected: str) -> WrapValidator:
+    """Report one error for a field of a union type, which reports one for each of its members."""
+
+    def merge(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError as error:
+            raise ValueError(expected) from error
+
+    return WrapValidator(merge)
 
 
 class Body(BaseModel):

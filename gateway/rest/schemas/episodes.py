@@ -1,25 +1,17 @@
 """Episodes: their settings in a new session, and a session's episodes with their statistics."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field
 
-from gateway.rest.schemas.base import Body, View
+from gateway.rest.schemas.base import Body, View, report_one_error
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import EpisodeBuild, EpisodeSettings
 from services.catalog.records import EpisodeSet
 
-
-def _merge_errors(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Report one error for the field; a union reports one for each of its members."""
-    try:
-        return check(value)
-    except ValidationError as error:
-        raise ValueError("expected an integer from 1 to 64, or auto") from error
-
-
 EpisodeCountBody = Annotated[
-    Annotated[int, Field(ge=1, le=64)] | Literal["auto"], WrapValidator(_merge_errors)
+    Annotated[int, Field(ge=1, le=64)] | Literal["auto"],
+    report_one_error("expected an integer from 1 to 64, or auto"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import json
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, FieldSerializationInfo, field_serializer
 
@@ -14,6 +14,7 @@ from gateway.rest.schemas.base import (
     MetadataBody,
     Name,
     View,
+    report_one_error,
 )
 from gateway.rest.schemas.episodes import EpisodesBody, EpisodeSettingsView
 from gateway.rest.schemas.messages import ToolBody
@@ -62,6 +63,12 @@ class ReselectionBody(Body):
         return Reselection(self.every, self.first, self.token_share)
 
 
+BudgetBody = Annotated[
+    Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"],
+    report_one_error("expected an integer from 1 on, or auto"),
+]
+
+
 class CreateSessionBody(Body):
     """Settings of a new session, fixed for its lifetime. Omitted ones get the service's default."""
 
@@ -72,8 +79,11 @@ class CreateSessionBody(Body):
     model: Name | None = Field(
         default=None, description="Expected model; rejected unless the service serves it."
     )
-    budget: int | None = Field(
-        default=None, ge=1, lt=2**31, description="Active rows per KV head, mean over layers."
+    budget: BudgetBody | None = Field(
+        default=None,
+        description="Active rows per KV head, mean over layers. auto: all of its rows while they fit a "
+        "slot, then an eighth of them, at least 1,024 and no more than a slot holds. null: the service's "
+        "default, which is auto unless the operator has set another.",
     )
     repair_rows: int | None = Field(
         default=None,
@@ -290,7 +300,7 @@ class SessionView(View):
     state: str
     model: str
     worker: str
-    budget: int
+    budget: int | Literal["auto"]
     repair_rows: int
     repair_on: list[str]
     repair_scan: str | None
@@ -325,7 +335,7 @@ class SessionView(View):
             state=state.value,
             model=model,
             worker=session.worker,
-            budget=settings.budget,
+            budget=settings.budget or "auto",
             repair_rows=settings.repair_rows,
             repair_on=sorted(trigger.value for trigger in settings.repair_on),
             repair_scan=settings.repair_scan,

@@ -237,11 +237,13 @@ class TurnRetrievalView(View):
     """What the steps of a turn retrieved from rows that were not active.
 
     `rows` are counted over all steps, layers and KV heads; `seconds` are of search and reading.
+    `refused`: the worker had no memory to retrieve from, and the answer saw its active rows alone.
     """
 
     steps: int
     rows: int
     seconds: float
+    refused: bool
 
     @classmethod
     def from_domain(cls, report: RetrievalReport | None) -> "TurnRetrievalView | None":

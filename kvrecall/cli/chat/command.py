@@ -12,11 +12,10 @@ from rich.console import Console
 
 from kvrecall.app.errors import CliError
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.app.models import SMOLLM2, is_reference, is_smollm2_installed
+from kvrecall.app.models import is_reference
 from kvrecall.app.run import TEST_INSTRUMENT
-from kvrecall.app.settings import DEFAULTS, Settings
 from kvrecall.cli.chat.view import HELP, memory_line, memory_text, repair_text, repairs_line
-from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url, build_settings
+from kvrecall.cli.options import ServedModel, Url, build_settings
 from kvrecall.client import (
     KvrecallClient,
     KvrecallError,
@@ -45,9 +44,16 @@ def chat_command(
     session: Annotated[
         str | None, typer.Option(help="Continue this session of the server. Default: a new one.")
     ] = None,
-    budget: Budget = DEFAULTS.default_budget,
-    repair_rows: RepairRows = DEFAULTS.default_repair_rows,
-    method: Method = DEFAULTS.default_method,
+    budget: Annotated[
+        int | None,
+        typer.Option(min=1, help="Budget of the session, in active rows. Default: automatic."),
+    ] = None,
+    repair_rows: Annotated[
+        int | None, typer.Option(min=0, help="Rows of the budget reserved for repair.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Eviction method; `kvrecall methods` lists them.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
@@ -58,14 +64,14 @@ def chat_command(
 
     When the model calls a tool, type its result; repair runs meanwhile. /help lists the commands:
     the session's memory, its last repairs with the text whose rows were promoted. Without --url and
-    --model, SmolLM2 is served where it is installed, else the reference model.
+    --model, what `kvrecall serve` would serve: SmolLM2, unless the environment names another.
     """
     console = Console()
     settings = build_settings()
     if url is None:
-        model = model or choose_model(settings)
+        model = model or settings.model
         console.print(f"starting {model}", style="dim", highlight=False, soft_wrap=True)
-    needs = ServerNeeds(model=model, max_budget=max(budget, settings.worker.max_budget))
+    needs = ServerNeeds(model=model, max_budget=max(budget or 0, settings.worker.max_budget))
     with server_at(url, needs) as address, KvrecallClient(address) as client:
         reference = is_reference(client.worker().model)
         if reference:
@@ -74,8 +80,7 @@ def chat_command(
         if session is None:
             session = client.create_session(
                 budget=budget,
-                repair_rows=repair_rows if method != "full" else 0,
-                repair_on=["tool_call", "tool_result", "last_output", "turn"],
+                repair_rows=0 if method == "full" else repair_rows,
                 method=method,
                 tools=_tools(tools, reference),
             ).id
@@ -88,13 +93,6 @@ def chat_command(
             soft_wrap=True,
         )
         Talk(client.attach(session), console, max_tokens).run(opening)
-
-
-def choose_model(settings: Settings) -> str:
-    """The model that the environment sets, else SmolLM2 where it is installed, else the reference."""
-    if "model" in settings.model_fields_set or not is_smollm2_installed():
-        return settings.model
-    return SMOLLM2
 
 
 @dataclass(frozen=True)

@@ -552,16 +552,30 @@ class SendTurnRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., queue: bool = ..., repair: bool = ..., wait_for_repairs: bool = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., min_p: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
-    __slots__ = ("text", "tool_call", "turn", "reasoning")
+    __slots__ = ("text", "tool_call", "turn", "reasoning", "arguments")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     text: TextDelta
     tool_call: ToolCall
     turn: Turn
     reasoning: TextDelta
-    def __init__(self, text: _Optional[_Union[TextDelta, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., reasoning: _Optional[_Union[TextDelta, _Mapping]] = ...) -> None: ...
+    arguments: ArgumentsDelta
+    def __init__(self, text: _Optional[_Union[TextDelta, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., reasoning: _Optional[_Union[TextDelta, _Mapping]] = ..., arguments: _Optional[_Union[ArgumentsDelta, _Mapping]] = ...) -> None: ...
+
+class ArgumentsDelta(_message.Message):
+    __slots__ = ("index", "id", "name", "arguments")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class TextDelta(_message.Message):
     __slots__ = ("text", "logprobs")
@@ -721,14 +735,16 @@ class Reselections(_message.Message):
     def __init__(self, count: _Optional[int] = ..., rows_in: _Optional[int] = ..., rows_out: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class TurnRetrieval(_message.Message):
-    __slots__ = ("steps", "rows", "duration")
+    __slots__ = ("steps", "rows", "duration", "refused")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     steps: int
     rows: int
     duration: _duration_pb2.Duration
-    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    refused: bool
+    def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., refused: bool = ...) -> None: ...
 
 class Turn(_message.Message):
     __slots__ = ("session", "turn", "message", "finish_reason", "usage", "memory", "durations", "fidelity", "episode", "durable", "logprobs", "reselections", "prefill", "retrieval")

@@ -99,9 +99,15 @@ async def test_streamed_calls_are_blocks_of_their_own_after_the_text(api, parse_
     api.worker.script = [calls]
     events = parse_events((await ask(api, HELLO, stream=True, tools=TOOLS)).text)
     blocks = [data for name, data in events if name.startswith("content_block")]
-    assert [block["index"] for block in blocks] == [0, 0, 0, 1, 1, 1]
+    assert [block["index"] for block in blocks] == [0] * 5 + [1] * 5
     assert blocks[0]["content_block"] == {"type": "tool_use", "id": "c0", "name": "f", "input": {}}
-    assert blocks[4]["delta"] == {"type": "input_json_delta", "partial_json": '{"n": 1}'}
+    deltas = [block["delta"] for block in blocks[6:9]]
+    assert {delta["type"] for delta in deltas} == {"input_json_delta"}
+    assert [delta["partial_json"] for delta in deltas] == ["", '{"n":', " 1}"]
+    assert [block["type"] for block in (blocks[0], blocks[4])] == [
+        "content_block_start",
+        "content_block_stop",
+    ]
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 

@@ -48,6 +48,12 @@ class TestFiles:
         assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
         assert b"ConsoleHeaders" not in answer.content
 
+    async def test_a_browser_at_the_root_is_shown_it(self, api: Any) -> None:
+        accepted = {"Accept": "text/html,*/*;q=0.8"}
+        answer = await api.http.get("/", headers=accepted, follow_redirects=True)
+        assert (str(answer.url), answer.status_code) == ("http://kvrecall/console/", 200)
+        assert (await api.http.get("/")).json()["links"]["console"] == "/console/"
+
     async def test_the_policy_allows_no_inline_script_no_eval_and_no_other_origin(self) -> None:
         policy = HEADERS["Content-Security-Policy"]
         assert "unsafe" not in policy

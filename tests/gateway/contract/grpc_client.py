@@ -144,7 +144,7 @@ class _SyncCall:
 
 
 def _to_event(event: pb.TurnEvent) -> tuple[str, Any]:
-    names = {"text": "token", "tool_call": "tool_call", "turn": "done"}
+    names = {"text": "token", "turn": "done", "arguments": "arguments_delta"}
     kind = event.WhichOneof("event")
     assert kind is not None
-    return names[kind], to_json(getattr(event, kind))
+    return names.get(kind, kind), to_json(getattr(event, kind))

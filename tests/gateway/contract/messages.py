@@ -35,6 +35,8 @@ def _to_create(values: Json) -> Json:
     elif values.get("episodes", {}).get("count") == "auto":
         others = {k: v for k, v in values["episodes"].items() if k != "count"}
         values = values | {"episodes": others | {"auto_count": True}}
+    if values.get("budget") == "auto":
+        values = values | {"budget": 0}
     if "repair_on" in values:
         words = [f"REPAIR_TRIGGER_{word.upper()}" for word in values["repair_on"]]
         values = values | {"repair_on": {"values": words}}
@@ -89,6 +91,8 @@ def to_json(message: Any) -> Json:
         values |= values.pop("repair")
     if isinstance(message, pb.EpisodeSettings) and values.pop("auto_count", False):
         values["count"] = "auto"
+    if isinstance(message, pb.Session):
+        values["budget"] = values["budget"] or "auto"
     names = {
         "duration": "seconds",
         "durations": "seconds",

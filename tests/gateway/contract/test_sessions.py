@@ -73,10 +73,11 @@ async def test_tools_reach_the_model_in_the_order_of_their_members(
 
 async def test_omitted_settings_get_defaults(client: Client) -> None:
     view = await client.create()
-    assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
-    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result", "turn"]
+    assert (view["budget"], view["repair_rows"], view["method"]) == ("auto", 0, "icecache")
+    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
     assert [view.get(name) for name in ("repair_scan", "reselect", "episodes")] == [None] * 3
     assert (await client.create({"repair_on": []}))["repair_on"] == []
+    assert (await client.create({"budget": "auto"}))["budget"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,12 @@ async def test_the_model_the_methods_and_the_workers_are_described(client: Clien
     model = await client.describe("worker")
     assert (model["model"], model["min_budget"], model["max_budget"]) == ("scripted", 16, 1024)
     methods = await client.describe("methods")
-    assert [method["name"] for method in methods["methods"]] == ["snapkv", "full", "epicache"]
+    assert [method["name"] for method in methods["methods"]] == [
+        "icecache",
+        "snapkv",
+        "full",
+        "epicache",
+    ]
     assert methods["repair"]["summary"] == "bursts around anchors"
     assert methods["prefill"]["summary"] == "lines of blocks"
     assert methods["retrieve"]["summary"] == "rows of a step"

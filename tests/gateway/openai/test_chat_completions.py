@@ -110,14 +110,16 @@ async def test_streamed_calls_have_a_head_then_arguments_under_their_index(api) 
             "type": "function",
             "function": {"name": "f", "arguments": ""},
         },
-        {"index": 0, "function": {"arguments": '{"n": 0}'}},
+        {"index": 0, "function": {"arguments": '{"n":'}},
+        {"index": 0, "function": {"arguments": " 0}"}},
         {
             "index": 1,
             "id": "c1",
             "type": "function",
             "function": {"name": "f", "arguments": ""},
         },
-        {"index": 1, "function": {"arguments": '{"n": 1}'}},
+        {"index": 1, "function": {"arguments": '{"n":'}},
+        {"index": 1, "function": {"arguments": " 1}"}},
     ]
     assert pieces[-1]["choices"][0]["finish_reason"] == "tool_calls"
 

@@ -51,8 +51,8 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
 
 async def test_omitted_settings_get_defaults(api: Any) -> None:
     view = (await api.http.post("/v1/sessions", json={})).json()
-    assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
-    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result", "turn"]
+    assert (view["budget"], view["repair_rows"], view["method"]) == ("auto", 0, "icecache")
+    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
     assert (view["repair_scan"], view["repair_settings"], view["repair_seconds"]) == (
         None,
         {},

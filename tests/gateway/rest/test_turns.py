@@ -105,5 +105,13 @@ async def test_a_stream_sends_tool_calls(api: Any, parse_events: Callable[[str],
     session = await api.session()
     api.worker.script = [[CALL]]
     events = parse_events((await api.turn(session, stream=True)).text)
-    assert events[0] == ("tool_call", OPENAI_CALL)
-    assert events[1][1]["finish_reason"] == "tool_calls"
+    *deltas, made, done = events
+    assert {name for name, _ in deltas} == {"arguments_delta"}
+    assert len(deltas) > 1
+    pieces = [data["arguments"] for _, data in deltas]
+    assert "".join(pieces) == OPENAI_CALL["function"]["arguments"]
+    assert {(data["id"], data["name"]) for _, data in deltas} == {
+        (OPENAI_CALL["id"], OPENAI_CALL["function"]["name"])
+    }
+    assert made == ("tool_call", OPENAI_CALL)
+    assert done[1]["finish_reason"] == "tool_calls"

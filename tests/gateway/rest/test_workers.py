@@ -84,7 +84,12 @@ async def test_a_turn_reports_its_durability(api: Any) -> None:
 
 async def test_the_worker_and_its_methods_are_described(api: Any) -> None:
     found = (await api.http.get("/v1/methods")).json()
-    assert [method["name"] for method in found["methods"]] == ["snapkv", "full", "epicache"]
+    assert [method["name"] for method in found["methods"]] == [
+        "icecache",
+        "snapkv",
+        "full",
+        "epicache",
+    ]
     assert found["repair"] == {
         "name": "repairkv",
         "summary": "bursts around anchors",

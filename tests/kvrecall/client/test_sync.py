@@ -48,7 +48,7 @@ def test_the_service_describes_itself(client: KvrecallClient) -> None:
     assert client.ready()
     assert client.worker().model == "scripted"
     methods = client.methods()
-    assert [method.name for method in methods.methods] == ["snapkv", "full", "epicache"]
+    assert [method.name for method in methods.methods] == ["icecache", "snapkv", "full", "epicache"]
     assert methods.repair is not None
     assert methods.repair.name == "repairkv"
     assert len(client.workers()) == 1
@@ -112,7 +112,7 @@ def test_a_turn_is_streamed_as_typed_events(client: KvrecallClient) -> None:
 
 
 def test_a_recorded_tool_call_is_paused_and_resumed_by_its_result(client: KvrecallClient) -> None:
-    with client.session() as session:
+    with client.session(repair_rows=8) as session:
         appended = session.say(RECORDED_CALL, generate=False)
         assert (appended.message, appended.finish_reason, appended.text) == (None, "appended", "")
         (pending,) = session.get().pending_calls

@@ -42,10 +42,27 @@ def chosen(limits: ServiceLimits | None = None, **request: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("budget", "rows"), [(None, 64), (256, 64), (512, 64), (937, 117), (1875, 234), (8192, 1024)]
+    ("budget", "rows"), [(None, 128), (256, 64), (512, 64), (937, 117), (1875, 234), (8192, 1024)]
 )
 def test_the_rows_for_repair_grow_with_the_budget(budget: int | None, rows: int) -> None:
-    assert (chosen() if budget is None else chosen(budget=budget)) == rows
+    """An automatic budget is at least 1,024 rows."""
+    assert chosen(method="snapkv", budget=budget) == rows
+
+
+def test_answers_that_retrieve_leave_nothing_to_repair_unless_it_is_asked_for() -> None:
+    assert chosen() == chosen(method="snapkv", retrieve='{"share": 0.25}') == 0
+    assert chosen(repair_rows=64) == 64
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "budget"),
+    [(None, None, None), (None, 256, 256), (256, None, 256), (256, "auto", None), (256, 512, 512)],
+)
+def test_a_budget_is_automatic_unless_the_request_or_the_operator_names_one(
+    default: int | None, asked: Any, budget: int | None
+) -> None:
+    limits = ServiceLimits(default_budget=default)
+    assert resolved(limits, budget=asked).budget == budget
 
 
 def test_a_request_that_names_their_number_gets_it() -> None:
@@ -56,7 +73,7 @@ def test_a_request_that_names_their_number_gets_it() -> None:
 
 
 def test_a_service_without_repair_keeps_none_free() -> None:
-    assert chosen(ServiceLimits(default_repair_rows=0), budget=8192) == 0
+    assert chosen(ServiceLimits(default_repair_rows=0), method="snapkv", budget=8192) == 0
 
 
 @given(
@@ -66,7 +83,7 @@ def test_a_service_without_repair_keeps_none_free() -> None:
 )
 def test_what_is_kept_free_leaves_the_least_budget(budget: int, least: int, share: float) -> None:
     limits = ServiceLimits(default_repair_rows=least, default_repair_share=share)
-    rows = chosen(limits, budget=budget)
+    rows = chosen(limits, method="snapkv", budget=budget)
     assert 0 <= rows <= budget - LEAST
     assert rows >= min(least, budget - LEAST)
 
@@ -74,9 +91,10 @@ def test_what_is_kept_free_leaves_the_least_budget(budget: int, least: int, shar
 @pytest.mark.parametrize(
     ("request_", "before_turns"),
     [
-        ({}, True),
-        ({"retrieve": '{"share": 0.25}'}, False),
-        ({"retrieve": '{"index": "exact"}'}, False),
+        ({}, False),
+        ({"method": "snapkv"}, True),
+        ({"method": "snapkv", "retrieve": '{"share": 0.25}'}, False),
+        ({"method": "snapkv", "retrieve": '{"index": "exact"}'}, False),
         ({"method": "icecache"}, False),
         ({"method": "icecache", "retrieve": '{"share": 0}'}, True),
     ],

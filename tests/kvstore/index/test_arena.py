@@ -74,3 +74,18 @@ def test_no_row_is_read_where_none_is_wanted() -> None:
     assert keys.shape == values.shape == (3, 2, 4)
     assert keys[2, 0].tolist() == [2004.0] * 4
     assert bool(keys.isfinite().all())
+
+
+def test_rows_behind_the_end_are_seen_once_and_are_not_the_arenas() -> None:
+    arena = RowArena(LAYOUT)
+    arena.append(rows(0, 10))
+    arena.reserve(16)
+    for layer in range(2):
+        keys, values = arena.extend(layer, *rows(10, 16)[layer])
+        assert torch.equal(keys, rows(0, 16)[layer][0])
+        assert torch.equal(values, rows(0, 16)[layer][1])
+    assert arena.length == 10
+    arena.append(rows(20, 23))
+    assert torch.equal(arena.keys(1)[:, 10:], rows(20, 23)[1][0])
+    with pytest.raises(AssertionError, match="room"):
+        arena.extend(0, *rows(0, 5000)[0])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from workers.model.answer_formats import find_format
 from workers.model.call_parsing import ParsedCall
+from workers.model.call_stream import CallStream
 from workers.model.text_stream import ParsedAnswer, TextStream
 from workers.model.tokenizer import ChatTokenizer
 
@@ -49,11 +50,11 @@ MALFORMED = {
     "hermes": ("<tool_call>{weather}</tool_call>", '<tool_call>{"name": "weather"'),
     "qwen-xml": (
         "<tool_call><function=weather>Oslo</function></tool_call>",
-        "<tool_call><function=weather><parameter=city>Oslo",
+        "<tool_call><function=weather><parameter=city",
     ),
     "llama": ("<|python_tag|>weather.get()", '<|python_tag|>{"name": "weather", "par'),
-    "mistral": ("[TOOL_CALLS]{}", '[TOOL_CALLS][{"name": "weather", "arguments": {'),
-    "mistral-args": ("[TOOL_CALLS]weather(Oslo)", '[TOOL_CALLS]weather[ARGS]{"city": "Os'),
+    "mistral": ("[TOOL_CALLS]{}", '[TOOL_CALLS][{"name": "weather", "arguments":'),
+    "mistral-args": ("[TOOL_CALLS]weather(Oslo)", "[TOOL_CALLS]weather[ARGS]"),
 }
 
 
@@ -74,7 +75,7 @@ def stream(
     """Stream a text token by token; returns the text and the reasoning that were sent."""
     streamed = TextStream(tokenizer, tools=TOOLS, **options)
     pieces = [streamed.push(token) for token in tokenizer.encode(text)]
-    pieces.append(streamed.finish())
+    pieces += streamed.finish()
     sent = "".join(piece.text for piece in pieces)
     return sent, "".join(piece.reasoning for piece in pieces), streamed.parse(), streamed
 
@@ -119,17 +120,21 @@ def test_a_bad_call_does_not_hide_a_good_one(tokenizer: ChatTokenizer) -> None:
     bad = '<tool_call>{"bad '
     sent, _, parsed, _ = stream(make(tokenizer, "hermes"), bad + CALLS["hermes"])
     assert parsed.calls == (WANTED,)
-    assert sent == parsed.text == bad.strip()
+    assert sent.strip() == parsed.text == bad.strip()
 
 
-def test_llamas_calls_need_no_mark_if_they_are_the_whole_answer(tokenizer: ChatTokenizer) -> None:
+def test_llamas_calls_of_known_tools_need_no_mark_at_an_answers_beginning(
+    tokenizer: ChatTokenizer,
+) -> None:
     llama = make(tokenizer, "llama")
     call = f'{{"name": "weather", "parameters": {OBJECT}}}'
     sent, _, parsed, _ = stream(llama, call)
     assert (sent, parsed.calls) == ("", (WANTED,))
-    for text in ('{"name": "Ann", "age": 3}', f"Like this: {call}", f"{call} and more"):
+    for text in ('{"name": "Ann", "age": 3}', f"Like this: {call}", '{"name": "Ann"}'):
         sent, _, parsed, _ = stream(llama, text)
         assert (sent, parsed.calls) == (text, ())
+    sent, _, parsed, _ = stream(llama, f"{call} and more")
+    assert (sent, parsed.text, parsed.calls) == ("and more", "and more", (WANTED,))
 
 
 def test_values_in_tags_have_the_types_of_the_tools_schema(tokenizer: ChatTokenizer) -> None:
@@ -253,26 +258,34 @@ def test_any_calls_survive_being_written_and_parsed(
         for name, arguments in calls
     ]
     text = "so" + "".join(f"<tool_call>{each}</tool_call>" for each in written)
-    left, parsed = tokenizer.format.parse_calls(text, ())
+    left, parsed = read(tokenizer, text)
     assert left == "so"
     assert [(call.name, json.loads(call.arguments)) for call in parsed] == calls
+
+
+def read(tokenizer: ChatTokenizer, text: str) -> tuple[str, list[ParsedCall]]:
+    """The plain text and the calls of a text that arrives whole."""
+    calls = CallStream(tokenizer.format, (), enabled=True)
+    plain, _ = calls.push(text)
+    _, behind = calls.finish()
+    return plain + behind, list(calls.calls)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        '<tool_call>{"name": "a", "arguments": {}}',
+        '<tool_call>{"name": "a", "arguments": ',
         "<tool_call>[]</tool_call>",
         '<tool_call>{"arguments": {}}</tool_call>',
         '<tool_call>{"name": 3}</tool_call>',
         '<tool_call>{"name": "a", "arguments": "x"}</tool_call>',
-        '<tool_call>{"name": "a"} and more</tool_call>',
+        '<tool_call>{"name": "a" and more}</tool_call>',
         "</tool_call>",
         "<tool_call>" + "[" * 100_000,
     ],
 )
 def test_what_is_no_call_of_hermes_form_stays_text(text: str, tokenizer: ChatTokenizer) -> None:
-    assert tokenizer.format.parse_calls(text, ()) == (text, [])
+    assert read(tokenizer, text) == (text, [])
 
 
 def test_ids_of_calls_have_nine_letters_where_the_template_wants_them(

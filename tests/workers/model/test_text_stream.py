@@ -20,7 +20,7 @@ def _stream(
         sent.append(stream.push(token).text)
         if stream.stopped:
             break
-    return [*sent, stream.finish().text], stream
+    return [*sent, *(piece.text for piece in stream.finish())], stream
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,16 @@ def test_a_tool_call_is_not_sent(tokenizer: ChatTokenizer) -> None:
     assert stream.raw.endswith("</tool_call>")
 
 
-def test_malformed_tool_calls_are_sent_at_the_end(tokenizer: ChatTokenizer) -> None:
-    for text in ("a <tool", "see <tool_call>{broken</tool_call> there", "stop <tool_call>{"):
+def test_malformed_tool_calls_are_sent_once_they_are_known_to_be(tokenizer: ChatTokenizer) -> None:
+    for text in ("a <tool", "stop <tool_call>{", 'so <tool_call>{"name": "f"'):
         sent, _ = _stream(tokenizer, text)
         assert "".join(sent) == text
         assert "<" not in "".join(sent[:-1])
+    sent, _ = _stream(tokenizer, "see <tool_call>{broken</tool_call> there")
+    assert "".join(sent) == "see <tool_call>{broken</tool_call> there"
+    marked = next(piece for piece in sent if "<tool_call>" in piece)
+    assert marked.startswith("<tool_call>{"), "the mark comes with what shows that it opens no call"
+    assert sent.index(marked) < len(sent) - 1
 
 
 def test_special_tokens_are_not_text(tokenizer: ChatTokenizer) -> None:

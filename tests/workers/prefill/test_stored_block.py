@@ -9,7 +9,7 @@ from torch import Tensor
 from workers.cache.active_cache import EMPTY
 from workers.cache.transfers import Transfers
 from workers.prefill import stored_block
-from workers.prefill.stored_block import StoredBlock
+from workers.prefill.stored_block import StoredBlock, concatenate
 
 N_HEADS, N_KV_HEADS, HEAD_DIM = 4, 2, 8
 
@@ -59,7 +59,7 @@ def test_a_block_attends_to_all_rows_whichever_are_active(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_block, "_MASK_CELLS", cells)
-        block = StoredBlock(first, read, Transfers(torch.device("cpu")))
+        block = StoredBlock(first, concatenate(read, Transfers(torch.device("cpu"))))
         found = block.attend(
             5,
             queries[None],
@@ -76,7 +76,9 @@ def test_a_block_attends_to_all_rows_whichever_are_active(
 def test_the_result_has_the_queries_dtype() -> None:
     rows = torch.ones(1, N_KV_HEADS, 1, HEAD_DIM, dtype=torch.bfloat16)
     queries = torch.ones(1, N_HEADS, 1, HEAD_DIM, dtype=torch.bfloat16)
-    block = StoredBlock(1, lambda _: (rows[0], rows[0]), Transfers(torch.device("cpu")))
+    block = StoredBlock(
+        1, concatenate(lambda _: (rows[0], rows[0]), Transfers(torch.device("cpu")))
+    )
     positions = torch.ones(1, N_KV_HEADS, 1, dtype=torch.int32)
     found = block.attend(0, queries, rows, rows, positions, None)
     assert found.dtype == torch.bfloat16

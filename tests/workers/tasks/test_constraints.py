@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings
@@ -33,7 +34,11 @@ SAMPLED = {"temperature": 1.0, "seed": 5, "max_tokens": 80}
 
 
 def calls_of(done: pb.TurnDone) -> list[tuple[str, Any]]:
-    return [(call.name, json.loads(call.arguments)) for call in done.message.tool_calls]
+    """The calls of an answer but for one that the limit has cut."""
+    calls = list(done.message.tool_calls)
+    if done.finish_reason == "length":
+        calls = calls[:-1]
+    return [(call.name, json.loads(call.arguments)) for call in calls]
 
 
 def is_valid(value: Any) -> bool:
@@ -89,6 +94,14 @@ def test_a_required_call_is_of_a_tool_and_its_schema(
     assert calls
     assert all(name in ("go", "look") and is_valid(arguments) for name, arguments in calls)
     assert len(calls) == 1 or not single
+    made = [e.tool_call for e in worker.events["s"] if e.HasField("tool_call")]
+    assert made == list(done.message.tool_calls)
+    for index, call in enumerate(made):
+        told = [e.arguments for e in worker.events["s"] if e.HasField("arguments")]
+        pieces = [piece for piece in told if piece.index == index]
+        assert len(pieces) > 5, "told while it is generated"
+        assert {(piece.id, piece.name) for piece in pieces} == {(call.id, call.name)}
+        assert "".join(piece.arguments for piece in pieces) == call.arguments
 
 
 def test_a_named_tool_is_called(make_worker: Callable[..., Any]) -> None:
@@ -105,13 +118,23 @@ def test_a_named_tool_is_called(make_worker: Callable[..., Any]) -> None:
         )
 
 
-def test_a_call_that_the_limit_cuts_is_no_call(make_worker: Callable[..., Any]) -> None:
+def test_a_call_that_the_limit_cuts_is_none_until_its_arguments_have_begun(
+    make_worker: Callable[..., Any],
+) -> None:
     worker = make_worker("llama")
     worker.open(tools=TOOLS)
-    wanted = pb.Constraint(tool_choice="required")
+    wanted = pb.Constraint(tool_choice="required", single_call=True)
     done = worker.turn("s", "hello", constraint=wanted, max_tokens=6)
     assert done.finish_reason == "length"
     assert not done.message.tool_calls
+    done = worker.turn("s", "hello", constraint=wanted, **{**SAMPLED, "max_tokens": 30})
+    assert (done.finish_reason, done.message.content) == ("length", "")
+    (call,) = done.message.tool_calls
+    told = [e.arguments.arguments for e in worker.events["s"] if e.HasField("arguments")]
+    assert "".join(told) == call.arguments, "what was told of it stays true"
+    assert from_json(call.arguments, allow_partial=True).keys() <= SCHEMA["properties"].keys()
+    result = {"role": "tool", "content": "cut off", "tool_call_id": call.id}
+    assert worker.turn("s", [result], max_tokens=4).output_tokens, "the conversation goes on"
 
 
 def test_a_call_is_of_a_declared_tool_once_the_model_has_begun_one(
@@ -155,11 +178,12 @@ def test_text_of_a_schema_or_a_call_is_the_models_choice(make_worker: Callable[.
         bias = [pb.TokenBias(id=mark, bias=4.0 * (seed % 2))]
         done = worker.turn("s", f"say {seed}", constraint=BY_SCHEMA, logit_bias=bias, **options)
         calls = calls_of(done)
-        texts += not calls
+        texts += bool(done.message.content)
         called += bool(calls)
         assert all(is_valid(arguments) for _, arguments in calls)
-        assert calls or is_valid(json.loads(done.message.content))
-        if calls:
+        made = done.message.tool_calls
+        assert made or is_valid(json.loads(done.message.content))
+        if made:
             results = [
                 {"role": "tool", "content": "1", "tool_call_id": call.id}
                 for call in done.message.tool_calls

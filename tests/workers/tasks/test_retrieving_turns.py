@@ -160,13 +160,17 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
     worker = make_worker(retrieval_bytes=0, **LIMITS)
     worker.open("s", budget=64, method="icecache")
     worker.open("few", budget=64, method="streaming_llm")
-    assert not worker.turn("s", words(90), max_tokens=8).HasField("retrieval")
+    refused = worker.turn("s", words(90), max_tokens=8).retrieval
+    assert (refused.refused, refused.steps) == (True, 0)
+    assert not worker.turn("few", words(90), max_tokens=8).HasField("retrieval")
     assert measured(worker, "kvrecall_worker_retrieval_refused_total") == 1
     layout = worker.engine.store.layout
     worker = make_worker(retrieval_bytes=2000 * layout.token_bytes, **LIMITS)
     for name in ("s", "t"):
         worker.open(name, budget=64, method="icecache")
-        assert worker.turn(name, words(90), max_tokens=8).retrieval.steps
+        done = worker.turn(name, words(90), max_tokens=8)
+        assert done.retrieval.steps
+        assert not done.retrieval.refused
     held = [worker.engine.sessions[name].indexed_rows for name in ("s", "t")]
     assert [each is None for each in held] == [True, False]
 

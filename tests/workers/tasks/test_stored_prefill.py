@@ -88,6 +88,7 @@ def test_pages_that_were_lost_are_computed_again(
     length = turns[-1].state.length
     before = stored_rows(worker, "s", length)
     lose_page(worker.engine.store, "s", 2)
+    worker.engine.sessions["s"].drop_indexed_rows()  # which has the page's rows, too
     with pytest.raises(RowsMissing):
         worker.turn("s", "and then", max_tokens=6)
     log = [logged(*turn) for turn in zip(turns, texts, strict=True)]
@@ -97,6 +98,34 @@ def test_pages_that_were_lost_are_computed_again(
     ours = worker.turn("s", "and then", epoch=2, max_tokens=6)
     assert ours.token_ids == worker.turn("twin", "and then", max_tokens=6).token_ids
     worker.check()
+
+
+def test_blocks_read_each_row_once_and_without_memory_for_that_the_same_rows_from_pages(
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a page that was not full are read again; an arena is a copy, in which nothing is rounded."""
+    gather = RowStore.gather_heads
+    reads: list[str] = []
+
+    def counting(store: RowStore, session: str, *args: Any, **options: Any) -> Any:
+        reads.append(session)
+        return gather(store, session, *args, **options)
+
+    monkeypatch.setattr(RowStore, "gather_heads", counting)
+    texts = [words(70, seed=seed) for seed in range(4)]
+    states = []
+    for retrieval_bytes in (None, 0):
+        worker = make_worker(retrieval_bytes=retrieval_bytes, **LIMITS)
+        worker.open("s", **FEW, **STORED)
+        done = append(worker, "s", texts)
+        states.append(stored_rows(worker, "s", done.memory.length))
+        if retrieval_bytes is None:
+            assert not reads
+            copied = worker.engine.sessions["s"].indexed_rows.copied
+            blocks = -(-done.memory.length // LIMITS["block_tokens"]) + len(texts)
+            assert copied < done.memory.length + PAGE * blocks
+    assert reads
+    assert torch.equal(*states)
 
 
 def test_scratch_sessions_attend_to_the_rows_of_their_session(

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvrecall.app.settings import Settings
-from kvrecall.cli.chat import command as chat
-from kvrecall.cli.chat.command import Talk, choose_model
+from kvrecall.cli.chat.command import Talk
 from kvrecall.client import KvrecallClient
 
 CALL = {
@@ -112,18 +110,6 @@ def test_a_refused_command_does_not_end_the_chat(
     shown = printed.getvalue()
     assert "unknown_session" in shown
     assert "end the chat" in shown.split("unknown_session")[1]
-
-
-def test_smollm2_is_taken_where_it_is_installed_and_nothing_else_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("KVRECALL_MODEL", raising=False)
-    assert choose_model(Settings()) == "smollm2"
-    monkeypatch.setenv("KVRECALL_MODEL", "some/model")
-    assert choose_model(Settings()) == "some/model"
-    monkeypatch.delenv("KVRECALL_MODEL")
-    monkeypatch.setattr(chat, "is_smollm2_installed", lambda: False)
-    assert choose_model(Settings()) == "reference"
 
 
 def test_a_model_that_is_not_there_is_refused_before_a_server_is_started(
