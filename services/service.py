@@ -8,11 +8,12 @@ from typing import Any
 
 from kvrecall.domain.errors import (
     InvalidRequest,
+    ServiceError,
     ShuttingDown,
     WorkerLost,
     WorkerUnavailable,
 )
-from kvrecall.domain.events import Observer, ServiceEvent, SessionMoved
+from kvrecall.domain.events import CreationFailed, Observer, ServiceEvent, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport
@@ -204,7 +205,11 @@ class SessionService:
     async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
         """Open a session. Raises as `SessionCreator.create`."""
         self._check_accepting()
-        return await self._creator.create(request, self.info, key)
+        try:
+            return await self._creator.create(request, self.info, key)
+        except ServiceError as error:
+            self._events.publish(CreationFailed(request.tenant, error.code))
+            raise
 
     async def get(self, session: str, tenant: str | None = None) -> tuple[Session, SessionState]:
         """Return the session as committed, and its state now. Raises UnknownSession.

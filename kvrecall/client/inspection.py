@@ -223,6 +223,7 @@ class Activity:
 
     turns: int
     failed_turns: int
+    failed_creations: int
     retried_turns: int
     prompt_tokens: int
     output_tokens: int

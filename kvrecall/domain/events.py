@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.messages import Sampling
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
 from kvrecall.domain.state_machine import SessionState
@@ -97,6 +98,14 @@ class TurnFailed:
 
     session: str
     code: str
+
+
+@dataclass(frozen=True)
+class CreationFailed:
+    """A session of a tenant could not be created; `code` is that of the error."""
+
+    tenant: str
+    code: ErrorCode
 
 
 @dataclass(frozen=True)
@@ -325,6 +334,7 @@ ServiceEvent = (
     | ClaimLost
     | WriterFenced
     | SessionMoved
+    | CreationFailed
     | SessionCreated
     | SessionDeleted
     | SessionForgotten

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.events import (
+    CreationFailed,
     PagesRebuilt,
     PauseTimedOut,
     RepairFailed,
@@ -24,12 +25,14 @@ STEP_SECONDS = 15
 STEPS = 60
 # Tenants whose counts are kept; that of the one without an event for longest is replaced.
 _TENANTS = 1024
+_SERVER_ERRORS = 500
 # Upper bounds, in seconds, of the buckets that first tokens are counted in.
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 COUNTED = (
     "turns",
     "failed_turns",
+    "failed_creations",
     "retried_turns",
     "prompt_tokens",
     "output_tokens",
@@ -82,6 +85,11 @@ class Activity:
 
     def observe(self, event: ServiceEvent) -> None:
         """Count an event."""
+        if isinstance(event, CreationFailed):
+            # Those of the client's making count as little as requests of a wrong form.
+            if event.code.http_status >= _SERVER_ERRORS:
+                self._get_step(event.tenant).counts["failed_creations"] += 1
+            return
         counted = count(event)
         if counted is None:
             return

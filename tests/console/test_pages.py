@@ -208,3 +208,70 @@ def test_a_session_of_another_page_is_the_same_page_by_back_and_forth(
     expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
     page.go_forward()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Memory of {talk}")
+
+
+def test_a_service_without_a_worker_is_no_green_tick(served: Console, watched: Open) -> None:
+    page = watched(served.page("methods"))
+    page.route("**/v1/workers", lambda route: route.fulfill(json={"workers": []}))
+    page.goto(served.page())
+    wrong = page.get_by_role("region", name="Anything wrong")
+    expect(wrong).to_contain_text("No worker answers.")
+    expect(wrong).not_to_contain_text("✓")
+
+
+def test_workers_that_are_not_known_are_no_green_tick(served: Console, watched: Open) -> None:
+    page = watched(served.page("methods"))
+    page.route("**/v1/workers", lambda route: route.fulfill(status=503, json={"title": "down"}))
+    totals = served.get("/v1/overview")["totals"]
+    page.goto(served.page())
+    wrong = page.get_by_role("region", name="Anything wrong")
+    expect(wrong).to_contain_text("turn" if totals["failed_turns"] else "not known")
+    expect(wrong).not_to_contain_text("✓")
+
+
+def test_sessions_that_could_not_be_created_are_wrong(served: Console, watched: Open) -> None:
+    page = watched(served.page("methods"))
+    overview = served.get("/v1/overview")
+    overview["totals"]["failed_creations"] = 3
+    page.route("**/v1/overview", lambda route: route.fulfill(json=overview))
+    page.goto(served.page())
+    expect(page.get_by_role("region", name="Anything wrong")).to_contain_text(
+        "3 sessions could not be created."
+    )
+
+
+@pytest.mark.parametrize("path", ["", "sessions", "workers", "sessions/SESSION/turns"])
+def test_a_lost_connection_is_shown_with_the_time_of_what_is_seen(
+    new_console: Callable[..., Console], watched: Open, path: str
+) -> None:
+    console = new_console()
+    with KvrecallClient(console.url) as client:
+        session = client.create_session(budget=64, repair_rows=0).id
+    page = watched(console.page(path.replace("SESSION", session)))
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    console.kill()
+    lost = page.get_by_text("connection lost; shown is the state of")
+    expect(lost).to_have_text(re.compile(r"state of \d\d:\d\d:\d\d$"))
+    console.process.start()
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    console.kill()
+
+
+def test_phases_have_colours_by_name_in_the_order_of_time(
+    served: Console, watched: Open, talk: str
+) -> None:
+    page = watched(served.session(talk, "turns"))
+    expect(page.get_by_role("article").first).to_be_visible()
+    found: dict[str, set[str]] = {}
+    order = ["waiting", "queued", "switch", "repair", "share", "prefill", "append", "first token"]
+    order += ["decode", "evict", "flush"]
+    for legend in page.locator("ul.legend").all():
+        names = []
+        for item in legend.locator("li").all():
+            name = re.sub(r" [\d.]+ m?s$", "", item.inner_text().strip())
+            style = item.locator(".swatch").get_attribute("style") or ""
+            found.setdefault(name, set()).add(style)
+            names.append(name)
+        assert names == sorted(names, key=order.index)
+    assert {"prefill", "decode"} <= found.keys()
+    assert all(len(styles) == 1 for styles in found.values())

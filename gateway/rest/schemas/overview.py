@@ -12,6 +12,7 @@ class ActivityView(View):
 
     turns: int
     failed_turns: int
+    failed_creations: int
     retried_turns: int
     prompt_tokens: int
     output_tokens: int

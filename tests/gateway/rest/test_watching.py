@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.settings import GatewaySettings
+from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
@@ -239,3 +240,13 @@ async def test_the_overview_counts_turns_tokens_repairs_and_failures(api: Any) -
     assert found["window_seconds"] == 900
     assert sum(step["turns"] for step in found["steps"]) == 4
     assert [step["at"] for step in found["steps"]] == sorted(step["at"] for step in found["steps"])
+
+
+async def test_the_overview_counts_sessions_that_no_worker_took(api: Any) -> None:
+    api.worker.faults["open"] = WorkerLost("no worker answers")
+    refused = await api.http.post("/v1/sessions", json={"budget": 64})
+    assert refused.status_code == 503
+    assert (await api.http.post("/v1/sessions", json={"budget": 1})).status_code < 500
+    await api.session()
+    totals = (await api.http.get("/v1/overview")).json()["totals"]
+    assert totals["failed_creations"] == 1, "what the client asked wrongly is not counted"

@@ -1,6 +1,7 @@
 // @ts-check
 /** Small parts that every page has. */
 import { Problem } from '../core/api.js';
+import { clock } from '../core/format.js';
 import { hasMoved } from '../core/router.js';
 import { html, useEffect, useRef } from '../core/ui.js';
 
@@ -29,6 +30,23 @@ export function Failure({ error, retry = null }) {
     </p>`}
     ${retry && html`<p><button type="button" onClick=${retry}>Try again</button></p>`}
   </div>`;
+}
+
+/**
+ * How current a page is: by its stream, by its interval, or from before the connection was lost, with the
+ * time of what is shown. A stream that ends loads anew at once, which finds out.
+ * @param {{live: boolean, resource: any, every?: number}} props
+ */
+export function Freshness({ live, resource, every = 30 }) {
+  const { error, loadedAt, reload } = resource;
+  const was = useRef(false);
+  useEffect(() => {
+    if (was.current && !live) reload();
+    was.current = live;
+  }, [live]);
+  const lost = error instanceof Problem && error.status === 0;
+  if (!lost) return html`<span class="note" role="status">${live ? 'live' : `updated every ${every} s`}</span>`;
+  return html`<strong class="lost" role="status">connection lost${loadedAt && `; shown is the state of ${clock(loadedAt)}`}</strong>`;
 }
 
 /** What is shown of a resource: its error, that it is loaded, or its content. */

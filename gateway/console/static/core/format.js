@@ -39,6 +39,11 @@ export function moment(/** @type {string | null | undefined} */ text) {
   });
 }
 
+/** A time of day in the browser's own zone. */
+export function clock(/** @type {Date} */ time) {
+  return time.toLocaleTimeString('en-GB');
+}
+
 /** Milliseconds since the epoch; null where there is no time. */
 export function instant(/** @type {string | null | undefined} */ text) {
   return text ? Date.parse(text) : null;

@@ -9,22 +9,22 @@ import { useCallback, useEffect, useRef, useState } from './ui.js';
 const POLL_MS = 30000;
 
 /**
- * The JSON at `path`, kept while it is loaded again. null: nothing is loaded.
+ * The JSON at `path`, kept while it is loaded again, and the time at which it was loaded. null: nothing is loaded.
  * @param {string | null} path
  * @param {{version?: unknown, every?: number}} options version: loaded again when it changes
  */
 export function useResource(path, { version = 0, every = POLL_MS } = {}) {
-  const [state, setState] = useState({ path, data: /** @type {any} */ (null), error: /** @type {any} */ (null) });
+  const [state, setState] = useState({ path, data: /** @type {any} */ (null), error: /** @type {any} */ (null), loadedAt: /** @type {Date | null} */ (null) });
   const [asked, setAsked] = useState(0);
   const reload = useCallback(() => setAsked((count) => count + 1), []);
   useEffect(() => {
     if (path === null) return undefined;
     const ended = new AbortController();
     get(path, { signal: ended.signal }).then(
-      (data) => ended.signal.aborted || setState({ path, data, error: null }),
+      (data) => ended.signal.aborted || setState({ path, data, error: null, loadedAt: new Date() }),
       (error) =>
         ended.signal.aborted ||
-        setState((before) => ({ path, data: before.path === path ? before.data : null, error })),
+        setState((before) => (before.path === path ? { ...before, error } : { path, data: null, error, loadedAt: null })),
     );
     return () => ended.abort();
   }, [path, version, asked]);
@@ -37,7 +37,7 @@ export function useResource(path, { version = 0, every = POLL_MS } = {}) {
     };
   }, [every]);
   const own = state.path === path;
-  return { data: own ? state.data : null, error: own ? state.error : null, reload };
+  return { data: own ? state.data : null, error: own ? state.error : null, loadedAt: own ? state.loadedAt : null, reload };
 }
 
 /**

@@ -1,6 +1,6 @@
 // @ts-check
 /** How the service is: its model, workers, the last fifteen minutes, and whatever is wrong. */
-import { Failure, Figures, PageHead } from '../components/basics.js';
+import { Failure, Figures, Freshness, PageHead } from '../components/basics.js';
 import { Chart } from '../components/chart.js';
 import { count, moment, seconds } from '../core/format.js';
 import { useCounter, useResource, useStream } from '../core/resource.js';
@@ -20,14 +20,14 @@ export function OverviewPage() {
   // Without the scope `admin` the workers are not shown; the rest is.
   const hidden = workers.error?.status === 403;
   return html`
-    <${PageHead} title="Overview"><span class="note" role="status">${live ? 'live' : 'updated every 15 s'}</span><//>
+    <${PageHead} title="Overview"><${Freshness} live=${live} resource=${overview} every=${POLL_MS / 1000} /><//>
     <${Failure} error=${overview.error} retry=${overview.reload} />
     ${model.error && !overview.error && html`<${Failure} error=${model.error} />`}
     ${workers.error && !hidden && !overview.error && html`<${Failure} error=${workers.error} />`}
     ${model.data && html`<${Model} model=${model.data} release=${release.data} workers=${workers.data} />`}
     ${overview.data && html`
       <section class="panel" aria-label="Anything wrong"><h2>Anything wrong?</h2>
-        <${Warnings} totals=${overview.data.totals} workers=${workers.data?.workers ?? []} /></section>
+        <${Warnings} totals=${overview.data.totals} workers=${hidden ? [] : workers.data?.workers} hidden=${hidden} /></section>
       <${Activity} overview=${overview.data} />`}`;
 }
 
@@ -42,8 +42,11 @@ function Model({ model, release, workers }) {
   ]} />`;
 }
 
-function Warnings({ totals, workers }) {
-  const lines = findWarnings(totals, workers);
+/** @param {{totals: any, workers: any[] | undefined, hidden: boolean}} props workers: undefined where they are not known yet */
+function Warnings({ totals, workers, hidden }) {
+  const lines = findWarnings(totals, workers ?? []);
+  if (workers && !workers.length && !hidden) lines.unshift(['No worker answers.', 'New sessions and turns are refused until one does: look at its log, or start one.']);
+  if (!lines.length && !workers) return html`<p class="note">It is not known yet how the workers are.</p>`;
   if (!lines.length) return html`<p class="fine">✓ Nothing in the last 15 minutes.</p>`;
   return html`<ul class="warnings">${lines.map(([what, advice]) => html`<li key=${what}><strong>${what}</strong> ${advice}</li>`)}</ul>`;
 }
@@ -62,6 +65,7 @@ function findWarnings(totals, workers) {
   if (workers.length && workers.every(({ draining }) => draining)) lines.push(['All workers are draining.', 'New sessions are refused: start a worker.']);
   add(totals.not_durable_turns, 'turn was not durable|turns were not durable', 'Rows were in memory only at the commit: a crash of the worker would cost a prefill. Look at the tiers of the workers.');
   add(totals.failed_turns, 'turn failed|turns failed', 'Cancelled ones count too. The log has the code of each.');
+  add(totals.failed_creations, 'session could not be created|sessions could not be created', 'No worker took it: the client was told to try again. Look at the workers.');
   add(totals.retried_turns, 'turn was repeated in another worker|turns were repeated in another worker', 'A worker was lost. The client saw one answer.');
   add(totals.failed_repairs, 'repair failed|repairs failed', 'Turns go on without what it would have brought back.');
   add(totals.timeouts, 'pause timed out|pauses timed out', 'The model reads the timeout as the tool’s result.');

@@ -1,6 +1,6 @@
 // @ts-check
 /** The frame of a session's pages: its heading, state and tabs, and the one stream that they share. */
-import { Failure, Figures, PageHead, State } from '../components/basics.js';
+import { Failure, Figures, Freshness, PageHead, State } from '../components/basics.js';
 import { sessionPath } from '../core/api.js';
 import { count, moment, plural } from '../core/format.js';
 import { useCounter, useResource, useStream } from '../core/resource.js';
@@ -28,12 +28,13 @@ export function isSessionPage(page) {
 
 /** @param {{id: string, page: string, readOnly: boolean}} props */
 export function SessionFrame({ id, page, readOnly }) {
-  const { session, version, live, gone, error, reload } = useSession(id);
+  const { session, version, live, gone, resource } = useSession(id);
+  const { error, reload } = resource;
   const [title, Page] = TABS[page];
   return html`
     <${PageHead} title=${`${title} of ${id}`} key=${page}>
       ${session && html`<${State} state=${session.state} />`}
-      ${session && html`<span class="note" role="status">${live ? 'live' : 'updated every 30 s'}</span>`}
+      ${session && html`<${Freshness} live=${live} resource=${resource} />`}
       <div class="actions">
         ${!readOnly && session && html`<a class="button" href=${`${BASE}/playground?session=${encodeURIComponent(id)}`}>Open in the playground</a>`}
       </div>
@@ -66,7 +67,7 @@ export function useSession(id) {
     return undefined;
   });
   const session = resource.data && live && state?.id === id ? { ...resource.data, state: state.state } : resource.data;
-  return { session, version, live, gone: gone !== null && gone === id, error: resource.error, reload: resource.reload };
+  return { session, version, live, gone: gone !== null && gone === id, resource };
 }
 
 function Facts({ session }) {

@@ -1,6 +1,6 @@
 // @ts-check
 /** The tenant's sessions, filtered, and their states live. */
-import { Failure, PageHead, State, Table } from '../components/basics.js';
+import { Failure, Freshness, PageHead, State, Table } from '../components/basics.js';
 import { toQuery } from '../core/api.js';
 import { count, moment } from '../core/format.js';
 import { useCounter, useResource, useStream } from '../core/resource.js';
@@ -27,7 +27,7 @@ export function SessionsPage({ readOnly }) {
   const filtered = FILTERS.some((name) => name !== 'order' && filters[name]);
   return html`
     <${PageHead} title="Sessions">
-      <span class="note" role="status">${live ? 'live' : 'updated every 30 s'}</span>
+      <${Freshness} live=${live} resource=${resource} />
       <div class="actions">${!readOnly && html`<a class="button" href=${`${BASE}/playground`}>New session in the playground</a>`}</div>
     <//>
     <${Filters} filters=${filters} methods=${methods.data?.methods ?? []} change=${(values) => change({ ...values, cursor: null })} />

@@ -9,7 +9,21 @@ import { readNumber, sessionAddress, useQuery } from '../core/router.js';
 import { html, useEffect, useRef } from '../core/ui.js';
 
 const SHOWN = 20;
-const PHASE_COLORS = ['--span-user', '--map-active', '--map-promoted', '--span-assistant', '--warn', '--control', '--accent', '--good', '--bad', '--text'];
+/** Colours of a turn's phases, in the order of time: a bar of them reads like the turn. */
+const PHASES = {
+  waiting: '--control',
+  queued: '--muted',
+  switch: '--bad',
+  repair: '--map-promoted',
+  share: '--good',
+  prefill: '--span-user',
+  append: '--map-active',
+  first_token: '--accent',
+  decode: '--map-active',
+  evict: '--warn',
+  flush: '--span-assistant',
+};
+const OTHER_PHASE = '--text';
 
 /** @param {{session: any, version: number}} props */
 export function TurnsPage({ session, version }) {
@@ -51,10 +65,22 @@ function Turn({ session, turn, chosen }) {
   </article>`;
 }
 
+/**
+ * The phases that took time, in the order of time; unknown ones at the end.
+ * @param {Record<string, number>} seconds
+ * @returns {Array<[string, number]>}
+ */
+function sortPhases(seconds) {
+  const order = Object.keys(PHASES);
+  const place = (/** @type {string} */ name) => (order.includes(name) ? order.indexOf(name) : order.length);
+  const taken = Object.entries(seconds).filter(([, value]) => value > 0);
+  return taken.sort(([one], [other]) => place(one) - place(other));
+}
+
 function Costs({ turn }) {
-  const phases = Object.entries(turn.seconds).filter(([, value]) => value > 0);
+  const phases = sortPhases(turn.seconds);
   const total = phases.reduce((sum, [, value]) => sum + value, 0);
-  const color = (index) => `var(${PHASE_COLORS[index % PHASE_COLORS.length]})`;
+  const color = (/** @type {string} */ name) => `var(${PHASES[name] ?? OTHER_PHASE})`;
   const text = phases.map(([name, value]) => `${words(name)} ${seconds(value)}`).join(', ');
   const facts = [
     `${plural(turn.prompt_tokens, 'token')} in`,
@@ -70,8 +96,8 @@ function Costs({ turn }) {
   ].filter(Boolean);
   return html`
     ${phases.length > 0 && html`<${Bar} total=${total} text=${`${seconds(total)}: ${text}`}
-      parts=${phases.map(([name, value], index) => ({ name, value, color: color(index) }))} />
-    <ul class="legend">${phases.map(([name, value], index) => html`<li key=${name}>
-      <span class="swatch" style=${{ background: color(index) }}></span>${words(name)} ${seconds(value)}</li>`)}</ul>`}
+      parts=${phases.map(([name, value]) => ({ name, value, color: color(name) }))} />
+    <ul class="legend">${phases.map(([name, value]) => html`<li key=${name}>
+      <span class="swatch" style=${{ background: color(name) }}></span>${words(name)} ${seconds(value)}</li>`)}</ul>`}
     <p class="note">${facts.join(' · ')}</p>`;
 }

@@ -1,6 +1,6 @@
 // @ts-check
 /** Workers: load, slots with their sessions, tiers; and moving a session from one to another. */
-import { Bar, Dialog, Empty, Failure, Figures, Loaded, PageHead, State, Table } from '../components/basics.js';
+import { Bar, Dialog, Empty, Failure, Figures, Freshness, Loaded, PageHead, State, Table } from '../components/basics.js';
 import { post, sessionPath, toQuery } from '../core/api.js';
 import { bytes, count, percent, seconds } from '../core/format.js';
 import { useCounter, useResource, useStream } from '../core/resource.js';
@@ -8,14 +8,15 @@ import { sessionAddress } from '../core/router.js';
 import { html, useState } from '../core/ui.js';
 
 const SHOWN = 50;
+const POLL_MS = 10000;
 
 /** @param {{readOnly: boolean}} props */
 export function WorkersPage({ readOnly }) {
   const [version, bump] = useCounter(1000);
-  const workers = useResource('/v1/workers', { version, every: 10000 });
-  useStream('/v1/stream', ({ data }) => data.status !== 'started' && bump());
+  const workers = useResource('/v1/workers', { version, every: POLL_MS });
+  const live = useStream('/v1/stream', ({ data }) => data.status !== 'started' && bump());
   return html`
-    <${PageHead} title="Workers" />
+    <${PageHead} title="Workers"><${Freshness} live=${live} resource=${workers} every=${POLL_MS / 1000} /><//>
     <${Loaded} resource=${workers}>${(data) => html`
       ${!data.workers.length && html`<${Empty}>No worker answers: turns are refused until one does.<//>`}
       ${data.workers.map((worker) => html`<${Worker} key=${worker.name} worker=${worker} version=${version} readOnly=${readOnly}

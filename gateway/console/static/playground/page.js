@@ -1,6 +1,6 @@
 // @ts-check
 /** The playground: a conversation by hand, its pauses and repairs, and the map beside it. */
-import { Failure, Figures, Loaded, PageHead, State } from '../components/basics.js';
+import { Failure, Figures, Freshness, Loaded, PageHead, State } from '../components/basics.js';
 import { count } from '../core/format.js';
 import { useResource } from '../core/resource.js';
 import { sessionAddress, useQuery } from '../core/router.js';
@@ -24,7 +24,7 @@ export function PlaygroundPage() {
   const full = query.get('full');
   const methods = useResource('/v1/methods');
   const worker = useResource('/v1/worker');
-  const { session, version, gone, error } = useSession(id);
+  const { session, version, live, gone, resource } = useSession(id);
   const conversation = useConversation(id, full);
   const script = useScript(conversation, worker.data, (ids) => change({ session: ids.session, full: ids.full }));
   const leave = () => {
@@ -35,6 +35,7 @@ export function PlaygroundPage() {
   return html`
     <${PageHead} title="Playground">
       ${session && html`<${State} state=${session.state} />`}
+      ${session && html`<${Freshness} live=${live} resource=${resource} />`}
       <div class="actions">
         ${session && html`<a class="button" href=${sessionAddress(session.id)}>All of this session</a>`}
         ${id !== null && html`<button type="button" disabled=${conversation.busy} onClick=${leave}>New session</button>`}
@@ -42,7 +43,7 @@ export function PlaygroundPage() {
         <button type="button" disabled=${conversation.busy || script.running || !worker.data} onClick=${() => script.start(true)}>Step by step</button>
       </div>
     <//>
-    <${Failure} error=${error} />
+    <${Failure} error=${resource.error} />
     <${Failure} error=${conversation.error ?? script.error} />
     ${gone && html`<div class="problem" role="alert"><p>The session was deleted.</p></div>`}
     ${script.started && html`<${ScriptPanel} done=${script.done} running=${script.running} failed=${script.failed} stepwise=${script.stepwise}
