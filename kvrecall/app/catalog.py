@@ -1,11 +1,12 @@
 """The catalog of a process that serves, and its upgrade."""
 
+import asyncio
 from pathlib import Path
 
 import structlog
 
 from kvrecall.app.errors import CannotServe
-from kvrecall.app.redis import redis_client
+from kvrecall.app.redis import read_refusal, redis_client
 from kvrecall.app.settings import Settings
 from kvrecall.domain.errors import CatalogError
 from kvstore.errors import TierSettingsError
@@ -62,6 +63,8 @@ async def _open(settings: Settings) -> SqliteCatalog | RedisCatalog:
         client = redis_client(settings.catalog_url.get_secret_value())
         return await RedisCatalog.open(client, f"{settings.store.redis_namespace}:catalog")
     except CatalogError as error:
-        raise CannotServe(error.message) from error
+        url = settings.catalog_url
+        said = "" if url is None else await asyncio.to_thread(read_refusal, url.get_secret_value())
+        raise CannotServe(f"{error.message}; it says: {said}" if said else error.message) from error
     except TierSettingsError as error:
         raise CannotServe(f"KVRECALL_CATALOG_URL: {error}") from error

@@ -1,6 +1,8 @@
 """Redis clients for the catalog and the registry, from the same URLs as the Redis tier's."""
 
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -11,6 +13,8 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from kvstore.tiers.redis.address import RedisAddress, parse_address
+
+_REFUSAL_BYTES = 1024
 
 
 def redis_client(url: str, timeout_seconds: float = 5.0) -> Redis | RedisCluster:
@@ -45,6 +49,24 @@ def server_clients(url: str, timeout_seconds: float = 5.0) -> Callable[[], Redis
         return Redis(host=host, port=port, **common)
 
     return make
+
+
+def read_refusal(url: str, timeout_seconds: float = 1.0) -> str:
+    """Read what a server says to a connection that it refuses, as one in protected mode does.
+
+    redis-py has written before it reads, and knows only that the connection is lost. Empty where the
+    server says nothing, or is one of several.
+    """
+    address = parse_address(url)
+    if "+" in address.scheme or not address.hosts or address.scheme == "rediss":
+        return ""
+    with suppress(OSError):
+        with socket.create_connection(address.hosts[0], timeout_seconds) as connection:
+            connection.settimeout(timeout_seconds)
+            said = connection.recv(_REFUSAL_BYTES)
+        if said.startswith(b"-"):
+            return said[1:].splitlines()[0].decode(errors="replace")
+    return ""
 
 
 def _build_options(address: RedisAddress, timeout_seconds: float) -> dict[str, Any]:

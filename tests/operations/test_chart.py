@@ -317,6 +317,20 @@ def test_an_alert_can_be_changed_and_left_out() -> None:
     assert "kvrecall_worker_up" in rules["KvrecallNoWorker"]["expr"]
 
 
+def test_runbooks_are_links_where_their_address_is_set() -> None:
+    address = "https://docs.example.org/kvrecall/"
+    options = ["prometheusRule.enabled=true", f'prometheusRule.runbooks="{address}"']
+    (rule,) = select(render("values.yaml", *options), "PrometheusRule")
+    found = [
+        each["annotations"]["runbook_url"]
+        for group in rule["spec"]["groups"]
+        for each in group["rules"]
+        if "alert" in each
+    ]
+    assert found
+    assert all(url.startswith(f"{address}docs/operations.md#kvrecall") for url in found)
+
+
 def test_the_version_is_that_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))

@@ -3,7 +3,10 @@
 The file in its data directory, or the Redis that several share.
 """
 
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +73,27 @@ async def test_a_wrong_password_is_refused_without_saying_it(
     with pytest.raises(CannotServe, match="Redis failed") as caught:
         await open_catalog(Settings(catalog_url=url))
     assert "-word" not in str(caught.value)
+
+
+@pytest.fixture
+def denying_url() -> Iterator[str]:
+    """A server that says why it refuses a connection and closes it, as Redis in protected mode does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def deny() -> None:
+            with suppress(OSError):  # closed at the end of the test
+                while True:
+                    connection, _ = listener.accept()
+                    connection.sendall(b"-DENIED Redis is running in protected mode\r\n")
+                    connection.close()
+
+        thread = threading.Thread(target=deny)
+        thread.start()
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+async def test_what_a_server_says_to_a_connection_that_it_refuses_is_kept(denying_url: str) -> None:
+    with pytest.raises(CannotServe, match="DENIED Redis is running in protected mode"):
+        await open_catalog(Settings(catalog_url=SecretStr(denying_url)))
