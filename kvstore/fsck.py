@@ -4,7 +4,7 @@ Nothing is changed. The row store repairs by itself when it is opened.
 """
 
 import fcntl
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,14 +100,22 @@ def locked_directory(directory: Path) -> Iterator[None]:
         yield
 
 
-def check_directory(directory: Path) -> PagesReport:
+def check_directory(
+    directory: Path, report: Callable[[int, int], None] | None = None
+) -> PagesReport:
     """Read every record of the segment files in a directory locked by `locked_directory`.
+
+    `report` is called with the number of files that are read, and that of all.
 
     Raises TierFailedError when a file cannot be read, PageVersionError when it has records of
     another format version.
     """
     paths = sorted(directory.glob("segment-*.kv"), key=_get_number)
-    logs = [_read_log(path, newest=path == paths[-1]) for path in paths]
+    logs = []
+    for path in paths:
+        logs.append(_read_log(path, newest=path == paths[-1]))
+        if report is not None:
+            report(len(logs), len(paths))
     index = LogIndex()
     for log in logs:
         _add_to_index(index, log)

@@ -1,24 +1,24 @@
 """Access to the data of a stopped service: catalog, durable tiers, page layout."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import torch
-
+from kvrecall.admin.archive.pages import get_origin
+from kvrecall.admin.archive.records import Origin
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
-from kvrecall.app.models import resolve_model
+from kvrecall.app.models import check_model, resolve_model
+from kvrecall.app.progress import show_progress
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import durable_tiers, page_layout
+from kvrecall.app.tiers import durable_tiers
 from kvrecall.domain.errors import ServiceError
 from kvstore.errors import KvStoreError
 from kvstore.format.page import PageLayout
 from kvstore.tiers.base import Tier
 from services.catalog.base import Catalog
 from workers.errors import ModelRefused
-from workers.model.loader import load_model
 
 _CLAIM_SECONDS = 600.0
 
@@ -67,11 +67,13 @@ async def claimed(catalog: Catalog, session: str) -> AsyncIterator[None]:
 
 
 @contextmanager
-def open_tiers(settings: Settings, layout: PageLayout) -> Iterator[list[Tier]]:
+def open_tiers(settings: Settings) -> Iterator[list[Tier]]:
     """The durable tiers, fastest first, closed at the end; the last one is authoritative.
 
-    Raises CannotServe, also for storage errors within.
+    The model is loaded only where a tier is in Redis. Raises CannotServe, also for storage errors
+    within.
     """
+    layout = None if settings.store.redis_url is None else load_layout(settings)
     tiers: list[Tier] = []
     try:
         tiers = durable_tiers(layout, settings.data, settings.store)
@@ -83,8 +85,41 @@ def open_tiers(settings: Settings, layout: PageLayout) -> Iterator[list[Tier]]:
             tier.close()
 
 
+def find_origin(settings: Settings, tiers: Sequence[Tier]) -> Origin:
+    """The model and layout of the stored rows: of any page, or of the model where there is none.
+
+    Only then the model is loaded. Raises CannotServe.
+    """
+    pages = (header for tier in tiers for header in tier.session_headers())
+    header = next(pages, None)
+    return get_origin(load_layout(settings) if header is None else header)
+
+
+def read_origin(settings: Settings) -> Origin:
+    """The same of a data directory, which is not created where it is missing. Raises CannotServe."""
+    if not has_pages(settings):
+        return get_origin(load_layout(settings))
+    with open_tiers(settings) as tiers:
+        return find_origin(settings, tiers)
+
+
 def load_layout(settings: Settings) -> PageLayout:
     """The page layout of the configured model, which is loaded on the CPU. Raises CannotServe."""
+    try:
+        check_model(settings.model)
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error
+    with show_progress(f"loading {settings.model}, to know its rows"):
+        return _load_layout(settings)
+
+
+def _load_layout(settings: Settings) -> PageLayout:
+    # torch takes seconds to import: data directories with pages do without.
+    import torch
+
+    from kvrecall.app.wiring import page_layout
+    from workers.model.loader import load_model
+
     dtype = getattr(torch, settings.dtype) if settings.dtype else None
     try:
         path = resolve_model(settings.model)

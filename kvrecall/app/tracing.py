@@ -26,7 +26,9 @@ def build_tracer(component: str, environment: Mapping[str, str] = os.environ) ->
     try:
         from kvrecall.telemetry import otel
     except ImportError as error:
-        _log.error("traces are off", reason=str(error), todo="pip install 'kvrecall[otel]'")
+        _log.error(
+            "traces are off", reason=str(error), todo="pip install '.[otel]' in the checkout"
+        )
         return PassingTracer()
     try:
         tracer = otel.build_tracer(component, version("kvrecall"), environment)

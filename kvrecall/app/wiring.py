@@ -14,8 +14,11 @@ import torch
 from kvrecall.app.calibration import find_profile, measure_once
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.logs import adopt_loggers
+from kvrecall.app.memory import RowShape, get_free_memory, require_room
 from kvrecall.app.models import get_recommended_sampling, resolve_model
+from kvrecall.app.preflight import describe_lock
 from kvrecall.app.settings import Quantization, Settings
+from kvrecall.app.tiers import TIERS, durable_tiers
 from kvrecall.metrics.page import Metrics
 from kvstore.errors import (
     DirectoryLockedError,
@@ -28,10 +31,7 @@ from kvstore.format.page import PageLayout
 from kvstore.settings import StoreSettings
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
-from kvstore.tiers.bounded import BoundedTier
-from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-from kvstore.tiers.redis.tier import RedisTier
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.errors import ModelRefused, ProfileRefused
@@ -43,9 +43,6 @@ from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.service import WorkerService
 from workers.scheduler.scheduler import Scheduler
-
-# Rows in memory and in files, stored uncompressed.
-TIERS = StoreSettings()
 
 
 def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerService:
@@ -71,6 +68,13 @@ def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerSe
         raise CannotServe(str(error)) from error
     except (KvStoreError, OSError) as error:
         raise CannotServe(_describe_store_error(settings.data, error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise CannotServe(
+            f"the model and its active rows do not fit {'the GPU' if torch.cuda.is_available() else 'memory'}: "
+            f"{str(error).splitlines()[0]}; lower --slots and --budget, or take a smaller model"
+        ) from error
 
 
 def build_worker_service(
@@ -90,6 +94,7 @@ def build_worker_service(
     when the directory is in use or holds another model's pages.
     """
     loaded, tokenizer = _load(str(model), dtype, quantize)
+    _require_room(loaded, settings)
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     metrics = metrics or create_metrics()
@@ -135,6 +140,17 @@ def _load(
     return model, tokenizer
 
 
+def _require_room(model: LoadedModel, settings: WorkerSettings) -> None:
+    """Raise CannotServe where the slots do not fit the device's memory."""
+    shape = model.shape
+    rows = RowShape(shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype.itemsize)
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        require_room(rows, settings, free, "the GPU's memory")
+    elif (available := get_free_memory()) is not None:
+        require_room(rows, settings, available, "memory")
+
+
 def build_store(
     model: LoadedModel,
     data: Path,
@@ -167,41 +183,15 @@ def page_layout(model: LoadedModel) -> PageLayout:
     )
 
 
-def durable_tiers(layout: PageLayout, data: Path, tiers: StoreSettings = TIERS) -> list[Tier]:
-    """The tiers below RAM, fastest first: files under `data`/pages, then Redis if it is configured.
-
-    The last tier is authoritative. Raises TierSettingsError, TierError, DirectoryLockedError.
-    """
-    stack: list[Tier] = [
-        BoundedTier(
-            NvmeTier(
-                data / "pages",
-                limit_bytes=tiers.nvme_bytes,
-                reserve_bytes=tiers.nvme_reserve_bytes,
-            )
-        )
-    ]
-    if tiers.redis_url:
-        stack.append(_redis_tier(layout, tiers, tiers.redis_url.get_secret_value()))
-    return stack
-
-
-def _redis_tier(layout: PageLayout, tiers: StoreSettings, url: str) -> RedisTier:
-    return RedisTier(
-        url,
-        layout,
-        namespace=tiers.redis_namespace,
-        ttl_seconds=tiers.redis_ttl_seconds,
-        limit_bytes=tiers.redis_bytes,
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
+        error
     )
 
 
 def _describe_store_error(data: Path, error: Exception) -> str:
     if isinstance(error, DirectoryLockedError):
-        return (
-            f"data directory {data} is in use by another kvrecall; "
-            "stop that one or choose another with --data"
-        )
+        return describe_lock(data)
     if isinstance(error, ForeignPageError):
         return (
             f"data directory {data} holds another model's rows, or another --dtype's or "

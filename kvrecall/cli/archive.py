@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
+from kvrecall.app.progress import Report, show_progress
 from kvrecall.app.settings import Settings
 from kvrecall.cli.options import Data, Model, build_settings
 from kvrecall.reporting.units import readable_bytes
@@ -45,7 +46,10 @@ def export_command(
     The service that uses the data directory must be stopped.
     """
     settings = build_settings(data=data, model=model)
-    moved, answers = asyncio.run(_export(settings, session, file, with_pages=not without_pages))
+    with show_progress(f"exporting {session}") as report:
+        moved, answers = asyncio.run(
+            _export(settings, session, file, report, with_pages=not without_pages)
+        )
     summary = ("no rows" if without_pages else _describe(moved)) + _list(answers)
     Console().print(f"{session} written to {file}: {summary}", highlight=False, soft_wrap=True)
 
@@ -62,9 +66,10 @@ def import_command(
     The file is checked first: nothing changes if it is damaged or of another model.
     """
     settings = build_settings(data=data, model=model)
-    session, moved, answers = asyncio.run(
-        _import(settings, file, name, with_pages=not without_pages)
-    )
+    with show_progress(f"importing {file}") as report:
+        session, moved, answers = asyncio.run(
+            _import(settings, file, name, report, with_pages=not without_pages)
+        )
     summary = _describe(moved) + _list(answers)
     Console().print(
         f"{session} added to {settings.data}: {summary}", highlight=False, soft_wrap=True
@@ -72,7 +77,7 @@ def import_command(
 
 
 async def _export(
-    settings: Settings, session: str, file: Path, *, with_pages: bool
+    settings: Settings, session: str, file: Path, report: Report, *, with_pages: bool
 ) -> "tuple[PagesMoved, Answers]":
     """Write the file; return the counts of its pages, and its responses.
 
@@ -84,50 +89,52 @@ async def _export(
     from kvrecall.admin.archive.records import dump_session, to_records
     from kvrecall.admin.offline import (
         claimed,
+        find_origin,
         has_catalog,
-        load_layout,
         open_stopped_catalog,
         open_tiers,
     )
 
     if not has_catalog(settings):
         raise CannotServe(f"{settings.data} holds no catalog; name a data directory with --data")
-    layout = load_layout(settings)
-    with open_tiers(settings, layout) as tiers:
+    with open_tiers(settings) as tiers:
         async with open_stopped_catalog(settings) as catalog, claimed(catalog, session):
             dump = await dump_session(catalog, session)
             answers = await dump_answers(catalog, dump.session)
-        moved = PagesMoved(missing=count_pages(dump, layout))
+        origin = find_origin(settings, tiers)
+        moved = PagesMoved(missing=count_pages(dump, origin.page_tokens))
         with write_archive(file) as writer:
-            writer.add(build_header(session, layout, settings.model, has_pages=with_pages))
+            writer.add(build_header(session, origin, settings.model, has_pages=with_pages))
             for record in (*to_records(dump), *to_answer_records(answers)):
                 writer.add(record)
-            for record in read_pages(dump, tiers, layout) if with_pages else ():
+            for record in read_pages(dump, tiers, origin.page_tokens) if with_pages else ():
                 writer.add(record)
                 moved = moved.with_pages([record.data])
+                report(moved.pages, moved.pages + moved.missing)
     return moved, answers
 
 
 async def _import(
-    settings: Settings, file: Path, name: str | None, *, with_pages: bool
+    settings: Settings, file: Path, name: str | None, report: Report, *, with_pages: bool
 ) -> "tuple[str, PagesMoved, Answers]":
     """Add the session; return its id, page counts, and the responses that were added.
 
     Raises CannotServe, BadSessionFile.
     """
     from kvrecall.admin.archive.answers import from_answer_records, restore_answers
-    from kvrecall.admin.archive.pages import check_archive, put_pages
+    from kvrecall.admin.archive.pages import check_archive, put_pages, require_origin
     from kvrecall.admin.archive.records import from_records
-    from kvrecall.admin.offline import load_layout, open_stopped_catalog, open_tiers
+    from kvrecall.admin.offline import open_stopped_catalog, open_tiers, read_origin
 
-    layout = load_layout(settings)
-    found = check_archive(file, layout)
+    found = check_archive(file, report)
     dump = from_records(found.records, name or found.header.session)
     answers = from_answer_records(found.records, dump.session)
-    with open_tiers(settings, layout) as tiers:
+    require_origin(file, found, read_origin(settings))
+    page_tokens = found.header.origin.page_tokens
+    with open_tiers(settings) as tiers:
         async with open_stopped_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
-            with put_pages(file, dump, tiers[-1], layout, wanted=with_pages) as moved:
+            with put_pages(file, dump, tiers[-1], page_tokens, wanted=with_pages) as moved:
                 await catalog.sessions.restore(dump)
             seconds = settings.service.response_days * 86_400.0
             added = await restore_answers(catalog, answers, seconds)

@@ -14,24 +14,29 @@ from typer.core import TyperCommand, TyperGroup
 from kvrecall import __version__
 from kvrecall.app.environment import describe_invalid, describe_unparsable
 from kvrecall.app.errors import CliError
-from kvrecall.app.logs import logs_json
+from kvrecall.app.logs import format_error, logs_json, set_up_logs
 from kvrecall.cli.archive import export_command, import_command
 from kvrecall.cli.chat.command import chat_command
 from kvrecall.cli.config import config_command
 from kvrecall.cli.demo import demo_command
+from kvrecall.cli.doctor import doctor_command
 from kvrecall.cli.eval.app import eval_app
 from kvrecall.cli.fsck import fsck_command
 from kvrecall.cli.gateway import gateway_command
 from kvrecall.cli.health import health_command
 from kvrecall.cli.keys import keys_app
 from kvrecall.cli.methods import methods_command
+from kvrecall.cli.models import models_app
 from kvrecall.cli.profile_layers import profile_layers_command
 from kvrecall.cli.replay import replay_command
 from kvrecall.cli.report import report_command
 from kvrecall.cli.serve import serve_command
+from kvrecall.cli.sessions import sessions_command
 from kvrecall.cli.upgrade import upgrade_command
 from kvrecall.cli.worker import worker_command
 from kvrecall.client import KvrecallError
+
+_LOG_LEVEL = "KVRECALL_LOG_LEVEL"
 
 
 class _Command(TyperCommand):
@@ -48,23 +53,27 @@ class _Commands(TyperGroup):
         return _without_flag_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
+        set_up_logs("console")  # commands that serve do it again, by their settings
         try:
             return super().invoke(ctx)
         except CliError as error:
             _print_error(str(error))
             raise typer.Exit(error.exit_code) from error
         except KvrecallError as error:
-            _print_error(f"the service answered: {error}")
+            _print_error(_describe_answer(error))
             raise typer.Exit(2) from error
         except ValidationError as error:
             _print_error(describe_invalid(error, os.environ))
             raise typer.Exit(2) from error
         except SettingsError as error:
-            _print_error(describe_unparsable(error))
+            _print_error(describe_unparsable(error, os.environ))
             raise typer.Exit(2) from error
         except Exception as error:
+            if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
+                raise  # of typer: an end with an exit code, or wrong usage
             if not logs_json():
-                raise  # shown by typer
+                _print_fault(error)
+                raise typer.Exit(1) from error
             structlog.get_logger("kvrecall.process").critical("uncaught error", exc_info=error)
             raise typer.Exit(1) from error
 
@@ -77,12 +86,29 @@ def _without_flag_types(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+def _describe_answer(error: KvrecallError) -> str:
+    if error.status:
+        return f"the service answered: {error}"
+    return f"no service answers: {error}; start one with `kvrecall serve`, or name it with --url"
+
+
 def _print_error(message: str) -> None:
     if logs_json():
         structlog.get_logger("kvrecall.process").error("command failed", reason=message)
         return
     Console(file=sys.stderr).print(
         f"kvrecall: {message}", style="red", soft_wrap=True, highlight=False, markup=False
+    )
+
+
+def _print_fault(error: Exception) -> None:
+    """Print an error that no command expects: in one line, or with log level debug whole."""
+    if os.environ.get(_LOG_LEVEL, "").lower() == "debug":
+        Console(stderr=True).print(format_error(sys.exc_info()), markup=False, highlight=False)
+    first = next(iter(str(error).splitlines()), "no message")
+    _print_error(
+        f"unexpected error, a fault of kvrecall: {type(error).__name__}: {first}; "
+        f"{_LOG_LEVEL}=debug shows where; please report it"
     )
 
 
@@ -131,9 +157,12 @@ app.command("chat", cls=_Command)(chat_command)
 app.command("demo", cls=_Command)(demo_command)
 app.command("replay", cls=_Command)(replay_command)
 app.command("report", cls=_Command)(report_command)
+app.command("sessions", cls=_Command)(sessions_command)
+app.command("doctor", cls=_Command)(doctor_command)
 app.command("config", cls=_Command)(config_command)
 app.command("version", cls=_Command)(version_command)
 app.command("methods", cls=_Command)(methods_command)
 app.command("profile-layers", cls=_Command)(profile_layers_command)
 app.add_typer(eval_app, name="eval")
+app.add_typer(models_app, name="models")
 app.add_typer(keys_app, name="keys")

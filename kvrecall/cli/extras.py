@@ -1,6 +1,6 @@
 """Installed libraries against the extra that a command needs. Imports the standard library only.
 
-`pip install kvrecall` brings the HTTP client; every command needs one of the extras. The table of
+`pip install .` brings the HTTP client; every command needs one of the extras. The table of
 modules repeats pyproject.toml's extras by the names that are imported; a test compares the two.
 """
 
@@ -44,6 +44,7 @@ WORKER = (
     "gguf",
     "google_crc32c",
     "jinja2",
+    "psutil",
     *SHARED,
 )
 ALL = tuple(dict.fromkeys((*WORKER, *GATEWAY)))
@@ -65,6 +66,7 @@ EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
         "chat": "gateway",
         "config": None,
         "demo": "demo",
+        "doctor": None,
         "eval": "demo",
         "export": "all",
         "fsck": "all",
@@ -73,10 +75,12 @@ EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
         "import": "all",
         "keys": "gateway",
         "methods": "worker",
+        "models": "worker",
         "profile-layers": "demo",
         "replay": "all",
         "report": "demo",
         "serve": "all",
+        "sessions": None,
         "upgrade": "all",
         "version": None,
         "worker": "worker",
@@ -98,8 +102,8 @@ def require_extra(command: str | None) -> None:
     if missing:
         subject = f"kvrecall {command}" if extra else "kvrecall"
         raise MissingLibraries(
-            f"{subject} needs: pip install 'kvrecall[{extra or 'all'}]'"
-            f" (not installed: {_shorten(missing)})"
+            f"{subject} needs: pip install '.[{extra or 'all'}]' in the checkout, or 'FILE.whl"
+            f"[{extra or 'all'}]' of a wheel (not installed: {_shorten(missing)})"
         )
 
 

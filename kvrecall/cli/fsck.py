@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvrecall.app.errors import CannotCheck, CannotServe
+from kvrecall.app.progress import Report, show_progress
 from kvrecall.app.settings import Settings
 from kvrecall.cli.options import Data, Model, build_settings
 from kvrecall.reporting.units import readable_bytes
@@ -47,37 +48,39 @@ def fsck_command(
         raise CannotCheck(
             f"{settings.data} has neither a catalog nor pages; name a data directory with --data"
         )
-    problems = asyncio.run(_check(settings, console, repair))
-    raise typer.Exit(FOUND_PROBLEMS if problems else 0)
-
-
-async def _check(settings: Settings, console: Console, repair: bool) -> int:
-    """Print the findings; returns the number of problems. Raises CannotCheck."""
-    from kvrecall.admin.fsck import merge_reports, tier_findings
-
-    findings = _catalog_findings(settings)
-    reports = _pages(settings)
-    pages = merge_reports(reports)
-    for report in reports:
-        findings += tier_findings(report)
-    known = await _known(settings)
-    if known is not None:
-        findings += _compare(*known, pages)
-        if repair:
-            findings += _delete_orphans(settings, *known, pages)
+    with show_progress(f"checking {settings.data}") as report:
+        reports, findings, sessions = asyncio.run(_check(settings, repair, report))
     _print_findings(console, reports, findings)
     problems = sum(finding.problem for finding in findings)
-    sessions = (
-        "no catalog, so only the pages were checked"
-        if known is None
-        else f"{len(known[0])} sessions"
-    )
     console.print(
         _summary(sessions, reports, problems, len(findings) - problems),
         highlight=False,
         soft_wrap=True,
     )
-    return problems
+    raise typer.Exit(FOUND_PROBLEMS if problems else 0)
+
+
+async def _check(
+    settings: Settings, repair: bool, report: Report
+) -> "tuple[list[PagesReport], list[Finding], str]":
+    """Check everything; return the tiers' reports, the findings and the sessions in words.
+
+    Raises CannotCheck.
+    """
+    from kvrecall.admin.fsck import merge_reports, tier_findings
+
+    findings = _catalog_findings(settings)
+    reports = _pages(settings, report)
+    pages = merge_reports(reports)
+    for each in reports:
+        findings += tier_findings(each)
+    known = await _known(settings)
+    if known is None:
+        return reports, findings, "no catalog, so only the pages were checked"
+    findings += _compare(*known, pages)
+    if repair:
+        findings += _delete_orphans(settings, *known, pages)
+    return reports, findings, f"{len(known[0])} sessions"
 
 
 def _catalog_findings(settings: Settings) -> "list[Finding]":
@@ -123,8 +126,8 @@ def _is_false_alarm(connection: sqlite3.Connection, report: str) -> bool:
     return not nulls
 
 
-def _pages(settings: Settings) -> "list[PagesReport]":
-    """Reports on the durable tiers, fastest first.
+def _pages(settings: Settings, report: Report) -> "list[PagesReport]":
+    """Reports on the durable tiers, fastest first; segment files are reported as they are read.
 
     Raises CannotCheck when a process uses the directory or a tier does not answer.
     """
@@ -139,7 +142,7 @@ def _pages(settings: Settings) -> "list[PagesReport]":
     try:
         if has_pages(settings):
             with locked_directory(folder):
-                reports.append(check_directory(folder))
+                reports.append(check_directory(folder, report))
         if store.redis_url:
             tier = RedisTier(
                 store.redis_url.get_secret_value(),
@@ -213,7 +216,7 @@ def _delete_orphans(
 ) -> "list[Finding]":
     """Delete the pages of no session from every durable tier. Raises CannotCheck."""
     from kvrecall.admin.fsck import Finding, orphaned_pages
-    from kvrecall.admin.offline import load_layout, open_tiers
+    from kvrecall.admin.offline import open_tiers
 
     known = {session.id for session in sessions}
     orphans = orphaned_pages(sessions, retained, pages)
@@ -221,7 +224,7 @@ def _delete_orphans(
     if not keys:
         return []
     try:
-        with open_tiers(settings, load_layout(settings)) as tiers:
+        with open_tiers(settings) as tiers:
             for tier in tiers:
                 tier.delete(keys)
                 tier.flush()

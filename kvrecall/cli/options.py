@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.models import OptionInfo
 
-from kvrecall.app.environment import DELIMITER, PREFIX, check_environment, iter_fields
+from kvrecall.app.environment import DELIMITER, PREFIX, URL_VARIABLE, check_environment, iter_fields
 from kvrecall.app.settings import LogFormat, Quantization, Settings
 
 
@@ -100,6 +100,14 @@ ApiKey = Annotated[
     ),
 ]
 Log = Annotated[LogFormat | None, setting("log", "Log format on standard error.")]
+ServerUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="Address of a running server. Default: http://127.0.0.1:8420, or what KVRECALL_HOST and "
+        "KVRECALL_PORT say. [KVRECALL_URL]",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 # For a process that another command starts: it ends with the command, even when that is killed.
 UntilInputEnds = Annotated[bool, typer.Option("--until-input-ends", hidden=True)]
@@ -127,6 +135,15 @@ def build_settings(**options: Any) -> Settings:
     """
     check_environment(os.environ)
     return Settings(**_drop_unset(options))
+
+
+def get_server_url(url: str | None) -> str:
+    """The address of a running server: as given, by KVRECALL_URL, or where one listens by default."""
+    if found := url or os.environ.get(URL_VARIABLE):
+        return found
+    settings = build_settings()
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 def mebibytes(count: int | None) -> int | None:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from kvrecall.app.preflight import check_start
+from kvrecall.app.progress import show_progress
 from kvrecall.app.run import run_service, set_up_process, warn_about_reference_model
 from kvrecall.cli.options import (
     ApiKey,
@@ -65,14 +67,16 @@ def serve_command(
     from workers.metrics.catalogue import create_metrics
 
     set_up_process(settings, until_input_ends, "serve")
+    check_start(settings)
     console = Console()
     metrics = create_metrics()
 
     async def build() -> "SessionService":
-        # torch takes seconds to import: other commands do without.
-        from kvrecall.app.local_service import build_service
-
         warn_about_reference_model(settings, console)
-        return await build_service(settings, metrics)
+        with show_progress(f"loading {settings.model}"):
+            # torch takes seconds to import: other commands do without.
+            from kvrecall.app.local_service import build_service
+
+            return await build_service(settings, metrics)
 
     asyncio.run(run_service(settings, console, build, "serve", (metrics,)))

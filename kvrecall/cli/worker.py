@@ -12,6 +12,8 @@ from rich.console import Console
 from kvrecall.app.advertise import get_advertised_address
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.logs import set_up_logs
+from kvrecall.app.preflight import check_start
+from kvrecall.app.progress import show_progress
 from kvrecall.app.run import LISTENING, set_up_process, warn_about_reference_model
 from kvrecall.app.settings import Settings
 from kvrecall.app.tracing import EXPORT_SECONDS, build_tracer
@@ -118,13 +120,12 @@ def worker_command(
         },
     )
     set_up_process(settings, until_input_ends, "worker")
+    check_start(settings)
     asyncio.run(_run_worker(settings, Console()))
 
 
 async def _run_worker(settings: Settings, console: Console) -> None:
     """Serve calls until SIGTERM or SIGINT, then drain. Raises CannotServe."""
-    # torch takes seconds to import: other commands do without.
-    from kvrecall.app.wiring import build_worker
     from workers.errors import CannotListen
     from workers.metrics.catalogue import create_metrics
     from workers.rpc.server import WorkerServer
@@ -140,7 +141,11 @@ async def _run_worker(settings: Settings, console: Console) -> None:
         raise CannotServe(str(error)) from error
     set_up_logs(settings.log, settings.log_level, "worker", name)
     warn_about_reference_model(settings, console)
-    service = build_worker(settings, metrics)
+    with show_progress(f"loading {settings.model}"):
+        # torch takes seconds to import: an address in use is refused before.
+        from kvrecall.app.wiring import build_worker
+
+        service = build_worker(settings, metrics)
     stopped = _stop_event()
     registration = _build_registration(settings, address, service)
     await server.start(service)

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     import grpc
 
 
+_LAST_PORT = 65_535
+
+
 class ServerCertificates(Protocol):
     """Settings of a server: its chain with the key, and the CA that clients must be signed by."""
 
@@ -71,6 +74,11 @@ def bind(server: "grpc.aio.Server", listen: str, settings: ServerCertificates) -
 
     Raises CannotBind.
     """
+    port = listen.rpartition(":")[2]
+    if not port.isdecimal() or int(port) > _LAST_PORT:  # gRPC takes the last 16 bits of a number
+        raise CannotBind(
+            f"cannot listen on {listen}: expected HOST:PORT, a port up to {_LAST_PORT}"
+        )
     try:
         credentials = _read_server(settings)
         if credentials is None:

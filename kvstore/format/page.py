@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
-import torch
 
 from kvstore.errors import (
     CorruptPageError,
@@ -28,12 +27,17 @@ from kvstore.errors import (
     RowShapeError,
 )
 
+if TYPE_CHECKING:
+    # Checks of files and archives read headers without it: it takes seconds to import.
+    import torch
+
 MAGIC = b"KVRP"
 VERSION = 1
 HEADER_BYTES = 192
 EPOCH_SHIFT = 32
 SESSION_BYTES = 128
-DTYPE_CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+DTYPE_CODES = {"float32": 1, "bfloat16": 2, "float16": 3}
+"""Codes of the data types in headers, by their names in torch."""
 
 _FIELDS = struct.Struct("<4sHBB16s7H2xIIQ128s")
 _CHECKSUM = struct.Struct("<I")
@@ -80,7 +84,7 @@ class PageLayout:
     n_layers: int
     n_kv_heads: int
     head_dim: int
-    dtype: torch.dtype
+    dtype: "torch.dtype"
     fingerprint: str
     page_tokens: int = 64
 
@@ -88,8 +92,13 @@ class PageLayout:
         sizes = (self.n_layers, self.n_kv_heads, self.head_dim, self.page_tokens)
         if not all(0 < size < 1 << 16 for size in sizes):
             raise RowShapeError(f"layout sizes must lie in 1..65535, got {sizes}")
-        if self.dtype not in DTYPE_CODES:
+        if _get_dtype_name(self.dtype) not in DTYPE_CODES:
             raise RowShapeError(f"rows must be float32, bfloat16 or float16, got {self.dtype}")
+
+    @property
+    def dtype_code(self) -> int:
+        """The data type as headers store it."""
+        return DTYPE_CODES[_get_dtype_name(self.dtype)]
 
     @property
     def token_bytes(self) -> int:
@@ -172,7 +181,7 @@ def build_header(
         n_kv_heads=layout.n_kv_heads,
         head_dim=layout.head_dim,
         page_tokens=layout.page_tokens,
-        dtype_code=DTYPE_CODES[layout.dtype],
+        dtype_code=layout.dtype_code,
         codec=codec,
     )
 
@@ -259,6 +268,10 @@ def parse_header(blob: Blob, offset: int = 0) -> PageHeader:
             f"{VERSION}; use a kvrecall that reads version {fields[1]}, or store pages elsewhere"
         )
     return _to_header(fields)
+
+
+def _get_dtype_name(dtype: "torch.dtype") -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def read_sequence(record: Blob) -> int:
@@ -362,7 +375,7 @@ def require_layout(header: PageHeader, layout: PageLayout) -> None:
         layout.n_kv_heads,
         layout.head_dim,
         layout.page_tokens,
-        DTYPE_CODES[layout.dtype],
+        layout.dtype_code,
     )
     found = (
         header.fingerprint_hash,

@@ -7,7 +7,6 @@ from functools import partial
 from threading import Lock
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kvstore.errors import TierSettingsError
@@ -35,11 +34,7 @@ class Arena:
     def __init__(self, limit_bytes: int, *, pinned: bool = False) -> None:
         size = -(-limit_bytes // ALIGNMENT) * ALIGNMENT
         try:
-            self._memory = (
-                _allocate_pinned(size)
-                if pinned and torch.cuda.is_available()
-                else np.empty(size, dtype=np.uint8)
-            )
+            self._memory = _allocate_pinned(size) if pinned else np.empty(size, dtype=np.uint8)
         except (RuntimeError, MemoryError, ValueError) as error:
             raise TierSettingsError(
                 f"cannot allocate {limit_bytes} bytes of memory for pages: {error}; lower the limit"
@@ -114,6 +109,11 @@ class BufferPool:
 
 
 def _allocate_pinned(size: int) -> Buffer:
+    """Allocate memory that a GPU copies directly; of another kind where there is no GPU."""
+    import torch  # takes seconds: tiers of files are opened without it
+
+    if not torch.cuda.is_available():
+        return np.empty(size, dtype=np.uint8)
     memory: Buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
 

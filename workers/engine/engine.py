@@ -67,8 +67,7 @@ class Engine:
         self.measure_sensitivity = parts.measure_sensitivity
         shape = self.model.shape
         settings = parts.settings
-        slot_rows = settings.max_budget + settings.block_tokens + settings.prompt_tokens
-        rows = [slot_rows] * shape.n_layers
+        rows = [settings.slot_rows] * shape.n_layers
         self.cache = ActiveCache(shape, settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
         self.retrieval_bytes = (

@@ -78,3 +78,8 @@ class WorkerSettings(BaseModel):
     def min_budget(self) -> int:
         """The least budget, beside the reserve for repair, that leaves a row to choose."""
         return self.sinks + self.recent + 1
+
+    @property
+    def slot_rows(self) -> int:
+        """Rows per KV head and layer of a slot: a session at its budget, a block and a prompt."""
+        return self.max_budget + self.block_tokens + self.prompt_tokens

@@ -1,9 +1,7 @@
 """GGUF files as folders that `load_model` reads: bfloat16 safetensors, config and tokenizer."""
 
 import fcntl
-import hashlib
 import os
-import re
 import shutil
 import struct
 import time
@@ -19,11 +17,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workers.errors import ModelRefused
+from workers.model.gguf_file import get_conversion_folder, refuse_unusable, write_source
 
-# Part of a conversion's name: another number makes every file be converted again.
-FORMAT = 2
-
-_MAGIC = b"GGUF"
 _SAMPLING = {
     "temperature": gguf.Keys.General.SAMPLING_TEMP,
     "top_p": gguf.Keys.General.SAMPLING_TOP_P,
@@ -31,8 +26,6 @@ _SAMPLING = {
     "min_p": gguf.Keys.General.SAMPLING_MIN_P,
     "repetition_penalty": gguf.Keys.General.SAMPLING_PENALTY_REPEAT,
 }
-_LFS_POINTER = b"version https://git-lfs"
-_SPLIT_NAME = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 _log = structlog.get_logger(__name__)
 
@@ -52,11 +45,9 @@ def find_conversion(file: Path, cache: Path) -> Path:
         ModelRefused: The file is missing, damaged, or of an architecture that transformers does
             not read, or the cache cannot be written.
     """
-    _refuse_unusable(file)
+    refuse_unusable(file)
     try:
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        folder = cache / f"gguf-{digest[:32]}-v{FORMAT}"
+        folder = get_conversion_folder(file, cache)
         if folder.is_dir():
             return folder
         cache.mkdir(parents=True, exist_ok=True)
@@ -134,26 +125,6 @@ def _parsing_once() -> Iterator[None]:
             setattr(gguf, name, original)
 
 
-def _refuse_unusable(file: Path) -> None:
-    """Raise ModelRefused for a file that cannot be a whole GGUF file."""
-    try:
-        with file.open("rb") as content:
-            begin = content.read(len(_LFS_POINTER))
-    except OSError as error:
-        raise ModelRefused(f"{file} cannot be read: {error.strerror}; check the path") from error
-    if begin == _LFS_POINTER:
-        raise ModelRefused(f"{file} is a Git LFS pointer, not the file itself; run: git lfs pull")
-    if not begin.startswith(_MAGIC):
-        raise ModelRefused(
-            f"{file} is no GGUF file: it begins with {begin[:4]!r}, not {_MAGIC!r}; download it again"
-        )
-    if _SPLIT_NAME.search(file.name):
-        raise ModelRefused(
-            f"{file} is one part of a split GGUF file; merge the parts first: "
-            "llama-gguf-split --merge FIRST_PART MERGED.gguf"
-        )
-
-
 def _explain(file: Path, error: Exception) -> str:
     if "not supported" in str(error):
         return f"{file} is of a kind that transformers does not read: {error}"
@@ -172,6 +143,7 @@ def _convert_atomically(file: Path, folder: Path) -> None:
     draft.mkdir()
     try:
         convert(file, draft)
+        write_source(draft, file)
         _sync(draft)
         draft.rename(folder)
     except BaseException:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -23,8 +23,11 @@ from workers.rpc.authentication import (
     require_authentication,
 )
 from workers.rpc.observation import ObservedCall, observe_call
-from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
+
+if TYPE_CHECKING:
+    # It takes seconds to import: an address in use is refused before.
+    from workers.rpc.service import WorkerService
 
 # Trailers are limited in size, and each byte of a message may take three in them.
 _MAX_MESSAGE_BYTES = 2000
@@ -37,7 +40,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerServicer:
     """Answers the table's calls over gRPC. A call is cancelled if its client goes away."""
 
-    def __init__(self, service: WorkerService, tracer: Tracer) -> None:
+    def __init__(self, service: "WorkerService", tracer: Tracer) -> None:
         self._service = service
         self._metrics = service.metrics
         self._tracer = tracer
@@ -186,7 +189,7 @@ class WorkerServer:
         self._servicer: WorkerServicer | None = None
         self.address = f"{settings.listen.rpartition(':')[0]}:{_bind(self._server, settings)}"
 
-    async def start(self, service: WorkerService) -> None:
+    async def start(self, service: "WorkerService") -> None:
         """Serve the calls of `service`, and report SERVING in grpc.health.v1."""
         self._servicer = WorkerServicer(service, self._tracer)
         self._server.add_generic_rpc_handlers((self._servicer.build_handler(),))

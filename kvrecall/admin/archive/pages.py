@@ -12,17 +12,18 @@ from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.admin.archive.records import HEADER, FileHeader, Origin
 from kvrecall.admin.commit_history import find_writer, to_commit_history
 from kvrecall.app.errors import BadSessionFile
+from kvrecall.app.progress import Report
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError, PageError
 from kvstore.format.page import (
     DTYPE_CODES,
     HEADER_BYTES,
     Blob,
+    PageHeader,
     PageKey,
     PageLayout,
     first_sequence,
     parse_header,
-    require_layout,
     seal,
     verify_checksum,
 )
@@ -30,6 +31,7 @@ from kvstore.tiers.base import Tier
 from services.catalog.records import SessionDump
 
 _BATCH_PAGES = 16
+_DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -49,36 +51,37 @@ class PagesMoved:
 
 @dataclass(frozen=True)
 class CheckedArchive:
-    """A file that was read to its end: its header, and its records without the pages."""
+    """A file that was read to its end: its header, its records without the pages, and whose these are."""
 
     header: FileHeader
     records: tuple[Record, ...]
+    page_origins: frozenset[Origin]
 
 
-def get_origin(layout: PageLayout) -> Origin:
-    """Return the model and layout of rows, as an archive has them."""
+def get_origin(rows: PageLayout | PageHeader) -> Origin:
+    """Return the model and layout of rows, as an archive has them: of a layout, or of a page."""
     return Origin(
-        fingerprint=layout.fingerprint_hash.hex(),
-        n_layers=layout.n_layers,
-        n_kv_heads=layout.n_kv_heads,
-        head_dim=layout.head_dim,
-        page_tokens=layout.page_tokens,
-        dtype_code=DTYPE_CODES[layout.dtype],
+        fingerprint=rows.fingerprint_hash.hex(),
+        n_layers=rows.n_layers,
+        n_kv_heads=rows.n_kv_heads,
+        head_dim=rows.head_dim,
+        page_tokens=rows.page_tokens,
+        dtype_code=rows.dtype_code,
     )
 
 
-def build_header(session_id: str, layout: PageLayout, model: str, *, has_pages: bool) -> Record:
+def build_header(session_id: str, origin: Origin, model: str, *, has_pages: bool) -> Record:
     """Build the first record of a file."""
-    header = FileHeader(session_id, Path(model).name, get_origin(layout), has_pages)
+    header = FileHeader(session_id, Path(model).name, origin, has_pages)
     return Record(RecordKind.HEADER, HEADER.dump_python(header, mode="json"))
 
 
-def count_pages(dump: SessionDump, layout: PageLayout) -> int:
+def count_pages(dump: SessionDump, page_tokens: int) -> int:
     """Return how many pages the committed rows of a session take."""
-    return -(-_get_length(dump) // layout.page_tokens)
+    return -(-_get_length(dump) // page_tokens)
 
 
-def read_pages(dump: SessionDump, tiers: Sequence[Tier], layout: PageLayout) -> Iterator[Record]:
+def read_pages(dump: SessionDump, tiers: Sequence[Tier], page_tokens: int) -> Iterator[Record]:
     """Read the pages of a session, its own and shared ones, as records.
 
     Each is the newest version in any tier; pages without all their tokens, committed, are skipped.
@@ -86,44 +89,61 @@ def read_pages(dump: SessionDump, tiers: Sequence[Tier], layout: PageLayout) -> 
     """
     length = _get_length(dump)
     own = to_commit_history(dump.history)
-    for index in range(count_pages(dump, layout)):
-        start = index * layout.page_tokens
+    for index in range(count_pages(dump, page_tokens)):
+        start = index * page_tokens
         owner, history = find_writer(index, dump.session.id, own, dump.session.shared)
         blob = _read_newest(tiers, PageKey(owner, index))
         if blob is None:
             continue
         header = parse_header(blob)
         valid = min(header.valid_tokens, history.committed_tokens(header.epoch) - start)
-        if valid >= min(layout.page_tokens, length - start):
+        if valid >= min(page_tokens, length - start):
             yield Record(RecordKind.PAGE, index, bytes(blob))
 
 
-def check_archive(file: Path, layout: PageLayout) -> CheckedArchive:
-    """Read a whole file and check every record, every page's checksum, model and layout.
+def check_archive(file: Path, report: Report) -> CheckedArchive:
+    """Read a whole file and check every record and every page's checksum; report its bytes.
 
     Raises BadSessionFile.
     """
     records = read_records(file)
-    header = _read_header(file, next(records, None), layout)
+    header = _read_header(file, next(records, None))
     others = []
+    origins = set[Origin]()
+    size, done = file.stat().st_size, 0
     for record in records:
+        done += len(record.data)
+        report(done, size)
         if record.kind is RecordKind.PAGE:
-            _check_page(file, record, layout)
+            origins.add(_check_page(file, record))
         else:
             others.append(record)
-    return CheckedArchive(header, tuple(others))
+    return CheckedArchive(header, tuple(others), frozenset(origins))
+
+
+def require_origin(file: Path, archive: CheckedArchive, origin: Origin) -> None:
+    """Raise BadSessionFile unless session and pages of a file are of this model and layout."""
+    header = archive.header
+    if header.origin != origin:
+        raise BadSessionFile(
+            f"{file} is a session of another model ({header.model}) or of rows of another shape or "
+            f"type: {_compare(header.origin, origin)}; name its model with --model, or a data "
+            "directory of its model with --data"
+        )
+    if archive.page_origins - {origin}:
+        raise BadSessionFile(f"{file} is damaged: it has pages of another model; export it again")
 
 
 @contextmanager
 def put_pages(
-    file: Path, dump: SessionDump, tier: Tier, layout: PageLayout, *, wanted: bool
+    file: Path, dump: SessionDump, tier: Tier, page_tokens: int, *, wanted: bool
 ) -> Iterator[PagesMoved]:
     """Put a file's pages into a tier, under the session's own id and epoch.
 
     They are deleted again if the body fails. Without `wanted` no page is put. Raises
     BadSessionFile, and the tier's errors.
     """
-    moved = PagesMoved(missing=count_pages(dump, layout))
+    moved = PagesMoved(missing=count_pages(dump, page_tokens))
     keys = list[PageKey]()
     try:
         for batch in _read_batches(file) if wanted else ():
@@ -140,29 +160,34 @@ def put_pages(
         raise
 
 
-def _read_header(file: Path, record: Record | None, layout: PageLayout) -> FileHeader:
-    """Read the header. Raises BadSessionFile unless the session is of this model and layout."""
+def _read_header(file: Path, record: Record | None) -> FileHeader:
     if record is None or record.kind is not RecordKind.HEADER:
         raise BadSessionFile(f"{file} has no header; export the session again")
     try:
-        header = HEADER.validate_python(record.value)
+        return HEADER.validate_python(record.value)
     except ValidationError as error:
         raise BadSessionFile(
             f"{file} has a header that this kvrecall does not know: {error}; "
             "import it with the kvrecall that wrote it"
         ) from error
-    if header.origin != get_origin(layout):
-        raise BadSessionFile(
-            f"{file} is a session of another model ({header.model}) or of rows of another shape or "
-            f"type: {header.origin}, here {get_origin(layout)}; name its model with --model"
-        )
-    return header
 
 
-def _check_page(file: Path, record: Record, layout: PageLayout) -> None:
+def _compare(found: Origin, expected: Origin) -> str:
+    """Describe in words how the rows of a file differ from those of a data directory."""
+    shapes = [
+        f"{each.n_layers} layers of {each.n_kv_heads} KV heads of {each.head_dim} in "
+        f"{_DTYPE_NAMES.get(each.dtype_code, 'another data type')}"
+        for each in (found, expected)
+    ]
+    if shapes[0] != shapes[1]:
+        return f"{shapes[0]}, here {shapes[1]}"
+    return f"{shapes[0]} as here, but computed by other weights"
+
+
+def _check_page(file: Path, record: Record) -> Origin:
+    """Check a page, and return whose it is. Raises BadSessionFile."""
     try:
         header = parse_header(record.data)
-        require_layout(header, layout)
         verify_checksum(record.data, header.key)
     except PageError as error:
         raise BadSessionFile(f"{file}: {error}") from error
@@ -170,6 +195,7 @@ def _check_page(file: Path, record: Record, layout: PageLayout) -> None:
         raise BadSessionFile(
             f"{file} is damaged: page {header.key.index} stands in the place of page {record.value}"
         )
+    return get_origin(header)
 
 
 def _read_newest(tiers: Sequence[Tier], key: PageKey) -> Blob | None:

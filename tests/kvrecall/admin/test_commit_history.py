@@ -61,8 +61,8 @@ def test_an_export_leaves_uncommitted_rows_out(pages: Path) -> None:
     state = pb.SessionState(length=32).SerializeToString()
     tier = NvmeTier(pages)
     dump = SessionDump(session, state, (), history=POINTS)
-    assert [record.value for record in read_pages(dump, [tier], LAYOUT)] == [0]
+    assert [record.value for record in read_pages(dump, [tier], LAYOUT.page_tokens)] == [0]
     shared = (SharedPages("s", 4, POINTS),)
     child = SessionDump(replace(session, id="c", shared=shared), state, ())
-    assert [record.value for record in read_pages(child, [tier], LAYOUT)] == [0]
+    assert [record.value for record in read_pages(child, [tier], LAYOUT.page_tokens)] == [0]
     tier.close()

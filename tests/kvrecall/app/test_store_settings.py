@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import build_store, durable_tiers
+from kvrecall.app.tiers import durable_tiers
+from kvrecall.app.wiring import build_store
 from kvstore.format.page import PageLayout
 from reference import MODEL_PATH
 from workers.model.loader import load_model

@@ -107,9 +107,7 @@ def test_with_everything_installed_each_command_has_its_libraries(command: str) 
 
 def test_a_command_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cast("dict[str, Any]", sys.modules), "torch", None)
-    with pytest.raises(
-        MissingLibraries, match=r"^kvrecall serve needs: pip install 'kvrecall\[all\]'"
-    ):
+    with pytest.raises(MissingLibraries, match=r"^kvrecall serve needs: pip install '.\[all\]'"):
         require_extra("serve")
     require_extra("gateway")
 
@@ -119,7 +117,7 @@ def test_with_the_client_alone_the_command_says_what_to_install() -> None:
     for arguments in ([], ["--help"], ["gateway", "--help"], ["serve"]):
         ended = run_without(hidden, *arguments)
         assert ended.returncode == 2
-        assert "pip install 'kvrecall[" in ended.stderr
+        assert "pip install '.[" in ended.stderr
         assert "Traceback" not in ended.stderr
 
 
@@ -129,7 +127,7 @@ def test_without_the_workers_libraries_the_gateway_runs_and_serve_says_what_it_n
     assert (shown.returncode, shown.stderr) == (0, "")
     ended = run_without(hidden, "serve", "--port", "0")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("kvrecall serve needs: pip install 'kvrecall[all]'")
+    assert ended.stderr.startswith("kvrecall serve needs: pip install '.[all]'")
     assert "torch" in ended.stderr
 
 
