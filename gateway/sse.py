@@ -25,6 +25,7 @@ from services.turn_stream import (
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
+    TurnPlanned,
     TurnProgress,
     TurnStarted,
 )
@@ -111,7 +112,7 @@ class SessionEvents:
     def encode(self, progress: TurnProgress) -> bytes:
         """Encode a piece of progress; nothing for the turn's start."""
         match progress:
-            case TurnStarted():
+            case TurnStarted() | TurnPlanned():
                 return b""
             case ReasoningDelta(text):
                 return _encode("reasoning", {"text": text})

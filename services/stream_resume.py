@@ -13,6 +13,7 @@ from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
+    TurnPlanned,
 )
 
 
@@ -80,6 +81,7 @@ class StreamResumer:
         self._sent_logprobs = 0
         self._n_calls = 0
         self._n_logprobs = 0
+        self._planned = False
         self.attempts = 0
         self.diverged = False
 
@@ -91,6 +93,12 @@ class StreamResumer:
         for call in self._calls.values():
             call.arguments.begin()
         self._n_calls = self._n_logprobs = 0
+
+    def planned(self, held_tokens: int, prompt_tokens: int) -> None:
+        """Publish the turn's plan unless an earlier attempt had one."""
+        if not self._planned:
+            self._planned = True
+            self._publish(TurnPlanned(held_tokens, prompt_tokens))
 
     def chunk(self, chunk: pb.TokenChunk) -> None:
         """Publish what is new of a token's text and reasoning. Raises as `text`."""

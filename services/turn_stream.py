@@ -23,6 +23,17 @@ class TurnStarted:
 
 
 @dataclass(frozen=True)
+class TurnPlanned:
+    """The worker has counted the turn's tokens, and they fit: nothing else is refused for its size.
+
+    `held_tokens` of the session come before the `prompt_tokens` that the turn appends.
+    """
+
+    held_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
 class TextDelta:
     """A piece of the generated text, with the log-probabilities of its tokens if they are asked for.
 
@@ -69,9 +80,16 @@ class TurnEnded:
 
 
 TurnProgress = (
-    TurnStarted | ReasoningDelta | TextDelta | ArgumentsDelta | ToolCallEmitted | TurnEnded
+    TurnStarted
+    | TurnPlanned
+    | ReasoningDelta
+    | TextDelta
+    | ArgumentsDelta
+    | ToolCallEmitted
+    | TurnEnded
 )
 Publish = Callable[[TurnProgress], None]
+_PLANNING_SECONDS = 5.0
 Item_co = TypeVar("Item_co", covariant=True)
 
 
@@ -113,18 +131,37 @@ class TurnStream:
     def __init__(self, run: Callable[[Publish], Awaitable[None]]) -> None:
         self._progress: asyncio.Queue[TurnProgress | BaseException | None] = asyncio.Queue()
         self._committed = False
+        self._put_back: TurnProgress | None = None
         self.task = asyncio.create_task(self._run(run), name="turn")
 
     def __aiter__(self) -> AsyncIterator[TurnProgress]:
         return self
 
     async def __anext__(self) -> TurnProgress:
+        if self._put_back is not None:
+            first, self._put_back = self._put_back, None
+            return first
         item = await self._progress.get()
         if item is None:
             raise StopAsyncIteration
         if isinstance(item, BaseException):
             raise item
         return item
+
+    async def wait_until_planned(self) -> TurnPlanned | None:
+        """Wait for the turn's plan, so that a refusal by the worker is raised here.
+
+        None for a turn that has to wait for its worker: its client should hear of it meanwhile.
+        """
+        try:
+            async with asyncio.timeout(_PLANNING_SECONDS):
+                progress = await anext(self)
+        except TimeoutError:
+            return None
+        if isinstance(progress, TurnPlanned):
+            return progress
+        self._put_back = progress
+        return None
 
     async def aclose(self) -> None:
         """Cancel the turn unless it is committed, and return when its task has ended."""

@@ -239,12 +239,19 @@ class TurnRunner:
         """
         recovered = {ErrorCode.ROWS_MISSING}
         started = committed = False
+        planned = pb.TurnPlanned()
         while True:
             try:
                 async with aclosing(self._context.worker.turn(request)) as events:
                     async for event in events:
-                        started = True
-                        match event.WhichOneof("event"):
+                        kind = event.WhichOneof("event")
+                        started = started or kind != "planned"
+                        match kind:
+                            case "planned":
+                                planned = event.planned
+                                tokens = planned.held_tokens + planned.prompt_tokens
+                                if tokens + request.generate <= planned.max_tokens:
+                                    resumer.planned(planned.held_tokens, planned.prompt_tokens)
                             case "token":
                                 turn.clock.note_token()
                                 turn.live.advance(SessionEvent.TOKEN_GENERATED)
@@ -267,6 +274,9 @@ class TurnRunner:
             except (WorkerLost, WorkerRefused) as error:
                 if committed:
                     return  # whatever becomes of the worker, the turn stands
+                if error.code is ErrorCode.TURN_TOO_LONG and planned.max_tokens:
+                    tokens = planned.held_tokens + planned.prompt_tokens
+                    error.details |= {"tokens": tokens, "limit": planned.max_tokens}
                 if isinstance(error, WorkerLost) or started or error.code in recovered:
                     raise
                 recovered.add(error.code)

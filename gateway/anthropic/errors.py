@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from pydantic import BaseModel
 
-from gateway.openai.errors import get_status
+from gateway.openai.errors import find_overflow, get_status
 from kvrecall.domain.codes import ErrorCode
 
 _PATH = "/v1/messages/"
@@ -65,7 +65,10 @@ def to_anthropic_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     message = problem["detail"]
     if problem["code"] == ErrorCode.CALLS_OUTSTANDING:
         message = _UNANSWERED.format(calls=", ".join(problem["calls"]))
-    field = problem.get("field")
+    overflow = find_overflow(problem)
+    if overflow is not None:
+        message = f"prompt is too long: {overflow.tokens} tokens > {overflow.limit} maximum"
+    field = None if overflow is not None else problem.get("field")
     if field and not message.startswith(f"{field}:"):
         message = f"{field}: {message}"
     other = "api_error" if status >= 500 else "invalid_request_error"

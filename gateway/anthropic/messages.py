@@ -22,6 +22,7 @@ from services.turn_stream import (
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
+    TurnPlanned,
     TurnProgress,
     TurnStarted,
 )
@@ -110,7 +111,7 @@ class MessageEvents:
     def encode(self, progress: TurnProgress) -> bytes:
         """Encode a piece of progress."""
         match progress:
-            case TurnStarted():
+            case TurnStarted() | TurnPlanned():
                 return b""
             case ReasoningDelta(text):
                 return self._piece("thinking", text)

@@ -21,6 +21,7 @@ from services.turn_stream import (
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
+    TurnPlanned,
     TurnProgress,
     TurnStarted,
 )
@@ -140,7 +141,7 @@ class CompletionChunks:
 
     def _encode_choice(self, choice: int, progress: TurnProgress) -> bytes:
         match progress:
-            case TurnStarted():
+            case TurnStarted() | TurnPlanned():
                 return b""
             case ReasoningDelta(text):
                 return self._delta(choice, _to_reasoning(text))

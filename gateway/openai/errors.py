@@ -1,6 +1,7 @@
 """Errors in OpenAI's form, for the routes of OpenAI's API."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -27,6 +28,7 @@ _STATUSES: Mapping[str, int] = {
     ErrorCode.UNKNOWN_METHOD: 400,
     ErrorCode.UNKNOWN_MODEL: 404,
     ErrorCode.EMPTY_TURN: 400,
+    ErrorCode.TURN_TOO_LONG: 400,
     ErrorCode.DUPLICATE_CALL: 400,
     ErrorCode.EPISODES_UNSUPPORTED: 400,
     ErrorCode.BAD_SETTINGS: 400,
@@ -46,7 +48,7 @@ _CODES: Mapping[str, str] = {
     ErrorCode.TOOL_RESULT_WITHOUT_CALL: "tool_call_unknown",
     ErrorCode.CALLS_OUTSTANDING: "tool_result_missing",
     ErrorCode.RESULT_CONFLICT: "tool_result_conflict",
-    ErrorCode.TURN_TOO_LONG: "request_too_large",
+    ErrorCode.TURN_TOO_LONG: "array_above_max_length",
     ErrorCode.BODY_TOO_LARGE: "request_too_large",
     ErrorCode.QUOTA_EXCEEDED: "insufficient_quota",
 }
@@ -58,6 +60,29 @@ _UNANSWERED = (
     "An assistant message with 'tool_calls' must be followed by tool messages that respond to each "
     "'tool_call_id'. Without a response: {calls}"
 )
+
+
+OVERFLOW_CODE = "context_length_exceeded"
+# Clients find the numbers in these words, and compact the conversation.
+_OVERFLOW = (
+    "This model's maximum context length is {limit} tokens. However, your messages resulted in "
+    "{tokens} tokens. Please reduce the length of the messages."
+)
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A conversation that is longer than the model's context, in tokens."""
+
+    tokens: int
+    limit: int
+
+
+def find_overflow(problem: Mapping[str, Any]) -> Overflow | None:
+    """Return what a problem says of a conversation over the model's context; None for another one."""
+    if problem["code"] != ErrorCode.TURN_TOO_LONG or "tokens" not in problem:
+        return None
+    return Overflow(problem["tokens"], problem["limit"])
 
 
 class ErrorObject(BaseModel):
@@ -102,12 +127,16 @@ def to_openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     message = problem["detail"]
     if code == ErrorCode.CALLS_OUTSTANDING:
         message = _UNANSWERED.format(calls=", ".join(problem["calls"]))
+    own = problem.get("openai_code") or _CODES.get(code, str(code))
+    overflow = find_overflow(problem)
+    if overflow is not None:
+        message, own = _OVERFLOW.format(tokens=overflow.tokens, limit=overflow.limit), OVERFLOW_CODE
     param = problem.get("field") or ("messages" if code in _OF_MESSAGES else None)
     error = ErrorObject(
         message=message,
         type=_get_type(code, get_status(problem)),
         param=param,
-        code=problem.get("openai_code") or _CODES.get(code, str(code)),
+        code=own,
     )
     return ErrorBody(error=error).model_dump()
 

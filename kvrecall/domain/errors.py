@@ -45,6 +45,15 @@ class TurnTooLong(LimitExceeded):
     code = ErrorCode.TURN_TOO_LONG
 
 
+class ContextExceeded(TurnTooLong):
+    """A conversation has more tokens than the model's context."""
+
+    def __init__(self, field: str, tokens: int, limit: int) -> None:
+        message = f"the conversation has {tokens} tokens; the model's context ends at {limit}"
+        super().__init__(field, message, limit)
+        self.details["tokens"] = tokens
+
+
 class BudgetOutOfRange(LimitExceeded):
     """The budget is under the sinks and the window, or over what a slot holds."""
 

@@ -56,6 +56,7 @@ class StubWorker:
       has scored half of its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
     - `stored`: sessions of an earlier process; `retained`: deleted ones with pages that others share.
+    - `context`: the most words of a session; a turn over it is refused.
     - `names`: with several, it acts as that many workers over the same rows; some are `draining`.
     - All others record what it was asked for.
     """
@@ -87,6 +88,7 @@ class StubWorker:
         self.forgotten: list[str] = []
         self.prefixes: list[pb.Prefix] = []
         self.dropped: list[tuple[str, int]] = []
+        self.context = 1 << 30
         self.durable = True
         self.shares = True
         self.names = ["one"]
@@ -198,6 +200,12 @@ class StubWorker:
             switched = self._switch(state, request)
             prompt = [word for message in request.messages for word in words_of_message(message)]
             prompt += [self.words.get(token, str(token)) for token in request.prompt]
+            planned = pb.TurnPlanned(
+                held_tokens=state.length, prompt_tokens=len(prompt), max_tokens=self.context
+            )
+            yield pb.TurnEvent(planned=planned)
+            if state.length + len(prompt) + request.generate > self.context:
+                raise WorkerRefused(ErrorCode.TURN_TOO_LONG, "the model's context ends before")
             self._change(state, "turn" if not request.repair else "repaired turn", prompt)
             answer = self._answer(request, state) if request.generate else ""
             stop = ""

@@ -1,5 +1,6 @@
 """A conversation on its way to a turn: what is asked, what it needs, and what was found."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -14,7 +15,7 @@ from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredResponse
 from services.conversations.histories import extend
 from services.forks import ForkRequest
-from services.turn_stream import ProgressStream, TurnStream
+from services.turn_stream import ProgressStream, TurnPlanned, TurnStream
 
 Match = Literal["continued", "forked", "built", "repeated"]
 
@@ -46,6 +47,12 @@ class SessionApi(Protocol):
         """Delete a session and its rows."""
         ...
 
+    async def count_tokens(
+        self, messages: Sequence[Message], tools: Sequence[str], opening: str = ""
+    ) -> int:
+        """Count the tokens of a prompt, with the answer's `opening`."""
+        ...
+
     def turn(
         self,
         session: str,
@@ -64,7 +71,8 @@ class Conversation:
     `settings` are those of the session that it begins if none holds it; only a session of the same
     settings is continued. `turn` has the sampling; its messages are not read. `opening` comes
     before everything else. `follows`: the response whose conversation, without its own opening,
-    comes before `messages`. `ignored`: what was mended in these.
+    comes before `messages`. `ignored`: what was mended in these. `in_background`: what becomes of the
+    turn is stored beside its session, which stays even if the turn fails.
     """
 
     messages: tuple[Message, ...]
@@ -74,6 +82,7 @@ class Conversation:
     opening: tuple[Message, ...] = ()
     follows: StoredResponse | None = None
     ignored: tuple[Ignored, ...] = ()
+    in_background: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,7 @@ class Continuation:
     turns that this request appended before its own.
     `opening` is the digest of what comes before the conversation's first message, `asked` that of
     the conversation up to the answer. `ignored`: what of the messages was mended, by its place in them.
+    `planned`: the tokens as the worker has counted them; None for a turn that waits for its worker.
     """
 
     stream: ProgressStream
@@ -107,6 +117,7 @@ class Continuation:
     asked: bytes
     appended_tokens: int = 0
     ignored: tuple[Ignored, ...] = ()
+    planned: TurnPlanned | None = None
 
     @property
     def place(self) -> ReplyPlace:

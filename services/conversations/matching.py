@@ -23,6 +23,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest, check_message
+from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry
 from services.catalog.responses.base import StoredResponse
@@ -31,6 +32,7 @@ from services.conversations.completions import ALONE_SECONDS, Completions, start
 from services.conversations.continuation import (
     Continuation,
     Conversation,
+    Match,
     ReplyPlace,
     SessionApi,
 )
@@ -42,6 +44,7 @@ from services.conversations.histories import (
     canonical_json,
     extend,
 )
+from services.conversations.leftovers import NewSessionStream
 from services.conversations.mending import mend_messages
 from services.conversations.responses import RecordedStream, read_messages
 from services.conversations.steps import Place, Steps
@@ -283,7 +286,8 @@ class Conversations:
         if place.session.turns == place.turn:
             with suppress(SessionBusy):  # another branch of the conversation came first
                 return await steps.begin(place, "continued")
-        return await steps.begin(await steps.fork(place), "forked")
+        fork = await steps.fork(place)
+        return await self._begin_new(steps, fork, "forked")
 
     async def _is_repeated(self, steps: Steps, place: Place) -> bool:
         """Whether the request has started its turn at the place before."""
@@ -293,8 +297,47 @@ class Conversations:
     async def _build(self, steps: Steps) -> Continuation:
         """Append the history to a new session, one turn up to each answer in it."""
         *before, _ = steps.cut()
-        place, appended = await steps.append(await steps.create(), before)
-        return await steps.begin(place, "built", appended=appended)
+        if before:
+            await steps.check_context()
+        place = new = await steps.create()
+        try:
+            place, appended = await steps.append(new, before)
+        except BaseException:
+            await run_to_completion(self._discard(steps, new))
+            raise
+        return await self._begin_new(steps, place, "built", appended)
+
+    async def _begin_new(
+        self, steps: Steps, place: Place, match: Match, appended: int = 0
+    ) -> Continuation:
+        """Start the turn in a new session, which is deleted unless the turn is committed.
+
+        One that turns were appended to stays: a repeated request goes on from there.
+        """
+
+        async def discard() -> None:
+            await self._discard(steps, place)
+
+        try:
+            found = await steps.begin(place, match, appended)
+        except BaseException:
+            await run_to_completion(discard())
+            raise
+        if steps.in_background:
+            return found
+        return replace(found, stream=NewSessionStream(found.stream, discard))
+
+    async def _discard(self, steps: Steps, place: Place) -> None:
+        """Delete a new session, but for a repetition of the request, which finds it by its key.
+
+        Nothing is deleted that turns were added to.
+        """
+        if steps.derive_key("") is not None:
+            return
+        with suppress(ServiceError):
+            session = await self._catalog.sessions.get(place.session.id)
+            if session.turns == place.session.turns:
+                await self._api.delete(session.id)
 
     def _scope(self, settings: CreateSession, catalog: str = "") -> bytes:
         """Return everything but the messages that the tokens of a conversation depend on.

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from kvrecall.domain.errors import ContextExceeded
+from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.turn_request import TurnRequest, check_size
 from services.catalog.records import IdempotencyKey
@@ -14,6 +16,9 @@ from services.conversations.continuation import Continuation, Conversation, Matc
 from services.conversations.histories import History, rename_calls
 from services.forks import ForkRequest
 from services.turn_stream import TurnEnded, TurnStarted, TurnStream
+
+_BYTES_PER_TOKEN = 4
+_ADDED_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,11 @@ class Steps:
         self._conversation = conversation
         self._history = history
 
+    @property
+    def in_background(self) -> bool:
+        """True if what becomes of the turn is stored beside its session."""
+        return self._conversation.in_background
+
     def derive_key(self, step: str, session: str = "") -> IdempotencyKey | None:
         """Return the key of a step; None for a request without one."""
         key = self._conversation.key
@@ -40,14 +50,40 @@ class Steps:
 
     def check(self, number: int) -> None:
         """Check the size of the turn that begins behind `number` messages. Raises TurnTooLong."""
-        check_size(self._history.messages[number:], self.api.limits)
+        self._check_size(self._history.messages[number:])
 
     def cut(self) -> list[tuple[int, int]]:
         """Return the first message and the end of each turn of the history. Raises TurnTooLong."""
         turns = self._history.turns
         for start, end in turns:
-            check_size(self._history.messages[start:end], self.api.limits)
+            self._check_size(self._history.messages[start:end])
         return turns
+
+    async def check_context(self) -> None:
+        """Raise ContextExceeded for a history that does not fit the model's context.
+
+        It is counted where it may be: before a long one is computed turn by turn.
+        """
+        limit = self.api.info.max_context
+        tools = self._conversation.settings.tools
+        messages = self._history.messages
+        # A token has at least one byte, but for those that a template adds.
+        if sum(message.size + _ADDED_TOKENS for message in messages) + sum(map(len, tools)) < limit:
+            return
+        tokens = await self.api.count_tokens(messages, tools, self._conversation.turn.opening)
+        if tokens >= limit:
+            raise ContextExceeded("messages", tokens, limit)
+
+    def _check_size(self, messages: Sequence[Message]) -> None:
+        """Check the size of one turn's messages. Raises TurnTooLong.
+
+        One with too many bytes is said to exceed the context, by an estimate of its tokens.
+        """
+        limits, size = self.api.limits, sum(message.size for message in messages)
+        if size > limits.max_turn_bytes:
+            most = min(self.api.info.max_context, limits.max_turn_bytes // _BYTES_PER_TOKEN)
+            raise ContextExceeded("messages", max(size // _BYTES_PER_TOKEN, most + 1), most)
+        check_size(messages, limits)
 
     async def create(self, step: str = "create", branch: bool = False) -> Place:
         """Create a session."""
@@ -100,19 +136,23 @@ class Steps:
             queue=turn.queue or key is not None,
         )
         stream = self.api.turn(session.id, request, key)
+        planned = None
         try:
             started = await anext(stream)
+            assert isinstance(started, TurnStarted), "a turn begins with its acceptance"
+            # Others of several answers wait behind the first, and nobody for one in the background.
+            if not (started.replayed or choice or self.in_background):
+                planned = await stream.wait_until_planned()
         except BaseException:
             await stream.aclose()
             raise
-        assert isinstance(started, TurnStarted), "a turn begins with its acceptance"
         if started.replayed:
             match = "repeated"
         held = session.memory.length
         asked = request.history
         ignored = (*self._conversation.ignored, *self._history.ignored)
         return Continuation(
-            stream, session.id, started.turn, match, held, b"", asked, appended, ignored
+            stream, session.id, started.turn, match, held, b"", asked, appended, ignored, planned
         )
 
 

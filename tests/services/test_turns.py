@@ -28,7 +28,14 @@ from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
-from services.turn_stream import ArgumentsDelta, TextDelta, ToolCallEmitted, TurnEnded, TurnStarted
+from services.turn_stream import (
+    ArgumentsDelta,
+    TextDelta,
+    ToolCallEmitted,
+    TurnEnded,
+    TurnPlanned,
+    TurnStarted,
+)
 
 HELLO = Message("user", "hello there")
 
@@ -37,10 +44,11 @@ async def test_a_turn_is_told_in_order_and_is_committed_when_it_ends(harness) ->
     session = await harness.session()
     harness.worker.script = ["one two"]
     told = [progress async for progress in harness.begin(session)]
-    assert told[:3] == [TurnStarted(session, 1), TextDelta("one "), TextDelta("two ")]
-    assert isinstance(told[3], TurnEnded)
+    pieces = [TextDelta("one "), TextDelta("two ")]
+    assert told[:4] == [TurnStarted(session, 1), TurnPlanned(0, 3), *pieces]
+    assert isinstance(told[4], TurnEnded)
     (turn,) = await harness.catalog.turns.get_after(session, 0, 10)
-    assert turn.outcome == told[3].outcome
+    assert turn.outcome == told[4].outcome
     assert turn.messages == (HELLO,)
     assert len(turn.token_ids) == 5
     assert turn.outcome.seconds["decode"] == 0.75
@@ -248,7 +256,7 @@ async def test_an_answer_outlives_a_restart(harness, call: Callable) -> None:
     first = [progress async for progress in harness.service.turn(session, request, key)]
     await harness.crash()
     again = [progress async for progress in harness.service.turn(session, request, key)]
-    whole = [progress for progress in first[1:] if not isinstance(progress, ArgumentsDelta)]
+    whole = [progress for progress in first[2:] if not isinstance(progress, ArgumentsDelta)]
     assert again == [replace(first[0], replayed=True), *whole]
     assert isinstance(again[1], ToolCallEmitted)
 

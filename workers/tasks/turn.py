@@ -79,7 +79,7 @@ def run_turn(
         Stopwatch(),
         lambda output_tokens: prepare_step(engine, resident, output_tokens, reselections),
     )
-    plan = yield from _plan_turn(engine, resident, request)
+    plan = yield from _plan_turn(engine, resident, request, emit)
     session = resident.session
     done = run.done
     done.prompt_tokens = len(plan.prompt)
@@ -119,9 +119,9 @@ def run_turn(
 
 
 def _plan_turn(
-    engine: Engine, resident: ResidentSession, request: pb.TurnRequest
+    engine: Engine, resident: ResidentSession, request: pb.TurnRequest, emit: Emit
 ) -> Steps[_TurnPlan]:
-    """Validate the request. Raises the errors that `run_turn` raises before any change."""
+    """Validate the request and report its tokens. Raises what `run_turn` raises before any change."""
     session = resident.session
     _require_committed(session, request)
     messages = tuple(convert.to_chat(message) for message in request.messages)
@@ -139,7 +139,13 @@ def _plan_turn(
     prompt = tuple(token for segment in segments for token in segment.token_ids)
     if not prompt:
         raise BadMessages("the turn is empty: its messages render to no token")
-    sampling = _limit_sampling(engine, resident, len(prompt), sampling, request.generate)
+    planned = pb.TurnPlanned(
+        held_tokens=session.length + len(session.pending),
+        prompt_tokens=len(prompt),
+        max_tokens=_get_limit(engine, resident),
+    )
+    emit(pb.TurnEvent(planned=planned))
+    sampling = _limit_sampling(planned, sampling, request.generate)
     reference = _get_reference(engine, request)
     episode = None
     if request.HasField("episode"):
@@ -177,21 +183,21 @@ def _require_committed(session: WorkerSession, request: pb.TurnRequest) -> None:
         )
 
 
-def _limit_sampling(
-    engine: Engine, resident: ResidentSession, prompt: int, sampling: Sampling, generate: bool
-) -> Sampling:
-    """Limit max_tokens to the room in the context. Raises TurnTooLong if there is none."""
-    session = resident.session
+def _get_limit(engine: Engine, resident: ResidentSession) -> int:
+    """The most tokens of the session: the model's context, or a slot that `full` never leaves."""
     limit = engine.model.max_context
-    what = "the model's context"
-    if not resident.config.method.evicts and engine.bound(session)[0] < limit:
-        limit = engine.bound(session)[0]
-        what = "a slot, which the method full never leaves"
-    used = session.length + len(session.pending)
-    room = limit - used - prompt
+    if resident.config.method.evicts:
+        return limit
+    return min(limit, engine.bound(resident.session)[0])
+
+
+def _limit_sampling(planned: pb.TurnPlanned, sampling: Sampling, generate: bool) -> Sampling:
+    """Limit max_tokens to the room that is left. Raises TurnTooLong if there is none."""
+    room = planned.max_tokens - planned.held_tokens - planned.prompt_tokens
     if room < (1 if generate else 0):
         raise TurnTooLong(
-            f"the turn has {prompt} tokens after {used}; {what} ends at {limit}. "
+            f"the turn has {planned.prompt_tokens} tokens after {planned.held_tokens}; the model's "
+            f"context, or the slot of a session that evicts nothing, ends at {planned.max_tokens}. "
             "Send less, or open a new session"
         )
     return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)

@@ -15,7 +15,7 @@ from gateway.openai.completions.schemas import NO_LIMIT, CompletionBody, Prompt
 from gateway.settings import GatewaySettings
 from gateway.sse import get_outcome
 from gateway.tenants import Tenant
-from kvrecall.domain.errors import InvalidRequest, TurnTooLong
+from kvrecall.domain.errors import ContextExceeded, InvalidRequest
 from services.conversations.completions import Completions
 from services.service import SessionService
 from services.turn_stream import TurnProgress
@@ -93,15 +93,14 @@ async def _tokenize(
 
 
 def _check_length(tokens: Sequence[int], index: int, most: int) -> None:
-    """Raise InvalidRequest for an empty prompt, TurnTooLong for one over the model's context."""
+    """Raise InvalidRequest for an empty prompt, ContextExceeded for one over the model's context."""
     if not tokens:
         message = (
             f"prompt {index} has no token, and this model's tokenizer adds none; send some text"
         )
         raise InvalidRequest("prompt", message)
     if len(tokens) > most:
-        message = f"prompt {index} has {len(tokens)} tokens; with this request {most} are possible"
-        raise TurnTooLong("prompt", message, most)
+        raise ContextExceeded("prompt", len(tokens), most)
 
 
 async def _read_texts(

@@ -2,8 +2,9 @@
 
 import json
 import re
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,10 +84,7 @@ class Answering:
         if self._body.background:
             attempt = name_attempt(None if key is None else key.key)
         name = TurnName(found.session, found.turn, attempt)
-        head = objects.build_head(
-            name.response, int(time.time()), self._body, self._service.default_sampling
-        )
-        self._events = ResponseEvents(head, name, found.appended_tokens)
+        self._events = ResponseEvents(self._build_head(name), name, found.appended_tokens)
         # Events put the answer together, whether or not they are sent.
         encoded = self._body.stream or self._body.background
         stream = RecordedStream(
@@ -96,6 +94,18 @@ class Answering:
             None if encoded else self._events.encode,
         )
         return replace(found, stream=stream)
+
+    def encode_refusal(self, problem: Mapping[str, Any]) -> bytes:
+        """Encode the events of a response that failed before it had a turn."""
+        name = TurnName(secrets.token_hex(12), 1)
+        events = ResponseEvents(self._build_head(name), name, 0)
+        return events.begin() + events.fail(problem)
+
+    def _build_head(self, name: TurnName) -> Json:
+        created = int(time.time())
+        return objects.build_head(
+            name.response, created, self._body, self._service.default_sampling
+        )
 
     async def count(self) -> int:
         """Count the tokens of the whole conversation with the input. Raises as `start`."""
@@ -168,6 +178,7 @@ class Answering:
             key,
             self._body.opening,
             previous,
+            in_background=self._body.background is True,
         )
         try:
             return await self._service.conversations.start(conversation, direction)

@@ -27,6 +27,7 @@ from services.turn_stream import (
     TextDelta,
     ToolCallEmitted,
     TurnEnded,
+    TurnPlanned,
     TurnProgress,
     TurnStarted,
 )
@@ -67,7 +68,7 @@ class ResponseEvents:
     def encode(self, progress: TurnProgress) -> bytes:
         """Encode a piece of progress."""
         match progress:
-            case TurnStarted():
+            case TurnStarted() | TurnPlanned():
                 return b""
             case ReasoningDelta(text):
                 return self._write("reasoning", text)

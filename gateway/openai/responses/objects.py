@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.openai.errors import OVERFLOW_CODE
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.openai.responses.tools import describe_tools
 from gateway.openai.usage import build_receipt, count_tokens
@@ -84,6 +85,8 @@ def fail(head: Json, output: Sequence[Json], error: Mapping[str, Any], status: i
     code = "server_error" if status >= 500 else "invalid_prompt"
     if status == 429:
         code = "rate_limit_exceeded"
+    if error["code"] == OVERFLOW_CODE:  # beside the SDK's list, and what clients look for
+        code = OVERFLOW_CODE
     return head | {
         "status": "failed",
         "error": {"code": code, "message": error["message"]},

@@ -7,8 +7,10 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.answers import read_answer, require_model, respond
 from gateway.directives import read_directives, report_changes
+from gateway.errors import to_problem
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.middleware import CLIENT_CLOSED_REQUEST
+from gateway.openai.errors import find_overflow
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
 from gateway.openai.responses.background import BackgroundResponses, Run
@@ -18,6 +20,7 @@ from gateway.openai.responses.schemas import ResponseBody
 from gateway.settings import GatewaySettings
 from gateway.sse import ClientDisconnected, EventStream, run_while_connected
 from gateway.tenants import Tenant
+from kvrecall.domain.errors import ServiceError
 from services.service import SessionService
 
 _STREAM = {
@@ -57,23 +60,27 @@ def _add_create(
         body = read_directives(request, body)
         body.require_honoured()
         answering = Answering(service, tenant, body)
-        if body.background:
+        idempotency = get_idempotency_key(request, key, body)
+        report = report_changes(service, body, answering.get_place)
+        try:
+            if body.background:
+                started = background.start(answering, idempotency)
+                encode = (lambda _: AsTheyAre()) if body.stream else None
+                return await respond(request, started, _get_head, encode, settings, report)
             return await respond(
                 request,
-                background.start(answering, get_idempotency_key(request, key, body)),
-                _get_head,
-                (lambda _: AsTheyAre()) if body.stream else None,
+                answering.start(idempotency),
+                partial(read_answer, answering.build),
+                answering.encode if body.stream else None,
                 settings,
-                report_changes(service, body, answering.get_place),
+                report,
             )
-        return await respond(
-            request,
-            answering.start(get_idempotency_key(request, key, body)),
-            partial(read_answer, answering.build),
-            answering.encode if body.stream else None,
-            settings,
-            report_changes(service, body, answering.get_place),
-        )
+        except ServiceError as error:
+            problem = to_problem(error)
+            if not body.stream or find_overflow(problem) is None:
+                raise
+            # OpenAI says it within the stream, and Codex reads it there.
+            return Response(answering.encode_refusal(problem), media_type="text/event-stream")
 
     @router.post("/responses/input_tokens", tags=["openai"])
     async def count_input_tokens(body: ResponseBody, tenant: Tenant = "") -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gateway.sse import (
 )
 from gateway.tenants import Tenant
 from services.service import SessionService
-from services.turn_stream import TurnProgress, TurnStream
+from services.turn_stream import TurnProgress, TurnStarted, TurnStream
 
 STREAM_CONTENT = {
     "description": "The committed turn, or the stream of its events.",
@@ -57,12 +57,19 @@ def add_turn_routes(router: APIRouter, service: SessionService, settings: Gatewa
                 await stream.aclose()
 
 
+async def _accept(stream: TurnStream) -> None:
+    """Read a stream up to where the worker has taken the turn."""
+    started = await anext(stream)
+    if not (isinstance(started, TurnStarted) and started.replayed):
+        await stream.wait_until_planned()
+
+
 async def _start_stream(
     request: Request, stream: TurnStream, settings: GatewaySettings
 ) -> EventStream[TurnProgress]:
     """Wait for the turn to be accepted, so that a refusal has its own status and no stream."""
     try:
-        await run_while_connected(request, stream.__anext__())
+        await run_while_connected(request, _accept(stream))
     except BaseException:
         await stream.aclose()
         raise

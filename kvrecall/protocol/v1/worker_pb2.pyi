@@ -619,17 +619,29 @@ class TurnDone(_message.Message):
     recorded_tokens: int
     def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., recorded_tokens: _Optional[int] = ...) -> None: ...
 
+class TurnPlanned(_message.Message):
+    __slots__ = ("held_tokens", "prompt_tokens", "max_tokens")
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    held_tokens: int
+    prompt_tokens: int
+    max_tokens: int
+    def __init__(self, held_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
 class TurnEvent(_message.Message):
-    __slots__ = ("token", "tool_call", "done", "arguments")
+    __slots__ = ("token", "tool_call", "done", "arguments", "planned")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
     token: TokenChunk
     tool_call: ToolCall
     done: TurnDone
     arguments: ArgumentsDelta
-    def __init__(self, token: _Optional[_Union[TokenChunk, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., done: _Optional[_Union[TurnDone, _Mapping]] = ..., arguments: _Optional[_Union[ArgumentsDelta, _Mapping]] = ...) -> None: ...
+    planned: TurnPlanned
+    def __init__(self, token: _Optional[_Union[TokenChunk, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., done: _Optional[_Union[TurnDone, _Mapping]] = ..., arguments: _Optional[_Union[ArgumentsDelta, _Mapping]] = ..., planned: _Optional[_Union[TurnPlanned, _Mapping]] = ...) -> None: ...
 
 class ArgumentsDelta(_message.Message):
     __slots__ = ("index", "id", "name", "arguments")

@@ -221,7 +221,7 @@ BAD_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments
     ("last", "status", "param"),
     [
         ({"role": "user", "content": "x", "tool_call_id": "c1"}, 400, "messages[2].tool_call_id"),
-        ({"role": "user", "content": "long " * 1000}, 413, "messages"),
+        ({"role": "user", "content": "long " * 1000}, 400, "messages"),
     ],
     ids=["id of a call", "too long"],
 )
@@ -342,8 +342,7 @@ async def test_a_client_that_leaves_cancels_its_turn(served) -> None:
             break
         await asyncio.sleep(0.01)
     assert not served.service.status.admission.running
-    (session,) = await served.catalog.sessions.get_ids()
-    assert (await served.service.get(session))[0].turns == 0
+    assert await served.catalog.sessions.get_ids() == []
 
 
 async def test_no_tenant_finds_the_session_of_another(api) -> None:

@@ -119,11 +119,8 @@ async def test_an_answer_that_fails_leaves_nothing_of_the_others(harness) -> Non
     first = await go_on(harness, *CONVERSATION.messages)
     said = (*CONVERSATION.messages, Message("assistant", "ok"), Message("user", "go on"))
     harness.worker.faults["turn"] = WorkerLost("gone")
-    found = await harness.service.conversations.choices(replace(CONVERSATION, messages=said), 3)
     with pytest.raises(WorkerLost):
-        async for _ in found.stream:
-            pass
-    await found.stream.aclose()
+        await harness.service.conversations.choices(replace(CONVERSATION, messages=said), 3)
     assert await get_sessions(harness) == {first.session}
     assert (await harness.service.get(first.session))[0].turns == 1
 
