@@ -21,9 +21,10 @@ class TurnOptions(TypedDict, total=False):
     # False: append the messages without generating a reply.
     generate: bool
     max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
+    # Of these and of those below without a value: the model's default.
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
     seed: int | None
     stop: Sequence[str]
     # Wait (for a bounded time) while another turn of the session runs.

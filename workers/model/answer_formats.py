@@ -77,7 +77,7 @@ class AnswerFormat:
         return (*(text for text in outer if text), *self.inner_marks)
 
 
-_HERMES = AnswerFormat(
+HERMES = AnswerFormat(
     "hermes",
     "<tool_call>",
     read_hermes,
@@ -129,7 +129,7 @@ _PLAIN = AnswerFormat("plain")
 # The first row whose texts are all in the chat template is the model's.
 _FAMILIES: tuple[tuple[tuple[str, ...], AnswerFormat], ...] = (
     (("<tool_call>", "<function=", "<parameter="), _QWEN_XML),
-    (("<tool_call>",), _HERMES),
+    (("<tool_call>",), HERMES),
     (("[TOOL_CALLS]", "[ARGS]"), _MISTRAL_ARGS),
     (("[TOOL_CALLS]",), _MISTRAL),
     (("<|start_header_id|>", '"parameters"'), _LLAMA),

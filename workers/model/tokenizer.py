@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvrecall.domain.surrogates import replace_in_json
 from workers.errors import BadMessages, ModelRefused
-from workers.model.answer_formats import AnswerFormat, find_format
+from workers.model.answer_formats import HERMES, AnswerFormat, find_format
+from workers.model.tool_messages import can_write_tools, write_tools
 
 _log = structlog.get_logger(__name__)
 
@@ -57,6 +58,7 @@ class ChatTokenizer:
         eos_token_ids: Token ids that end a turn; the first ends a truncated answer.
         eos_texts: Texts of these tokens.
         format: How the model's answers write reasoning and tool calls.
+        writes_tools: The chat template has no tools: messages are written with them before it.
         mark_texts: Texts of the tokens that are marks of this format, by id.
     """
 
@@ -64,13 +66,19 @@ class ChatTokenizer:
     eos_token_ids: tuple[int, ...]
     eos_texts: tuple[str, ...] = field(init=False)
     format: AnswerFormat = field(init=False)
+    writes_tools: bool = field(init=False)
     mark_texts: Mapping[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up the texts of the end-of-turn tokens, the format and its marks."""
         texts = tuple(str(t) for t in self.inner.convert_ids_to_tokens(list(self.eos_token_ids)))
         object.__setattr__(self, "eos_texts", texts)
-        object.__setattr__(self, "format", find_format(self.inner))
+        known = find_format(self.inner)
+        writes_tools = not known.mark and can_write_tools(self.inner)
+        if writes_tools:
+            known = replace(HERMES, reasoning=known.reasoning)
+        object.__setattr__(self, "format", known)
+        object.__setattr__(self, "writes_tools", writes_tools)
         added = self.inner.get_added_vocab()
         marks = {added[mark]: mark for mark in self.format.marks if mark in added}
         object.__setattr__(self, "mark_texts", marks)
@@ -212,9 +220,12 @@ class ChatTokenizer:
     ) -> str:
         """Render messages; `continues`: up to the last one's text, which goes on."""
         try:
+            rendered = [_to_template(m, self.format.short_ids) for m in messages]
+            if self.writes_tools:
+                rendered = write_tools(rendered, setting.tools)
             text = self.inner.apply_chat_template(
-                [_to_template(m, self.format.short_ids) for m in messages],
-                tools=setting.tools or None,
+                rendered,
+                tools=None if self.writes_tools else setting.tools or None,
                 add_generation_prompt=prompt and not continues,
                 continue_final_message=continues,
                 tokenize=False,
@@ -247,7 +258,11 @@ def load_tokenizer(name: str | Path, eos_token_ids: Sequence[int]) -> ChatTokeni
             f"{name} has no end-of-turn token: neither its tokenizer nor its model names one"
         )
     tokenizer = ChatTokenizer(inner, tuple(eos))
-    if not tokenizer.format.mark:
+    if tokenizer.writes_tools:
+        _log.info(
+            "the chat template has no tools", model=str(name), effect="written in Hermes' form"
+        )
+    elif not tokenizer.format.mark:
         _log.warning("the form of tool calls is not known", model=str(name), effect="text only")
     return tokenizer
 

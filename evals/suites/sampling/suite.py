@@ -18,8 +18,8 @@ from evals.suites.sampling.prompts import FACTS, OPEN, TALKS, Split
 from evals.summary import group_by, mean_row, select_kind
 from kvrecall.reporting.results import Row
 
-FACT_TOKENS = 64
-OPEN_TOKENS = 200
+FACT_TOKENS = 48
+OPEN_TOKENS = 160
 _ROWS = 2048
 # An answer loops if one of its runs of so many words occurs so often.
 _RUN_WORDS = 6

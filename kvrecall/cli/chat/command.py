@@ -27,6 +27,7 @@ from kvrecall.client import (
     ToolCallEvent,
     Turn,
     TurnCompleted,
+    TurnOptions,
 )
 from reference.conversation import SYSTEM_LINES
 from reference.tools import TOOLS
@@ -58,7 +59,12 @@ def chat_command(
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Token limit of a reply.")] = 256,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Token limit of a reply. Default: the context's end.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0: greedy. Default: the model's.")
+    ] = None,
 ) -> None:
     """Chat with a model in a session under a budget.
 
@@ -92,7 +98,7 @@ def chat_command(
             highlight=False,
             soft_wrap=True,
         )
-        Talk(client.attach(session), console, max_tokens).run(opening)
+        Talk(client.attach(session), console, max_tokens, temperature).run(opening)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,8 @@ class Talk:
 
     session: SessionHandle
     console: Console
-    max_tokens: int
+    max_tokens: int | None
+    temperature: float | None = None
 
     def run(self, opening: Messages) -> None:
         """Complete pending tool calls, then read and send messages until the input ends."""
@@ -176,7 +183,8 @@ class Talk:
         calls: list[ToolCall] = []
         self.console.print("[bold green]model[/] ", end="")
         # Closed at Ctrl-C, a stream cancels its turn.
-        with self.session.stream(messages, max_tokens=self.max_tokens) as stream:
+        options: TurnOptions = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        with self.session.stream(messages, **options) as stream:
             for event in stream:
                 match event:
                     case ReasoningDelta(text):

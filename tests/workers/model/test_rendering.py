@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from workers.model.tokenizer import ChatMessage, ChatTokenizer, keep_recent
+from workers.model.tool_messages import write_tools
 
 NOT_REPEATED = """
 {%- for message in messages -%}
@@ -82,7 +83,7 @@ def test_a_recorded_answer_has_one_header(
 ) -> None:
     tokenizer = of_template(template)
     whole = tokenizer.inner.apply_chat_template(
-        CONVERSATION, tokenize=False, add_generation_prompt=True
+        write_tools(CONVERSATION, []), tokenize=False, add_generation_prompt=True
     )
     assert _text(tokenizer, CONVERSATION, sizes) == whole
 

@@ -1,0 +1,89 @@
+"""Tool calls for models whose chat template has none: written into plain messages, in Hermes' form.
+
+The tools are behind the system message, calls in the assistant's text, results in a user's message:
+roles and contents that every template renders. One result is one message, so that a message is
+rendered alike whatever follows.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+ChatMessage = dict[str, Any]
+
+_TOOLS = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+# A conversation that every template has to render where messages are written by this module.
+_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
+_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"of": "the call"}}}
+_PROBE: tuple[ChatMessage, ...] = (
+    {"role": "system", "content": "the system"},
+    {"role": "user", "content": "the question"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL, _CALL]},
+    {"role": "tool", "content": "the first result"},
+    {"role": "tool", "content": "the second result"},
+    {"role": "assistant", "content": "the answer"},
+    {"role": "user", "content": "another question"},
+)
+_PROBED = ("the system", '"probe"', "the call", "the first result", "the second result")
+
+
+def can_write_tools(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Check if a chat template knows nothing of tools, and renders them where they are written here."""
+    template = str(tokenizer.chat_template or "")
+    if "tools" in template or "tool_calls" in template:
+        return False
+    try:
+        text = tokenizer.apply_chat_template(write_tools(_PROBE, [_TOOL]), tokenize=False)
+    except (TemplateError, TypeError, ValueError, KeyError):
+        return False
+    return all(part in str(text) for part in _PROBED)
+
+
+def write_tools(messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[ChatMessage]:
+    """Return messages of the roles system, user and assistant, which have a content alone.
+
+    Messages are as templates take them: arguments are objects, contents are strings.
+    """
+    written = [_write(message) for message in messages]
+    if not tools:
+        return written
+    text = _TOOLS.format(tools="\n".join(_to_json(tool) for tool in tools))
+    if written and written[0]["role"] == "system":
+        content = f"{written[0]['content']}\n\n{text}".lstrip()
+        return [{**written[0], "content": content}, *written[1:]]
+    return [{"role": "system", "content": text}, *written]
+
+
+def _write(message: ChatMessage) -> ChatMessage:
+    if message["role"] == "tool":
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": content}
+    calls = message.get("tool_calls") or ()
+    texts = [f"<tool_call>\n{_to_json(_get_call(call))}\n</tool_call>" for call in calls]
+    before = [message["content"]] if message["content"] or not calls else []
+    return {"role": message["role"], "content": "\n".join([*before, *texts])}
+
+
+def _get_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {"name": function["name"], "arguments": function["arguments"]}
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
