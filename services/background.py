@@ -1,8 +1,9 @@
-"""Background work between turns: pending repairs first, then episode maintenance.
+"""Background work between turns: settling first, then pending repairs, then episode maintenance.
 
-One task per session does both. A turn takes what the running repair has found so far and skips the
-repairs that were due but not started, unless it asks to wait. Episode maintenance is interrupted at
-once by a turn or a repair, and continues later from its last commit.
+One task per session does all. A turn waits for the end of settling, which it would have to do itself.
+It takes what the running repair has found so far and skips the repairs that were due but not started,
+unless it asks to wait. Episode maintenance is interrupted at once by a turn or a repair, and continues
+later from its last commit.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from services.context import ServiceContext
 from services.episode_maintenance import EpisodeMaintainer
 from services.repair_runner import RepairRunner
 from services.sessions.active import ActiveSession
+from services.settling import Settler
 
 
 class BackgroundTasks:
@@ -22,6 +24,7 @@ class BackgroundTasks:
 
     def __init__(self, context: ServiceContext) -> None:
         self._sessions = context.sessions
+        self._settler = Settler(context)
         self._repairs = RepairRunner(context)
         self._maintainer = EpisodeMaintainer(context)
 
@@ -35,9 +38,9 @@ class BackgroundTasks:
     def resume(self, live: ActiveSession) -> None:
         """Continue after a turn, committed or not.
 
-        The repairs that it left due, then maintenance.
+        Settling and the repairs that it left due, then maintenance.
         """
-        if (live.has_episodes or live.repairs_pending) and not live.deleted:
+        if (live.unsettled or live.has_episodes or live.repairs_pending) and not live.deleted:
             self._start(live)
 
     async def yield_to_turn(self, live: ActiveSession, wait: bool) -> None:
@@ -66,6 +69,7 @@ class BackgroundTasks:
         task = live.background
         live.background = None
         live.repairs_pending = False
+        live.unsettled = False
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
@@ -82,12 +86,14 @@ class BackgroundTasks:
     async def _run(self, live: ActiveSession) -> None:
         structlog.contextvars.bind_contextvars(session=live.id)  # in this task alone
         while True:
-            if live.repairs_pending:
-                live.repairs_pending = False
-                try:
+            try:
+                if live.unsettled:
+                    await self._settler.run(live)
+                if live.repairs_pending:
+                    live.repairs_pending = False
                     await self._repairs.run_due(live)
-                except ServiceError:
-                    return  # published where it happened; still due, and tried again at the next event
+            except ServiceError:
+                return  # told where it happened; still due, and tried again at the next event
             await self._maintain(live)
             if not live.repairs_pending:
                 return

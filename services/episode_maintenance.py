@@ -143,7 +143,7 @@ class EpisodeMaintainer:
         clusters, plans = await asyncio.to_thread(_plan_build, session, settings, log, vectors)
         request = _request(session, plans, found.builds + 1)
         if settings.build == "per_episode":
-            request.token_ids.extend(_token_ids(log)[: session.memory.length])
+            request.token_ids.extend(_token_ids(log)[: session.memory.rows])
         request.epoch = await self._sessions.ensure_open(live)
         result = await self._call_worker(live, request)
         commit = _build_commit(found, clusters, plans, result)
@@ -225,7 +225,7 @@ def _plan_build(
         clusters,
         _token_ids(log),
         medoid_utterances=settings.medoid_utterances,
-        length=session.memory.length,
+        length=session.memory.rows,
     )
     return clusters, plans
 

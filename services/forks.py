@@ -198,8 +198,7 @@ class ForkRunner:
     ) -> tuple[Session, bytes | None]:
         """Return the parent as a turn committed it, and its worker state if it was kept."""
         turn = await self._turn(parent.id, number)
-        length = turn.outcome.memory.length
-        own = await self._own_pages(parent, length // page_tokens, page_tokens)
+        own = await self._own_pages(parent, turn.outcome.memory.rows // page_tokens, page_tokens)
         return _at_earlier_turn(parent, turn, own), await self._find_state(parent, number)
 
     async def _find_state(self, session: Session, number: int) -> bytes | None:

@@ -34,4 +34,5 @@ def _logged(turn: Turn, promoted: tuple[int, ...]) -> pb.LoggedTurn:
         promoted=promoted,
         deferred_tokens=turn.outcome.deferred_tokens,
         recorded_tokens=turn.outcome.recorded_tokens,
+        unsettled_tokens=turn.outcome.memory.unsettled,
     )

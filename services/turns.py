@@ -335,6 +335,7 @@ class TurnRunner:
             await self._context.catalog.turns.commit(commit, epoch, record)
         live.needs_reopen = False
         live.repairs_pending = False
+        live.unsettled = outcome.memory.unsettled > 0
         live.started_calls.clear()  # a turn appends all results of the pause before it
         live.advance(SessionEvent.CALLS_EMITTED if calls else SessionEvent.TURN_ENDED)
         start = turn.describe_start(done)

@@ -51,6 +51,7 @@ class LoggedTurn:
     reselections: Reselections | None = None
     prefill: TurnPrefill | None = None
     retrieval: TurnRetrieval | None = None
+    settled_tokens: int = 0
 
 
 @dataclass(frozen=True)

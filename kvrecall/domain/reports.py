@@ -49,7 +49,9 @@ class RepairReport:
 class MemoryReport:
     """A session's rows and bytes.
 
-    Rows are counted per layer: `active_rows` and its like are the largest layer's. `durable`: as of
+    `length` counts the tokens that were computed. The last `unsettled` of them are pending, since
+    steps of an answer computed them over active rows alone: they have no `rows`. Rows are counted per
+    layer: `active_rows` and its like are the largest layer's. `durable`: as of
     the last turn, the rows survive their worker; None where that is not known. `retrieval_bytes`: of
     the worker's host, of the rows that answers and repairs search, and their index.
     """
@@ -69,6 +71,12 @@ class MemoryReport:
     in_slot: bool = False
     retrieval_bytes: int = 0
     durable: bool | None = None
+    unsettled: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Tokens with stored rows."""
+        return self.length - self.unsettled
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ class TurnOutcome:
     text's tokens, and `prompt_logprobs` those of the prompt's, in an answer that asked for them;
     they are never stored. `prefilled_tokens` were
     computed before the answer: those of the prompt that no shared page has, and pending ones; None
-    in outcomes that were stored before 0.3.0.
+    in outcomes that were stored before 0.3.0. The first `settled_tokens` of them were settled.
 
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token; outcomes that were
@@ -185,6 +193,7 @@ class TurnOutcome:
     deferred_tokens: int = 0
     recorded_tokens: int = 0
     prefilled_tokens: int | None = None
+    settled_tokens: int = 0
     started_at: float | None = None
     committed_at: float | None = None
     worker: str = ""

@@ -112,6 +112,15 @@ REPAIR = Call(
     drained=True,
     streaming=True,
 )
+SETTLE = Call(
+    "Settle",
+    pb.SettleRequest,
+    pb.SettleResult,
+    "repair_seconds",
+    session=lambda request: request.session,
+    drained=True,
+    uncancellable=True,
+)
 STOP_EARLY = Call(
     "StopEarly",
     pb.StopEarlyRequest,
@@ -170,6 +179,7 @@ CALLS: tuple[Call[Any, Any], ...] = (
     RELEASE,
     TURN,
     REPAIR,
+    SETTLE,
     STOP_EARLY,
     DETOKENIZE,
     TOKENIZE,

@@ -289,10 +289,10 @@ def retrieval_from_wire(done: pb.TurnDone) -> RetrievalReport | None:
     return RetrievalReport(report.steps, report.rows, report.seconds, report.refused)
 
 
-def memory_from_wire(report: pb.MemoryReport) -> MemoryReport:
-    """Convert a worker's report of a session's memory."""
+def memory_from_wire(report: pb.MemoryReport, durable: bool | None = None) -> MemoryReport:
+    """Convert a worker's report of a session's memory; it does not say whether rows are durable."""
     return MemoryReport(
-        length=report.length,
+        length=report.length + report.unsettled,
         budget=report.budget,
         active_rows=_largest(report.active_rows),
         peak_rows=_largest(report.peak_rows),
@@ -306,6 +306,8 @@ def memory_from_wire(report: pb.MemoryReport) -> MemoryReport:
         tier_bytes=dict(report.tier_bytes),
         in_slot=report.in_slot,
         retrieval_bytes=report.retrieval_bytes,
+        durable=durable,
+        unsettled=report.unsettled,
     )
 
 

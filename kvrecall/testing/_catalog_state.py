@@ -71,8 +71,8 @@ class StoredSession:
 
     def add_commit_point(self) -> None:
         """Record what is committed under the current epoch."""
-        if self.session.memory.length:
-            self.history[self.session.epoch] = self.session.memory.length
+        if self.session.memory.rows:
+            self.history[self.session.epoch] = self.session.memory.rows
 
     def set_lifetime(self, seconds: float | None) -> None:
         """Expire in so many seconds from now; None: never."""

@@ -138,10 +138,47 @@ def memory_report(state: pb.SessionState, budget: int) -> pb.MemoryReport:
         active_bytes=active * 64,
         evicted_rows=state.length - active,
         promoted_rows=state.promoted_rows,
+        unsettled=state.unsettled,
         tier_bytes={"ram": state.length * 64},
         in_slot=True,
         retrieval_bytes=state.length * 8,
     )
+
+
+def take_pending(state: pb.SessionState) -> list[int]:
+    """Give the pending words rows, as a turn does before its own; return them."""
+    taken = list(state.pending)
+    state.length += len(taken)
+    state.ClearField("pending")
+    state.ClearField("unsettled")
+    return taken
+
+
+def settle_words(state: pb.SessionState) -> int:
+    """Give the pending words rows up to the last page boundary; return their number."""
+    end = state.length + len(state.pending)
+    settled = end - end % PAGE_TOKENS - state.length
+    if not state.unsettled or settled <= 0:
+        return 0
+    state.length += settled
+    state.unsettled -= settled
+    state.pending[:] = state.pending[settled:]
+    return settled
+
+
+def drop_answer(
+    state: pb.SessionState, start: int, before: list[int], prompt: list[str], answer: list[str]
+) -> None:
+    """Leave the words of an answer pending, from the page on that has its first one.
+
+    `before` were pending, after `start` rows.
+    """
+    words = before + [token_of_word(word) for word in prompt + answer]
+    asked = start + len(before) + len(prompt)
+    length = max(start, asked - asked % PAGE_TOKENS)
+    state.pending[:] = words[length - start :]
+    state.unsettled = len(state.pending)
+    state.length = length
 
 
 def map_words(request: pb.MapRowsRequest) -> pb.MapRowsResult:

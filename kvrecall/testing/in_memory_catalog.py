@@ -32,6 +32,7 @@ from services.catalog.records import (
     RepairRecord,
     SegmentRecord,
     SegmentsCommit,
+    SettleCommit,
     TurnCommit,
 )
 from services.catalog.serialization import unpack
@@ -115,6 +116,13 @@ class InMemoryTurns:
         if commit.prefix is not None:
             self._state.prefixes.setdefault(commit.digest, commit.prefix)
         self._state.store_record(record)
+
+    async def commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
+        """Replace the worker state and the memory report. Raises UnknownSession, StaleEpoch."""
+        stored = self._state.get_fenced(session_id, epoch)
+        stored.worker_state = commit.worker_state
+        stored.set_memory(commit.memory)
+        stored.add_commit_point()
 
     async def get_after(self, session_id: str, number: int, limit: int) -> list[Turn]:
         """Return up to `limit` turns that follow turn `number`, in order."""

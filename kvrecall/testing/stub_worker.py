@@ -18,14 +18,17 @@ from kvrecall.testing._stub_values import (
     bad_settings,
     built_episode,
     cut_at_stop,
+    drop_answer,
     embed_words,
     finish,
     map_words,
     memory_report,
     pause_repair_report,
+    settle_words,
     shared_pages,
     split_arguments,
     switch_report,
+    take_pending,
     token_of_word,
     turn_reports,
     utterance_tokens,
@@ -51,10 +54,11 @@ class StubWorker:
     with the same words get similar vectors; it builds episodes of any rows.
 
     - `gates` hold calls back: a turn waits for `gates["token"]` before each word and for
-      `gates["call"]` before each piece of arguments, a repair for `gates["repair"]`, likewise embed
-      and build. A repair that is stopped early waits no longer and
+      `gates["call"]` before each piece of arguments, a repair for `gates["repair"]`, likewise settle,
+      embed and build. A repair that is stopped early waits no longer and
       has scored half of its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
+    - `recalls`: the words of an answer are left pending, as of sessions that attend to stored rows.
     - `stored`: sessions of an earlier process; `retained`: deleted ones with pages that others share.
     - `context`: the most words of a session; a turn over it is refused.
     - `names`: with several, it acts as that many workers over the same rows; some are `draining`.
@@ -66,7 +70,8 @@ class StubWorker:
         self.script: list[str | list[pb.ToolCall]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {
-            name: asyncio.Event() for name in ("token", "call", "repair", "embed", "build")
+            name: asyncio.Event()
+            for name in ("token", "call", "repair", "settle", "embed", "build")
         }
         self.faults: dict[str, Exception] = {}
         self.sessions: dict[str, pb.SessionState] = {}
@@ -90,6 +95,7 @@ class StubWorker:
         self.dropped: list[tuple[str, int]] = []
         self.context = 1 << 30
         self.durable = True
+        self.recalls = False
         self.shares = True
         self.names = ["one"]
         self.draining: set[str] = set()
@@ -195,6 +201,8 @@ class StubWorker:
             )
         if request.HasField("episode"):
             self._fault("switch")
+        settled = settle_words(state)
+        start, before = state.length, take_pending(state)
         self.open_turns += 1
         try:
             switched = self._switch(state, request)
@@ -227,7 +235,10 @@ class StubWorker:
                     yield pb.TurnEvent(arguments=piece)
                 yield pb.TurnEvent(tool_call=call)
             self._fault("done")
+            if self.recalls and spoken:
+                drop_answer(state, start, before, prompt, spoken)
             done = self._done(request, state, prompt, message, spoken)
+            done.settled_tokens = settled
             done.stop_sequence = stop
             if request.opening:
                 done.message.content = request.opening + done.message.content
@@ -253,6 +264,18 @@ class StubWorker:
         state.selection = hashlib.sha256(state.selection + " ".join(signal).encode()).digest()
         report = pause_repair_report(request.trigger, len(signal), cut)
         return pb.RepairResult(report=report, memory=self._memory(request.session), state=state)
+
+    async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
+        """Compute the pending words up to the last page boundary."""
+        self._fault("settle")
+        state = self._state(request.session)
+        self.call_log.append(f"settle {len(state.pending)}")
+        await self._gate("settle")
+        settled = settle_words(state)
+        memory = self._memory(request.session)
+        return pb.SettleResult(
+            settled_tokens=settled, durable=self.durable, memory=memory, state=state
+        )
 
     async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """Stop the session's running repair."""

@@ -32,6 +32,7 @@ from services.catalog.records import (
     SegmentsCommit,
     SessionDump,
     SessionPage,
+    SettleCommit,
     TurnCommit,
 )
 from services.catalog.responses.base import Responses, StoredConversations
@@ -142,6 +143,10 @@ class Turns(Protocol):
         It replaces the worker state, counts the matched episode, consumes the results of the pause
         before it and begins a pause if the turn ended on tool calls.
         """
+        ...
+
+    async def commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
+        """Replace the worker state and the memory report. Raises UnknownSession, StaleEpoch."""
         ...
 
     async def get_after(self, session_id: str, number: int, limit: int) -> list[Turn]:

@@ -181,6 +181,14 @@ class RepairCommit:
 
 
 @dataclass(frozen=True)
+class SettleCommit:
+    """A session between turns with more rows: those of tokens that its last turn left pending."""
+
+    worker_state: bytes
+    memory: MemoryReport
+
+
+@dataclass(frozen=True)
 class SegmentRecord:
     """An embedded segment: tokens `start` to `stop - 1`, its vector as little-endian float32.
 

@@ -89,6 +89,13 @@ class Worker(Protocol):
         """
         ...
 
+    async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
+        """Compute rows again that an answer's steps computed over active rows alone.
+
+        Up to the last page boundary. The next turn does it first thing otherwise, to the same bits.
+        """
+        ...
+
     async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """Stop the session's repair early: it returns the best rows so far, marked `truncated`.
 
@@ -218,6 +225,10 @@ class WorkerCalls(ABC):
                 if event.WhichOneof("event") == "result":
                     return event.result
         raise WorkerLost(f"the repair of session {request.session!r} ended without a result")
+
+    async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
+        """See `Worker.settle`."""
+        return await self.call(calls.SETTLE, request)
 
     async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """See `Worker.stop_early`."""

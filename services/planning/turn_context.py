@@ -1,7 +1,7 @@
 """A turn on its way: what it asks of the worker, and what it is committed as."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from kvrecall.domain.events import TurnRun, TurnStart
@@ -64,7 +64,7 @@ class TurnContext:
             compare_with=self.request.compare_with,
             episode=None if self.match is None else self.match.load,
             prefix=None if self.first is None else self.first.offered,
-            length=self.session.memory.length,
+            length=self.session.memory.rows,
             prompt=self.request.prompt,
             opening=self.request.opening,
         )
@@ -130,7 +130,7 @@ class TurnContext:
             finish_reason=done.finish_reason,
             prompt_tokens=done.prompt_tokens,
             output_tokens=done.output_tokens,
-            memory=replace(memory_from_wire(done.memory), durable=done.durable),
+            memory=memory_from_wire(done.memory, done.durable),
             repairs=repairs if own_repair is None else (*repairs, own_repair),
             seconds={"waiting": self.waited, **matching, **dict(done.seconds)},
             fidelity=fidelity_from_wire(done),
@@ -145,6 +145,7 @@ class TurnContext:
             deferred_tokens=done.deferred_tokens,
             recorded_tokens=done.recorded_tokens,
             prefilled_tokens=done.prefilled_tokens if done.HasField("prefilled_tokens") else None,
+            settled_tokens=done.settled_tokens,
             started_at=time.time() - self.clock.elapsed,
             committed_at=time.time(),
             worker=self.live.claim.worker,

@@ -108,7 +108,7 @@ def explain(
     """Return why a token's rows are active or not: the first reason that applies, and a sentence."""
     state, session = context.state, context.session
     reasons: list[tuple[bool, Reason, str]] = [
-        (position >= state.length, "pending", "sampled, and computed with the next turn"),
+        (position >= state.length, "pending", _describe_pending(state, position)),
         (not any(rows), "evicted", _describe_eviction(score)),
         (
             position < context.sinks,
@@ -191,6 +191,12 @@ def _read_tokens(
             ids = record.turn.token_ids[first - record.start : max(first, last) - record.start]
             found += [(token, record.turn.number, span.side) for token in ids]
     return found
+
+
+def _describe_pending(state: pb.SessionState, position: int) -> str:
+    if position < state.length + state.unsettled:
+        return "of an answer, and computed again in the pause or with the next turn"
+    return "sampled, and computed with the next turn"
 
 
 def _describe_eviction(score: float | None) -> str:

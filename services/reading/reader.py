@@ -80,14 +80,15 @@ class SessionReader:
                 "head", f"there is no KV head {head}: the model has {info.kv_heads}, from 0"
             )
         session, state = await self._read_committed(session)
-        stop = state.length if stop is None else min(stop, state.length)
-        start = _check_start(start, stop, state.length)
+        length = state.length + state.unsettled
+        stop = length if stop is None else min(stop, length)
+        start = _check_start(start, stop, length)
         request = pb.MapRowsRequest(state=state, start=start, stop=stop, columns=columns, head=head)
         mapped = await self._worker.map_rows(request)
         last = await read_turns(self._catalog, session.id, session.turns - 1, 1)
         return MemoryMap(
             session=session,
-            length=state.length,
+            length=length,
             start=start,
             stop=stop,
             head=head,
@@ -110,12 +111,11 @@ class SessionReader:
             )
         info = self._get_info()
         session, state = await self._read_committed(session)
+        length = state.length + state.unsettled
         log_length = state.length + len(state.pending)
         stop = min(start + MAX_TOKENS if stop is None else stop, log_length)
         start = _check_start(start, stop, log_length)
-        records = TokenRecords(
-            session, state.length, log_length, start, info.layers, info.kv_heads, ()
-        )
+        records = TokenRecords(session, length, log_length, start, info.layers, info.kv_heads, ())
         if start == stop:
             return records
         request = pb.MapRowsRequest(state=state, start=start, stop=stop, tokens=True)
@@ -125,9 +125,7 @@ class SessionReader:
         texts = (await self._worker.detokenize(pb.DetokenizeRequest(chunks=chunks))).texts
         context = await self._build_context(session, state, mapped, turns)
         tokens = build_tokens(context, start, mapped, texts, info.layers, info.kv_heads)
-        return TokenRecords(
-            session, state.length, log_length, start, info.layers, info.kv_heads, tokens
-        )
+        return TokenRecords(session, length, log_length, start, info.layers, info.kv_heads, tokens)
 
     async def _build_context(
         self,

@@ -19,6 +19,7 @@ class ActiveSession:
       running one stops early and no other starts.
     - `repairs_pending`: some repairs may be due; `repairs_cause` is the turn or event because of
       which they are.
+    - `unsettled`: its last turn left tokens whose rows are to be computed again.
     - `started_calls`: when this process was told of the start of tool calls that run, by id, in
       seconds since the epoch.
     - `pause_began`, `repair_ended`: monotonic seconds of the last such moment in this process.
@@ -41,6 +42,7 @@ class ActiveSession:
         self.background: asyncio.Task[None] | None = None
         self.maintenance: asyncio.Task[None] | None = None
         self.repairs_pending = False
+        self.unsettled = False
         self.pause_began: float | None = None
         self.repair_ended: float | None = None
         self.repairs_cause: Span = NO_SPAN

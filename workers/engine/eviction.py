@@ -79,6 +79,21 @@ def evict(
     return before - max(cache.rows_per_head(resident.slot))
 
 
+def kept_by_position(
+    resident: ResidentSession, settings: WorkerSettings, layer: int, length: int
+) -> tuple[int, int] | None:
+    """What an eviction leaves of a layer's `length` rows: the first, and those from a position on.
+
+    Returns their number and that position; None for a method that selects by anything else.
+    """
+    rows = resident.config.layer_rows[layer]
+    first = resident.config.method.first_kept(rows)
+    if first is None:
+        return None
+    first = min(length, max(first, settings.sinks))
+    return first, max(first, length - rows + first)
+
+
 def active_rows(
     cache: ActiveCache, resident: ResidentSession, observed: Observed, layer: int
 ) -> LayerRows:

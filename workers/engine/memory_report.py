@@ -29,6 +29,7 @@ def build_report(
         bound_rows=bound,
         active_bytes=rows * model.shape.row_bytes(model.dtype),
         evicted_rows=session.length - fully_active,
+        unsettled=session.unsettled,
         promoted_rows=session.promoted_rows,
         tier_bytes=tier_bytes,
         in_slot=session.slot is not None,

@@ -32,7 +32,7 @@ def map_rows(
         )
     state = request.state
     result = pb.MapRowsResult(sinks=settings.sinks, recent=settings.recent)
-    start, stop = request.start, min(request.stop, state.length)
+    start, stop = request.start, min(request.stop, state.length + state.unsettled)
     selection = selection_from_state(state)
     if selection is None or start >= stop:
         return result
@@ -44,7 +44,7 @@ def map_rows(
             result.layers.add(active=active, promoted=promoted)
     if request.tokens:
         result.rows = _mark_rows(selection, start, stop)
-        scores = read_scores(state, state.length).to_dense(state.length)[start:stop]
+        scores = read_scores(state, state.length).to_dense(max(stop, state.length))[start:stop]
         result.scores.extend(torch.where(scores.isinf(), torch.nan, scores).tolist())
     return result
 

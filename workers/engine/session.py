@@ -61,8 +61,15 @@ class SessionConfig:
 
     @property
     def recalls(self) -> bool:
-        """True if blocks attend to every stored row: their rows are then those of a full cache."""
-        return self.prefill.attend == "stored"
+        """True if rows and selection follow from the tokens alone, as in a full cache.
+
+        Blocks attend to every stored row, and what stays active is a matter of position.
+        """
+        return (
+            self.prefill.attend == "stored"
+            and self.method.first_kept(rows=1) is not None
+            and self.reselection is None
+        )
 
     @property
     def reserve(self) -> int:
@@ -97,7 +104,10 @@ class WorkerSession:
     `selection` then names its active rows, and `prefetched` is the read of these rows if it has
     begun. Functions that need a slot take a `ResidentSession`.
 
-    - `pending`: token ids that were generated and not prefilled yet.
+    - `pending`: token ids that were generated and not prefilled yet, or not settled.
+    - `unsettled`: the first so many of them, which steps have computed (`workers.generation.settling`).
+    - `inexact_from`: the first row of the turn that a step computed over other rows than all of them;
+      None before there is one, and for sessions that do not recall.
     - `recent`: messages that the next rendering of the chat template builds on.
     - `deferred_signal`: token ids of unanswered messages, for the next repair before a turn.
     - `eviction_scores`: of at most as many tokens as the budget has rows.
@@ -126,6 +136,8 @@ class WorkerSession:
     queries: RecentQueries
     length: int = 0
     pending: list[int] = field(default_factory=list)
+    unsettled: int = 0
+    inexact_from: int | None = None
     recent: list[ChatMessage] = field(default_factory=list)
     deferred_signal: list[int] = field(default_factory=list)
     episode: ActiveEpisode = NO_EPISODE
@@ -200,6 +212,7 @@ class WorkerSession:
         self.block.clear()
         self.sparse_reports.clear()
         self.retrieval_refused = False
+        self.inexact_from = None
         if self.retriever is not None:
             self.retriever.begin_turn()
 

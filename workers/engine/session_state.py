@@ -24,6 +24,7 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     session.eviction_scores = read_scores(state, session.config.budget)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
+    session.unsettled = state.unsettled
     session.deferred_signal = list(state.deferred_signal)
     session.episode = convert.active_episode_from_wire(
         state.episode, state.patched_prompt, state.segments
@@ -41,7 +42,7 @@ def selection_from_state(state: pb.SessionState) -> Selection | None:
             f"the session's state has version {state.state_version}, this worker reads versions "
             f"up to {STATE_VERSION}: upgrade this worker"
         )
-    return Selection.from_bytes(state.selection) if state.length else None
+    return Selection.from_bytes(state.selection) if state.selection else None
 
 
 def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
@@ -51,6 +52,7 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         state_version=STATE_VERSION,
         length=session.length,
         pending=session.pending,
+        unsettled=session.unsettled,
         selection=selection.to_bytes() if selection else b"",
         eviction_scores=session.eviction_scores.to_bytes() if selection else b"",
         promoted_rows=session.promoted_rows,

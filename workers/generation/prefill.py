@@ -80,6 +80,7 @@ def prefill(
     token_ids = [*pending, *(token for segment in segments for token in segment.token_ids)]
     recorded = [False] * len(pending) + [s.recorded for s in segments for _ in s.token_ids]
     session.pending = []
+    session.unsettled = 0
     expected: list[Tensor] = []
     prompt = recorded.index(True) if True in recorded else len(recorded)
     stepped = len(recorded) - prompt if keep_distribution and _steps_differ(resident.config) else 0

@@ -5,7 +5,7 @@ from kvrecall.metrics.family import Family, counter, gauge, histogram
 from kvrecall.metrics.page import Metrics
 
 # Known values of labels: their series are there before the first event.
-JOBS = ("turn", "repair", "build", "open", "measure")
+JOBS = ("turn", "repair", "settle", "build", "open", "measure")
 WORK = (*JOBS, "decode", "swap")
 CALLS = ("read", "write", "delete")
 
@@ -53,6 +53,11 @@ LOAD = (
     ),
     histogram("worker_batch_sessions", "Sessions decoded in one pass.", buckets.SESSIONS),
     counter("worker_prefilled_tokens_total", "Tokens computed in blocks, also after a loss."),
+    counter(
+        "worker_settled_tokens_total",
+        "Tokens of answers whose rows were computed again as the full cache has them.",
+        when=("pause", "turn"),
+    ),
     counter(
         "worker_calls_total", "gRPC calls by their status: OK, or the error's.", method=(), code=()
     ),

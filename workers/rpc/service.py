@@ -145,6 +145,10 @@ class WorkerService:
         finally:
             result.cancel()
 
+    async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
+        """Settle a session between turns."""
+        return await _wait(self._scheduler.settle(request))
+
     async def stop_early(self, request: pb.StopEarlyRequest) -> Empty:
         """Stop the session's repairs early, with the best rows so far."""
         await _wait(self._scheduler.stop_early(request.session))

@@ -32,13 +32,13 @@ class ModelWork:
     steps: Callable[[], Steps[Any]]
 
 
-JobKind = Literal["turn", "repair", "build", "open", "measure"]
+JobKind = Literal["turn", "repair", "settle", "build", "open", "measure"]
 JobState = Literal["running", "queued"]
 
 
 @dataclass(eq=False)
 class Job:
-    """One turn, repair, build, open, fork, rebuild or measurement of the model.
+    """One turn, repair, settling, build, open, fork, rebuild or measurement of the model.
 
     - `kind`: for the metrics; a fork and a rebuild open a session.
     - `read_only`: after its end the session is as before, also if its result was cancelled.

@@ -18,6 +18,7 @@ from workers.scheduler.job import Job, JobKind, JobState, ModelWork, SlotWork, S
 from workers.scheduler.job_loop import JobLoop
 from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open, run_rebuild
 from workers.tasks.sensitivity import awaits_sensitivity, run_measurement
+from workers.tasks.settle import run_settle
 from workers.tasks.turn import Emit, run_turn
 
 
@@ -51,6 +52,14 @@ class Scheduler:
 
         job = Job("repair", request.session, request.epoch, SlotWork(repair))
         return self._loop.submit(job)
+
+    def settle(self, request: pb.SettleRequest) -> "Future[pb.SettleResult]":
+        """Queue the settling of a session between turns."""
+
+        def settle(resident: ResidentSession) -> Steps[pb.SettleResult]:
+            return run_settle(self.engine, resident)
+
+        return self._loop.submit(Job("settle", request.session, request.epoch, SlotWork(settle)))
 
     def stop_early(self, name: str) -> "Future[None]":
         """Stop the session's repairs early, for a turn: each promotes the best rows so far."""

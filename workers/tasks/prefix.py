@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page_table import SharedPages
@@ -43,7 +40,7 @@ def take_prefix(
     engine.fit_budget(session, tokens)
     try:
         yield from _open_rows(engine, session, tokens, shared)
-        yield from load_rows(engine, resident, tokens, _left_active(engine, resident, tokens))
+        yield from load_rows(engine, resident, tokens)
     except (RowsMissing, StorageFailed):
         yield from _open_rows(engine, session, 0, [])
         return 0
@@ -70,8 +67,8 @@ def _shareable_tokens(
 ) -> int:
     page = engine.store.layout.page_tokens
     block = engine.settings.block_tokens
-    unbounded = _takes_any(resident)
-    budget = len(prompt) if unbounded else min(resident.config.layer_rows)
+    recalls = resident.config.recalls
+    budget = len(prompt) if recalls else min(resident.config.layer_rows)
     # The last tokens are prefilled in any case: their queries and logits are needed.
     last = max(1, resident.session.queries.width)
     most = min(_common_prefix(prompt, prefix.token_ids), budget, len(prompt) - last)
@@ -80,24 +77,6 @@ def _shareable_tokens(
         while tokens % block:
             tokens -= page
     return tokens
-
-
-def _takes_any(resident: ResidentSession) -> bool:
-    """Check if rows and selection after a prefix follow from its tokens alone, however many."""
-    return resident.config.recalls and resident.config.method.first_kept(1) is not None
-
-
-def _left_active(engine: Engine, resident: ResidentSession, tokens: int) -> list[Tensor]:
-    """Positions that evictions would have left of so many tokens, per layer int64 `[m]`."""
-    return [_kept_positions(engine, resident, rows, tokens) for rows in resident.config.layer_rows]
-
-
-def _kept_positions(engine: Engine, resident: ResidentSession, rows: int, tokens: int) -> Tensor:
-    first = resident.config.method.first_kept(rows)
-    if first is None or tokens <= rows:
-        return torch.arange(tokens)
-    first = max(first, engine.settings.sinks)
-    return torch.cat([torch.arange(first), torch.arange(tokens - rows + first, tokens)])
 
 
 def skip_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:

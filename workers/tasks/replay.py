@@ -8,7 +8,7 @@ and the stop string that ended it. Rows that were computed after such a movement
 other rows were active then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,29 +22,45 @@ from kvstore.sessions.gather import ReadKeys
 from kvstore.store import RowStore
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
+from workers.engine.eviction import kept_by_position
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
+from workers.engine.truncation import truncate
 from workers.generation.prefill import prefill
+from workers.generation.settling import settle
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment, keep_recent
+from workers.primitives.selection import mask_to_indices
 from workers.repair.promotion import RowSwap, apply_swap, expand_to_heads, missing_rows
 from workers.repair.reselection import StoredRows
 from workers.tasks.step import prepare_step
 
 
-def pending_after(turn: pb.LoggedTurn) -> list[int]:
-    """Tokens pending at a turn's end: the last one generated, and an end of turn that was added."""
-    if not turn.output_tokens:
-        return []
-    closing = len(turn.token_ids) - turn.prompt_tokens - turn.output_tokens
-    return list(turn.token_ids[-1 - closing :])
+def pending_after(turns: Sequence[pb.LoggedTurn]) -> list[int]:
+    """Tokens pending at the end of these turns, a session's first ones."""
+    pending = list[int]()
+    for turn in turns:
+        pending = [*pending, *turn.token_ids]
+        count = _count_pending(turn)
+        pending = pending[len(pending) - count :]
+    return pending
 
 
 def rows_after(turns: Sequence[pb.LoggedTurn]) -> int:
     """Count the rows of a session at the end of these turns, its first ones."""
-    return sum(len(turn.token_ids) for turn in turns) - (
-        len(pending_after(turns[-1])) if turns else 0
-    )
+    pending = _count_pending(turns[-1]) if turns else 0
+    return sum(len(turn.token_ids) for turn in turns) - pending
+
+
+def _count_pending(turn: pb.LoggedTurn) -> int:
+    """Count the tokens that are pending at a turn's end.
+
+    The last one generated, an end of turn that was added, and those before them that are unsettled.
+    """
+    if not turn.output_tokens:
+        return turn.unsettled_tokens
+    closing = len(turn.token_ids) - turn.prompt_tokens - turn.output_tokens
+    return 1 + closing + turn.unsettled_tokens
 
 
 def replay(
@@ -55,55 +71,90 @@ def replay(
 ) -> Steps[None]:
     """Replay turns: all of them, to restore the state after them; or until no row is `lost`."""
     session = resident.session
-    session.keep_rows = None if lost is None else lost.keep
+    rows: StoredRows = engine.store if lost is None else lost
     for turn in turns:
+        session.keep_rows = None if lost is None else lost.keep
         if lost is not None and not lost.missing:
             return
-        yield from _replay_turn(engine, resident, turn, engine.store if lost is None else lost)
+        yield from _replay_turn(engine, resident, turn, rows, lost)
         messages = [convert.to_chat(message) for message in turn.messages]
         session.recent = keep_recent([*session.recent, *messages])
         # A turn that defers its repair has no answer: its tokens follow those deferred before.
         deferred = [*session.deferred_signal, *turn.token_ids]
         session.deferred_signal = deferred[len(deferred) - turn.deferred_tokens :]
+    if lost is not None and lost.missing:  # what was settled after the last turn
+        session.keep_rows = lost.keep
+        yield from settle(engine, resident, source=rows)
 
 
 def _replay_turn(
-    engine: Engine, resident: ResidentSession, turn: pb.LoggedTurn, rows: StoredRows
+    engine: Engine,
+    resident: ResidentSession,
+    turn: pb.LoggedTurn,
+    rows: StoredRows,
+    lost: "ReplayRows | None",
 ) -> Steps[None]:
-    """Replay one turn as `workers.tasks.turn` runs it, without sampling: the tokens are known."""
+    """Replay one turn as `workers.tasks.turn` runs it, without sampling: the tokens are known.
+
+    Rows that it dropped at its end are computed only where they share a block, or are read by a step
+    whose row stayed.
+    """
     session = resident.session
+    yield from settle(engine, resident, source=rows)
     session.clear_turn()
     session.turn_start = session.length
+    token_ids = [*session.pending, *turn.token_ids]
+    stop = session.length + len(token_ids) - _count_pending(turn)
+    pending = token_ids[stop - session.length :]
+    if lost is not None:
+        session.keep_rows = lost.keep_before(stop)
     _promote_logged(engine, resident, turn.promoted, rows)
-    prompt = turn.token_ids[: turn.prompt_tokens]
-    output_end = turn.prompt_tokens + max(0, turn.output_tokens - 1)
-    split = turn.prompt_tokens - turn.recorded_tokens
-    segments = [
-        Segment(tuple(prompt[:split]), recorded=False),
-        Segment(tuple(prompt[split:]), recorded=True),
-    ]
 
     def before_step(output_tokens: int) -> Steps[None]:
         yield from prepare_step(engine, resident, output_tokens, pb.ReselectionReport(), rows)
 
+    steps = list(turn.token_ids[turn.prompt_tokens - turn.recorded_tokens : turn.prompt_tokens])
+    prompt = token_ids[: len(session.pending) + turn.prompt_tokens - len(steps)]
+    if turn.unsettled_tokens:
+        block = engine.settings.block_tokens
+        prompt = prompt[: -(-(stop - session.length) // block) * block]
+    session.pending = []
     yield from prefill(
         engine,
         resident,
-        segments,
-        keep_distribution=turn.recorded_tokens > 0,
+        [Segment(tuple(prompt), recorded=False)],
+        keep_distribution=False,
         on_prompt_end=lambda: None,
-        answers=turn.output_tokens > 0,
+        answers=turn.output_tokens > 0 or bool(steps),
         before_step=before_step,
         source=rows,
     )
-    for appended, token in enumerate(turn.token_ids[turn.prompt_tokens : output_end]):
+    output = turn.token_ids[turn.prompt_tokens :][: max(0, turn.output_tokens - 1)]
+    for appended, token in (*enumerate(steps), *enumerate(output)):
+        if session.length >= stop:
+            break
         yield from before_step(appended)
         engine.forward([resident], torch.tensor([[token]]))
         yield None
-    session.pending = pending_after(turn)
+    _end_turn(engine, resident, stop, turn.unsettled_tokens)
+    session.pending = pending
+
+
+def _end_turn(engine: Engine, resident: ResidentSession, stop: int, unsettled: int) -> None:
+    """End a turn as it ended: evict, and drop the rows from `stop` on, of which some were computed."""
+    session = resident.session
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
     engine.evict(resident, turn_over=True)
+    if unsettled:
+        for layer in range(engine.model.shape.n_layers):
+            kept = kept_by_position(resident, engine.settings, layer, stop + unsettled)
+            if kept is not None:
+                positions = engine.cache.read(resident.slot, layer).positions
+                stays = (positions < kept[0]) | (positions >= kept[1])
+                engine.cache.keep(resident.slot, layer, mask_to_indices(stays))
+        truncate(engine.cache, engine.store_io, resident, stop)
+    session.unsettled = unsettled
     session.clear_turn()
 
 
@@ -122,36 +173,41 @@ def _promote_logged(
 def skip_untouched(
     engine: Engine, resident: ResidentSession, turns: Sequence[pb.LoggedTurn], stop: int
 ) -> Steps[int]:
-    """Load the rows of the first turns, as far as nothing was evicted; returns their number.
+    """Load the rows of the first turns, as far as it is known which are active; returns their number.
 
-    Rows from position `stop` on are not read. None can be skipped for methods that accumulate over
-    every query.
+    All of them, while nothing was evicted; any number for a session that recalls. Rows from position
+    `stop` on are not read. None can be skipped for methods that accumulate over every query.
     """
     config = resident.config
     if config.method.observation.accumulate:
         return 0
-    most = min(stop, min(config.layer_rows) if config.method.evicts else stop)
+    unbounded = config.recalls or not config.method.evicts
+    most = stop if unbounded else min(stop, min(config.layer_rows))
     skipped = max((n for n in range(len(turns) + 1) if rows_after(turns[:n]) <= most), default=0)
-    yield from load_rows(engine, resident, rows_after(turns[:skipped]))
-    if skipped:
-        resident.session.pending = pending_after(turns[skipped - 1])
+    unsettled = turns[skipped - 1].unsettled_tokens if skipped else 0
+    yield from load_rows(engine, resident, rows_after(turns[:skipped]), unsettled)
+    resident.session.pending = pending_after(turns[:skipped])
+    resident.session.unsettled = unsettled
     return skipped
 
 
 def load_rows(
-    engine: Engine,
-    resident: ResidentSession,
-    length: int,
-    positions: Sequence[Tensor] | None = None,
+    engine: Engine, resident: ResidentSession, length: int, dropped: int = 0
 ) -> Steps[None]:
-    """Load rows of the first `length` tokens from the store into an empty slot, the same in all heads.
+    """Load the first `length` rows from the store into an empty slot, the same in all heads.
 
-    positions: per layer int64 `[m]`, ascending; all of these tokens unless given. Waits for a
-    reader's thread. Raises RowsMissing and StorageFailed; then nothing has changed.
+    Where evictions select by position, only those that they have left, once `dropped` more were
+    computed. Waits for a reader's thread. Raises RowsMissing and StorageFailed; then nothing has
+    changed.
     """
     shape = engine.model.shape
-    wanted = positions or [torch.arange(length)] * shape.n_layers
-    selection = [each.expand(shape.n_kv_heads, -1).contiguous() for each in wanted]
+    selection = []
+    for layer in range(shape.n_layers):
+        kept = kept_by_position(resident, engine.settings, layer, length + dropped)
+        first, newest = kept or (length, length)
+        first = min(first, length)
+        at = torch.cat([torch.arange(first), torch.arange(min(newest, length), length)])
+        selection.append(at.expand(shape.n_kv_heads, -1).contiguous())
     read = engine.store_io.gather(resident.session.name, selection)
     yield read
     for layer, (at, (keys, values)) in enumerate(zip(selection, read.result(), strict=True)):
@@ -178,6 +234,10 @@ class ReplayRows:
         for page in range(start // page_tokens, -(-(start + rows.shape[3]) // page_tokens)):
             if page in self.missing:
                 self._keep(page, start, rows)
+
+    def keep_before(self, stop: int) -> Callable[[int, Tensor], None]:
+        """`keep` without the rows from position `stop` on, which are dropped again."""
+        return lambda start, rows: self.keep(start, rows[:, :, :, : max(0, stop - start)])
 
     @property
     def layout(self) -> PageLayout:

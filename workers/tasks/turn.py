@@ -20,6 +20,7 @@ from workers.generation.logprobs import PromptScores, report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.rendering import build_grammars, render_prompt
 from workers.generation.sampling import Sampler, require_valid
+from workers.generation.settling import drop_inexact, settle
 from workers.generation.steps import Steps, wait_for_writes
 from workers.generation.utterances import utterance_tokens
 from workers.model.call_parsing import CallPiece, ParsedCall
@@ -64,10 +65,18 @@ class _TurnRun:
     before_step: Callable[[int], Steps[None]]
 
 
+@dataclass(frozen=True)
+class _Before:
+    """The session as a turn finds it: its rows, and the pending tokens that it computes first."""
+
+    length: int
+    pending: tuple[int, ...]
+
+
 def run_turn(
     engine: Engine, resident: ResidentSession, request: pb.TurnRequest, emit: Emit
 ) -> Steps[pb.TurnDone]:
-    """Run one turn: episode and repair if asked for, prefill, decode, evict, flush.
+    """Run one turn: settle, episode and repair if asked for, prefill, decode, evict, flush.
 
     Raises UnknownSession, BadMessages, BadSettings, BadEpisode and TurnTooLong before anything has
     changed, NotComparable also afterwards.
@@ -84,6 +93,11 @@ def run_turn(
     done = run.done
     done.prompt_tokens = len(plan.prompt)
     session.dirty = True
+    done.settled_tokens = yield from settle(engine, resident)
+    engine.metrics.inc("worker_settled_tokens_total", done.settled_tokens, when="turn")
+    if done.settled_tokens:
+        run.watch.lap("settle")
+    before = _Before(session.length, tuple(session.pending))
     session.clear_turn()
     session.turn_start = session.length
     yield from _switch_and_repair(engine, resident, plan, run)
@@ -111,7 +125,7 @@ def run_turn(
         done.reselections.CopyFrom(reselections)
     _report_sparse(session, done)
     _report_retrieval(session, done)
-    yield from _evict_and_flush(engine, resident, run)
+    yield from _evict_and_flush(engine, resident, run, before, token_ids)
     _count_tokens(done, plan, token_ids)
     done.seconds.update(run.watch.seconds)
     session.dirty = False
@@ -250,7 +264,7 @@ def _prefill(
     )
     if scores is not None:
         run.done.prompt_logprobs.extend(scores.reported)
-    run.done.prefilled_tokens = prefilled.tokens
+    run.done.prefilled_tokens = run.done.settled_tokens + prefilled.tokens
     run.done.recorded_tokens = prefilled.recorded
     watch.lap("append" if recorded else "prefill")
     return prefilled
@@ -399,12 +413,22 @@ def _count_tokens(done: pb.TurnDone, plan: _TurnPlan, token_ids: Sequence[int]) 
     done.utterance_tokens.extend(utterance_tokens(roles, plan.segments, answered))
 
 
-def _evict_and_flush(engine: Engine, resident: ResidentSession, run: _TurnRun) -> Steps[None]:
-    """End the turn: evict down to the budget, make every row durable, report memory and state."""
+def _evict_and_flush(
+    engine: Engine,
+    resident: ResidentSession,
+    run: _TurnRun,
+    before: _Before,
+    token_ids: Sequence[int],
+) -> Steps[None]:
+    """End the turn: evict down to the budget, make every row durable, report memory and state.
+
+    Rows that the full cache would not have are dropped, see `workers.generation.settling`.
+    """
     session = resident.session
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
     engine.evict(resident, turn_over=True)
+    drop_inexact(engine, resident, before.length, [*before.pending, *token_ids])
     session.clear_turn()
     run.watch.lap("evict")
     yield engine.store_io.flush(session)

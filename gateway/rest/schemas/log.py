@@ -51,7 +51,8 @@ class LoggedTurnView(View):
 
     `messages` are its input, `answer` what was generated, null where nothing was. `worker` ran it,
     after `retries` others were lost. Times, worker and `prefilled_tokens` are null where they were
-    not stored: by kvrecall before 0.3.0.
+    not stored: by kvrecall before 0.3.0. `settled_tokens` of `prefilled_tokens` were of the answer
+    before, and computed again.
     """
 
     turn: int
@@ -64,6 +65,7 @@ class LoggedTurnView(View):
     output_tokens: int
     reasoning_tokens: int
     prefilled_tokens: int | None
+    settled_tokens: int
     spans: list[TurnSpanView]
     seconds: dict[str, float]
     started_at: datetime | None
@@ -93,6 +95,7 @@ class LoggedTurnView(View):
             output_tokens=outcome.output_tokens,
             reasoning_tokens=outcome.reasoning_tokens,
             prefilled_tokens=outcome.prefilled_tokens,
+            settled_tokens=outcome.settled_tokens,
             spans=[TurnSpanView.model_validate(span) for span in record.spans],
             seconds=dict(outcome.seconds),
             started_at=to_time(outcome.started_at),

@@ -84,7 +84,7 @@ class SharedPages(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows", "deferred_signal")
+    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows", "deferred_signal", "unsettled")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class SessionState(_message.Message):
     STATE_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAYER_ROWS_FIELD_NUMBER: _ClassVar[int]
     DEFERRED_SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
     length: int
     pending: _containers.RepeatedScalarFieldContainer[int]
     selection: bytes
@@ -109,7 +110,8 @@ class SessionState(_message.Message):
     state_version: int
     layer_rows: _containers.RepeatedScalarFieldContainer[int]
     deferred_signal: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ..., deferred_signal: _Optional[_Iterable[int]] = ...) -> None: ...
+    unsettled: int
+    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ..., deferred_signal: _Optional[_Iterable[int]] = ..., unsettled: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("spec", "state")
@@ -120,7 +122,7 @@ class OpenRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class LoggedTurn(_message.Message):
-    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted", "deferred_tokens", "recorded_tokens")
+    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted", "deferred_tokens", "recorded_tokens", "unsettled_tokens")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +130,7 @@ class LoggedTurn(_message.Message):
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
     DEFERRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECORDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     output_tokens: int
@@ -135,7 +138,8 @@ class LoggedTurn(_message.Message):
     promoted: _containers.RepeatedScalarFieldContainer[int]
     deferred_tokens: int
     recorded_tokens: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ..., deferred_tokens: _Optional[int] = ..., recorded_tokens: _Optional[int] = ...) -> None: ...
+    unsettled_tokens: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ..., deferred_tokens: _Optional[int] = ..., recorded_tokens: _Optional[int] = ..., unsettled_tokens: _Optional[int] = ...) -> None: ...
 
 class ForkRequest(_message.Message):
     __slots__ = ("parent", "spec", "state", "turns")
@@ -518,7 +522,7 @@ class RetrievalReport(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., seconds: _Optional[float] = ..., refused: bool = ...) -> None: ...
 
 class MemoryReport(_message.Message):
-    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot", "retrieval_bytes")
+    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot", "retrieval_bytes", "unsettled")
     class TierBytesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +541,7 @@ class MemoryReport(_message.Message):
     TIER_BYTES_FIELD_NUMBER: _ClassVar[int]
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
     length: int
     budget: int
     active_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -548,7 +553,8 @@ class MemoryReport(_message.Message):
     tier_bytes: _containers.ScalarMap[str, int]
     in_slot: bool
     retrieval_bytes: int
-    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ..., retrieval_bytes: _Optional[int] = ...) -> None: ...
+    unsettled: int
+    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ..., retrieval_bytes: _Optional[int] = ..., unsettled: _Optional[int] = ...) -> None: ...
 
 class PrefillReport(_message.Message):
     __slots__ = ("blocks", "cover_min", "cover_mean", "density")
@@ -563,7 +569,7 @@ class PrefillReport(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., cover_min: _Optional[float] = ..., cover_mean: _Optional[float] = ..., density: _Optional[float] = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval", "prompt_logprobs", "recorded_tokens")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages", "reasoning_tokens", "stop_sequence", "prefilled_tokens", "deferred_tokens", "reselections", "prefill", "retrieval", "prompt_logprobs", "recorded_tokens", "settled_tokens")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -594,6 +600,7 @@ class TurnDone(_message.Message):
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     RECORDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -617,7 +624,8 @@ class TurnDone(_message.Message):
     retrieval: RetrievalReport
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     recorded_tokens: int
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., recorded_tokens: _Optional[int] = ...) -> None: ...
+    settled_tokens: int
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ..., stop_sequence: _Optional[str] = ..., prefilled_tokens: _Optional[int] = ..., deferred_tokens: _Optional[int] = ..., reselections: _Optional[_Union[ReselectionReport, _Mapping]] = ..., prefill: _Optional[_Union[PrefillReport, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalReport, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., recorded_tokens: _Optional[int] = ..., settled_tokens: _Optional[int] = ...) -> None: ...
 
 class TurnPlanned(_message.Message):
     __slots__ = ("held_tokens", "prompt_tokens", "max_tokens")
@@ -670,6 +678,26 @@ class RepairRequest(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., trigger: _Optional[str] = ..., text: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SettleRequest(_message.Message):
+    __slots__ = ("session", "epoch")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    epoch: int
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class SettleResult(_message.Message):
+    __slots__ = ("settled_tokens", "durable", "memory", "state")
+    SETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    settled_tokens: int
+    durable: bool
+    memory: MemoryReport
+    state: SessionState
+    def __init__(self, settled_tokens: _Optional[int] = ..., durable: bool = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class StopEarlyRequest(_message.Message):
     __slots__ = ("session",)

@@ -83,6 +83,11 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairEvent.FromString,
                 _registered_method=True)
+        self.Settle = channel.unary_unary(
+                '/kvrecall.v1.Worker/Settle',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.FromString,
+                _registered_method=True)
         self.StopEarly = channel.unary_unary(
                 '/kvrecall.v1.Worker/StopEarly',
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.StopEarlyRequest.SerializeToString,
@@ -191,6 +196,12 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Settle(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopEarly(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -292,6 +303,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Repair,
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairEvent.SerializeToString,
+            ),
+            'Settle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settle,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.SerializeToString,
             ),
             'StopEarly': grpc.unary_unary_rpc_method_handler(
                     servicer.StopEarly,
@@ -585,6 +601,33 @@ class Worker(object):
             '/kvrecall.v1.Worker/Repair',
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairRequest.SerializeToString,
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/Settle',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.FromString,
             options,
             channel_credentials,
             insecure,

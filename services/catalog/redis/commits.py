@@ -16,6 +16,7 @@ from services.catalog.records import (
     RepairDetails,
     RepairRecord,
     SegmentsCommit,
+    SettleCommit,
     TurnCommit,
 )
 from services.catalog.redis import mapping
@@ -142,6 +143,14 @@ def build_repair(repair_commit: RepairCommit, turns: int, open_calls: int) -> Re
     return commit
 
 
+def build_settled(settle_commit: SettleCommit, epoch: int) -> RedisCommit:
+    """Build the commit, under an epoch, of rows that were settled between turns."""
+    memory = settle_commit.memory
+    commit = RedisCommit().put(META, {"state": settle_commit.worker_state})
+    commit.put(META, _to_memory_fields(memory))
+    return commit.put(HISTORY, _to_history_fields(epoch, memory))
+
+
 def build_call_report(
     call: PendingCall, at: float, piece: tuple[int, str] | None = None
 ) -> RedisCommit:
@@ -257,7 +266,7 @@ def _to_memory_fields(memory: MemoryReport) -> dict[str, Argument]:
 
 
 def _to_history_fields(epoch: int, memory: MemoryReport) -> dict[str, int]:
-    return {str(epoch): memory.length} if memory.length else {}
+    return {str(epoch): memory.rows} if memory.rows else {}
 
 
 def _to_owner_fields(shared: Iterable[SharedPages]) -> dict[str, int]:

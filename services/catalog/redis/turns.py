@@ -6,9 +6,9 @@ import time
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import Turn
 from services.cancellation import run_to_completion
-from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
+from services.catalog.records import HistoryEntry, IdempotencyRecord, SettleCommit, TurnCommit
 from services.catalog.redis import mapping
-from services.catalog.redis.commits import build_turn
+from services.catalog.redis.commits import build_settled, build_turn
 from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.conversations.histories import RedisHistories
 from services.catalog.redis.indexes import RedisIndexes
@@ -44,6 +44,10 @@ class RedisTurns:
         """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
         await run_to_completion(self._commit(commit, epoch, record))
 
+    async def commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
+        """Replace the worker state and the memory report. Raises UnknownSession, StaleEpoch."""
+        await run_to_completion(self._commit_settled(session_id, commit, epoch))
+
     async def get_after(self, session_id: str, number: int, limit: int) -> list[Turn]:
         """Return up to `limit` turns that follow turn `number`, in order."""
         if limit < 1:
@@ -73,6 +77,11 @@ class RedisTurns:
         if len(tokens) != int(turns):
             raise build_incomplete(session_id)
         return decode_tokens(b"".join(tokens))
+
+    async def _commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
+        changes = build_settled(commit, epoch)
+        _, tenant = await self._slots.apply(session_id, changes, epoch=epoch)
+        await self._indexes.set_length(session_id, tenant, commit.memory.length)
 
     async def _commit(
         self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None

@@ -17,7 +17,7 @@ def add_session(db: sqlite3.Connection, session: Session, worker_state: bytes, n
     insert(db, "sessions", [{**mapping.to_session_row(session), **expiry}])
     insert(db, "worker_states", [{"session": session.id, "state": seal(worker_state)}])
     page_refs.replace_refs(db, session.id, session.shared)
-    add_commit_point(db, session.id, session.epoch, session.memory.length)
+    add_commit_point(db, session.id, session.epoch, session.memory.rows)
 
 
 def add_commit_point(db: sqlite3.Connection, session_id: str, epoch: int, length: int) -> None:

@@ -3,7 +3,7 @@
 import sqlite3
 
 from kvrecall.domain.session import Turn
-from services.catalog.records import HistoryEntry, IdempotencyRecord, TurnCommit
+from services.catalog.records import HistoryEntry, IdempotencyRecord, SettleCommit, TurnCommit
 from services.catalog.serialization import decode_tokens, unpack, unseal
 from services.catalog.sqlite import (
     episodes,
@@ -36,6 +36,16 @@ class SqliteTurns:
             self._idempotency.store(db, record)
 
         await self._database.write_fenced(commit.turn.session, epoch, change)
+
+    async def commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
+        """Replace the worker state and the memory report. Raises UnknownSession, StaleEpoch."""
+
+        def change(db: sqlite3.Connection) -> None:
+            session_rows.replace_worker_state(db, session_id, commit.worker_state)
+            session_rows.replace_memory(db, session_id, commit.memory)
+            session_rows.add_commit_point(db, session_id, epoch, commit.memory.rows)
+
+        await self._database.write_fenced(session_id, epoch, change)
 
     async def get_after(self, session_id: str, number: int, limit: int) -> list[Turn]:
         """Return up to `limit` turns that follow turn `number`, in order."""
@@ -89,7 +99,7 @@ def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float
         },
     )
     session_rows.replace_memory(db, turn.session, outcome.memory)
-    session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.length)
+    session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.rows)
     session_rows.replace_worker_state(db, turn.session, commit.worker_state)
     if commit.kept is not None:
         session_rows.keep_state(db, turn.session, turn.number, commit.kept)

@@ -100,11 +100,11 @@ def test_a_history_with_a_call_is_cut_into_turns_at_its_pause(
 def test_a_system_prompt_far_longer_than_the_budget_is_cached_for_the_next_conversation(
     openai: OpenAI, say: Any
 ) -> None:
-    rules = {"role": "system", "content": say.chatter(81, 120)}
+    rules: Any = {"role": "system", "content": say.chatter(81, 120)}
     settings: Json = {"method": "icecache", "budget": 128}
     counts = []
     for text in ("Hello.", "Who called?"):
-        answer = openai.chat.completions.create(
+        answer: Any = openai.chat.completions.create(
             model=model_of(openai),
             messages=[rules, say.user(text)],
             max_tokens=6,

@@ -11,7 +11,7 @@ from kvrecall.domain.errors import StaleEpoch, UnknownSession
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, SharedPages
 from services.catalog.base import Catalog
-from services.catalog.records import ForkCommit, KnownPrefix, SessionDump, TurnCommit
+from services.catalog.records import ForkCommit, KnownPrefix, SessionDump, SettleCommit, TurnCommit
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -44,6 +44,29 @@ async def test_each_epoch_keeps_the_length_that_it_committed_last(
         await grow("s", 4, 3, 400)
     expected = (CommitPoint(1, 9), CommitPoint(4, 300))
     assert await catalog.sessions.get_history("s") == expected
+
+
+async def test_tokens_without_rows_are_not_in_the_history_until_they_are_settled(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    await catalog.sessions.create(make_session("s"), b"", None)
+    turn = make_turn("s", 1)
+    left = MemoryReport(300, unsettled=44)
+    outcome = replace(turn.turn.outcome, memory=left)
+    await catalog.turns.commit(replace(turn, turn=replace(turn.turn, outcome=outcome)), 1, None)
+    assert await catalog.sessions.get_history("s") == (CommitPoint(1, 256),)
+    await catalog.leases.take_over("s", "w")
+    settled = SettleCommit(b"settled", MemoryReport(300, unsettled=12, durable=True))
+    with pytest.raises(StaleEpoch):
+        await catalog.turns.commit_settled("s", settled, 1)
+    assert (await catalog.sessions.get("s")).memory == left
+    await catalog.turns.commit_settled("s", settled, 2)
+    assert await catalog.sessions.get_history("s") == (CommitPoint(1, 256), CommitPoint(2, 288))
+    session = await catalog.sessions.get("s")
+    assert (session.memory, session.turns) == (settled.memory, 1)
+    assert await catalog.sessions.get_worker_state("s") == b"settled"
+    with pytest.raises(UnknownSession):
+        await catalog.turns.commit_settled("unknown", settled, 1)
 
 
 async def test_epochs_are_in_numerical_order(

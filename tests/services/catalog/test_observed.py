@@ -43,7 +43,7 @@ KINDS: dict[Kind, str] = {
         episodes.commit_build episodes.commit_segments page_refs.begin_creation
         page_refs.confirm_deleted page_refs.reserve repairs.commit responses.delete responses.store
         sessions.create sessions.delete sessions.fork sessions.restore tool_calls.commit
-        turns.commit
+        turns.commit turns.commit_settled
     """,
     "read": """
         api_keys.exist api_keys.get conversations.count conversations.get conversations.get_item

@@ -193,7 +193,7 @@ def test_whatever_shapes_rows_changes_the_digest(change) -> None:
     assert digest(**change) != digest()
 
 
-RECALLING = {"method": "icecache"}
+RECALLING: dict[str, Any] = {"method": "icecache"}
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_a_stop_string_takes_back_rows_that_could_be_retrieved(
     stop = text[len(text) // 2 :][:6]
     worker.open("t", budget=64, method="icecache")
     stopped = worker.turn("t", words(90), max_tokens=40, stop=[stop])
-    assert stopped.memory.length < first.memory.length
+    assert stopped.memory.unsettled < first.memory.unsettled
     arena = worker.engine.sessions["t"].indexed_rows.arena
     assert arena.length <= stopped.memory.length
     again = worker.turn("t", "and then", max_tokens=12)

@@ -116,5 +116,5 @@ def test_the_log_says_which_tokens_have_rows(
         prompt_tokens=done.prompt_tokens,
         output_tokens=done.output_tokens,
     )
-    assert pending_after(logged) == list(done.state.pending)
+    assert pending_after([logged]) == list(done.state.pending)
     assert rows_after([logged]) == done.memory.length

@@ -18,6 +18,7 @@ def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
         messages=messages,
         deferred_tokens=done.deferred_tokens,
         recorded_tokens=done.recorded_tokens,
+        unsettled_tokens=done.state.unsettled,
     )
 
 

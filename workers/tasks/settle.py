@@ -1,0 +1,21 @@
+"""Settling of a session between turns, as a job of the scheduler."""
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from workers.engine.engine import Engine
+from workers.engine.session import ResidentSession
+from workers.generation.settling import settle
+from workers.generation.steps import Steps
+
+
+def run_settle(engine: Engine, resident: ResidentSession) -> Steps[pb.SettleResult]:
+    """Settle, and make the rows durable. Raises the errors of the store."""
+    session = resident.session
+    result = pb.SettleResult()
+    result.settled_tokens = yield from settle(engine, resident)
+    engine.metrics.inc("worker_settled_tokens_total", result.settled_tokens, when="pause")
+    yield engine.store_io.flush(session)
+    result.durable = engine.store_io.wait_written(session)
+    result.memory.CopyFrom(engine.memory(session))
+    result.state.CopyFrom(engine.snapshot(session))
+    session.dirty = False
+    return result
