@@ -110,6 +110,7 @@ def suite(
     at_each_k = [
         replace(common, k=k, conditions=repaired, results=tuple(results) if k == max(ks) else ())
         for k in ks
+        if repaired
     ]
     units = [
         replace(unit, seed=seed)
