@@ -21,12 +21,12 @@ def kvpress_python(path: Path) -> Path:
     Raises PeerFailed.
     """
     torch_version = torch.__version__.split("+")[0]
-    return _python_with(path, [f"torch=={torch_version}"], ["kvpress", "transformers<5.3"])
+    return python_with(path, [f"torch=={torch_version}"], ["kvpress", "transformers<5.3"])
 
 
 def llama_server_python(path: Path) -> Path:
     """Python of the environment with llama.cpp's server as a wheel. Raises PeerFailed."""
-    return _python_with(path, [_XLLAMACPP])
+    return python_with(path, [_XLLAMACPP])
 
 
 def node_folder(path: Path) -> Path:
@@ -45,7 +45,7 @@ def node_folder(path: Path) -> Path:
     return path
 
 
-def _python_with(path: Path, *steps: Sequence[str]) -> Path:
+def python_with(path: Path, *steps: Sequence[str]) -> Path:
     """Python of a virtual environment; a new one gets the packages, step by step."""
     python = path / "bin" / "python"
     if not python.exists():

@@ -1,0 +1,1 @@
+"""Test suites of other servers, run against kvrecall."""
