@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 
 _ALIASES = "asks for one name of the model; this server has those that the tests use as aliases"
-_OWN_API = "llama.cpp's own route or member: /props, /slots, /apply-template, __verbose, timings, ..."
+_OWN_API = (
+    "llama.cpp's own route or member: /props, /slots, /apply-template, __verbose, timings, ..."
+)
 _OWN_MODEL = "asks for the words, token counts, context or build of llama.cpp's test model"
 _FIRST_CHUNK = "wants no content in a stream's first chunk; OpenAI's API sends an empty one"
 _PERMISSIVE = "accepted by llama.cpp, refused here and by Anthropic's API"
