@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+from kvrecall.app.hub import check_hub_model
 from kvrecall.domain.sampling_defaults import SamplingDefaults
 from reference import MODEL_PATH
 from workers.errors import ModelRefused
@@ -94,6 +95,8 @@ def check_model(name: str) -> None:
         raise ModelRefused(f"{name} is a file, but no .gguf file; {_EXPECTED}")
     elif not _is_hub_name(name) or path.parent.is_dir():
         _refuse_missing(name, path)
+    else:
+        check_hub_model(name)
 
 
 def get_shape_file(name: str) -> Path | None:

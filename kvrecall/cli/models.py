@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvrecall.app.errors import CliError
+from kvrecall.app.hub import list_cached
 from kvrecall.app.models import (
     REFERENCE,
     SMOLLM2,
@@ -104,18 +105,8 @@ def iter_conversions() -> Iterator[LocalModel]:
 
 
 def iter_cached() -> Iterator[LocalModel]:
-    """The models in the cache of Hugging Face's hub; none where its library is not installed."""
-    try:
-        from huggingface_hub import CacheNotFound, scan_cache_dir
-    except ModuleNotFoundError:
-        return
-    try:
-        repositories = scan_cache_dir().repos
-    except CacheNotFound:
-        return
-    for each in sorted(repositories, key=lambda found: found.repo_id):
-        if each.repo_type == "model":
-            yield LocalModel(each.repo_id, CACHED, each.size_on_disk, str(each.repo_path))
+    """The models in the cache of Hugging Face's hub."""
+    yield from (LocalModel(name, CACHED, size, path) for name, size, path in list_cached())
 
 
 def _get_size(folder: Path) -> int:
