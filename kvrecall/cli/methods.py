@@ -9,17 +9,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvrecall.app.progress import show_progress
+
 
 def methods_command() -> None:
     """List the eviction methods and the settings of each, and the settings of repair."""
-    # torch takes seconds to import: other commands do without.
-    from workers.methods import (
-        METHODS,
-        describe,
-        describe_prefill,
-        describe_repair,
-        describe_retrieval,
-    )
+    with show_progress("loading the methods"):
+        # torch takes seconds to import: other commands do without.
+        from workers.methods import (
+            METHODS,
+            describe,
+            describe_prefill,
+            describe_repair,
+            describe_retrieval,
+        )
 
     table = Table("method", "rows it keeps, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, method in METHODS.items():

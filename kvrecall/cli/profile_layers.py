@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from kvrecall.app.errors import BadCalibrationText, CannotServe
-from kvrecall.app.models import resolve_model
+from kvrecall.app.models import check_model, resolve_model
+from kvrecall.app.progress import show_progress
 from kvrecall.app.settings import Settings
 from kvrecall.cli.options import MEASURED_BUDGET, Data, Dtype, Model, Quantize, build_settings
+from workers.errors import ModelRefused, ProfileRefused
 
 if TYPE_CHECKING:
     from workers.model.layer_sensitivity import Profile
@@ -39,7 +41,8 @@ def profile_layers_command(
     """
     settings = build_settings(model=model, data=data, dtype=dtype, quantize=quantize)
     console = Console()
-    profile, path, splits = _profile(settings, text, tokens, budget)
+    with show_progress(f"measuring the layers of {settings.model}"):
+        profile, path, splits = _profile(settings, text, tokens, budget)
     console.print(_heading(profile), highlight=False, soft_wrap=True)
     console.print(_table(profile, splits, budget))
     picture = path.with_suffix(".png")
@@ -56,12 +59,15 @@ def _profile(
     Returns it, its file, and the rows of each layer under every way to split `budget`.
     Raises CannotServe, BadCalibrationText.
     """
+    try:
+        check_model(settings.model)
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error
     # torch and transformers take seconds to import: other commands do without.
     import torch
 
     from kvrecall.app import calibration
     from kvrecall.domain.session_settings import LayerBudgets
-    from workers.errors import ModelRefused, ProfileRefused
     from workers.model import layer_sensitivity as profile
     from workers.model.loader import load_model
     from workers.model.tokenizer import load_tokenizer
