@@ -14,8 +14,8 @@ from gateway.openai.responses.events import ResponseEvents
 from gateway.openai.responses.ids import ItemPlace, TurnName, name_attempt
 from gateway.openai.responses.items import (
     PlacedItem,
-    is_known,
     is_left_out,
+    is_needed,
     parse_item,
     read_turn,
     to_item,
@@ -250,9 +250,8 @@ class Answering:
         most = room = self._service.limits.max_conversation_bytes
         for index, item in enumerate(body.input):
             field = f"input[{index}]"
-            kind = item.get("type")
-            if self._tolerance.mends and not is_known(kind):
-                body.ignored.note(field, str(kind))
+            if self._tolerance.mends and not is_needed(item):
+                body.ignored.note(field, str(item.get("type")))
                 continue
             if item.get("type") == "item_reference":
                 item = await _resolve(self._service, self.tenant, item.get("id"), field)

@@ -96,9 +96,16 @@ class Messages:
     fields: tuple[str, ...]
 
 
-def is_known(kind: object) -> bool:
-    """Return whether items of a type have a treatment here, also that of being refused."""
-    return kind is None or kind in (*_KINDS, "item_reference", "compaction_trigger")
+def is_needed(item: Json) -> bool:
+    """Return whether a conversation would be another one without an item.
+
+    It is not with a type that nobody knows here, and with a reference to reasoning, which is not
+    read.
+    """
+    kind, id = item.get("type"), item.get("id")
+    if kind == "item_reference":
+        return not (isinstance(id, str) and id.startswith("rs_"))
+    return kind is None or kind in (*_KINDS, "compaction_trigger")
 
 
 def is_left_out(placed: PlacedItem) -> bool:

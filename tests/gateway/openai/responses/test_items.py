@@ -158,6 +158,7 @@ async def test_the_form_of_the_text_may_come_with_the_input(turns, ask) -> None:
 
 async def test_what_has_no_effect_is_left_out_and_named(ask) -> None:
     silent: list[Json] = [{"type": "mcp_list_tools"}, {"type": "dream"}, {"type": 3}]
+    silent.append({"type": "item_reference", "id": "rs_1"})
     response = await ask([*silent, {"role": "user", "content": "hello"}])
     named = response.headers["kvrecall-ignored"]
-    assert named == "input[0] mcp_list_tools, input[1] dream, input[2] 3"
+    assert named == "input[0] mcp_list_tools, input[1] dream, input[2] 3, input[3] item_reference"
