@@ -64,7 +64,7 @@ TURNS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"messages": [USER], "top_p": 0}, "invalid_request", ["top_p"]),
     ({"messages": [USER], "top_k": -1, "seed": -1}, "invalid_request", ["top_k", "seed"]),
     ({"messages": [USER], "stop": [""]}, "invalid_request", ["stop[0]"]),
-    ({"messages": [USER], "stop": ["x"] * 17}, "invalid_request", ["stop"]),
+    ({"messages": [USER], "stop": ["x"] * 129}, "invalid_request", ["stop"]),
     (
         {"messages": [USER], "logprobs": {"compare_with": "s_none"}},
         "invalid_request",
