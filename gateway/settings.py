@@ -14,10 +14,12 @@ class GatewaySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_body_bytes: int = Field(
-        default=4 << 20, ge=1024, description="Maximum size of a request body, in bytes."
+        default=32 << 20,
+        ge=1024,
+        description="Maximum size of a request body, in bytes: histories of agents have images in them.",
     )
     max_body_buffer_bytes: int = Field(
-        default=64 << 20,
+        default=256 << 20,
         ge=1 << 20,
         description="Maximum size of all request bodies in memory together, in bytes. Over it, the "
         "unfinished body that has taken longest is refused.",

@@ -29,7 +29,7 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
 MAX_CHOICES = 8
-ROLES = {"developer": "system"}
+ROLES = {"developer": "system", "function": "tool"}
 # Values of members that are not served otherwise: they ask for nothing beyond a plain answer.
 _HONOURED: Mapping[str, Sequence[object]] = {
     "moderation": (),
@@ -49,11 +49,7 @@ _HONOURED_IN_CHAT: Mapping[str, Sequence[object]] = {
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
-    "modalities": (["text"],),
     "truncate_prompt_tokens": (-1,),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
     "functions": (),
     "function_call": (),
 }
@@ -100,9 +96,12 @@ class ToolCallWire(Wire):
 class MessageWire(Wire):
     """Message of a conversation; its content is text, null, or parts."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
     tool_calls: list[ToolCallWire] | None = Field(default=None, max_length=MAX_TOOLS)
+    function_call: FunctionWire | None = Field(
+        default=None, description="Call as clients wrote it before there were several."
+    )
     tool_call_id: CallId | None = None
     name: Name | None = None
 
@@ -112,12 +111,14 @@ class MessageWire(Wire):
             ToolCall(call.id, call.function.name, call.function.arguments or "{}")
             for call in self.tool_calls or ()
         )
+        if self.function_call is not None:
+            calls += (ToolCall("", self.function_call.name, self.function_call.arguments or "{}"),)
         return Message(
             ROLES.get(self.role, self.role),
             join_parts(self.content, f"{field}.content", tolerance),
             calls,
             self.tool_call_id or "",
-            (self.name or "") if self.role == "user" else "",
+            (self.name or "") if self.role in ("user", "function") else "",
         )
 
 
@@ -251,6 +252,7 @@ class ChatCompletionBody(RequestOptions):
         "and the session holds both as one message.",
     )
     add_generation_prompt: bool | None = None
+    modalities: list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -277,6 +279,10 @@ class ChatCompletionBody(RequestOptions):
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
         super().require_honoured()
+        if self.modalities is not None and "text" not in self.modalities:
+            raise InvalidRequest("modalities", "answers are text: ask for text, alone or as well")
+        if self.modalities not in (None, ["text"]):
+            self.ignored.note("modalities")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options", "stream_options need stream: true")
         if self.top_logprobs and not self.logprobs:

@@ -195,6 +195,28 @@ async def test_ids_may_be_long(api) -> None:
     assert (await read(api, response))[-1].content == "x"
 
 
+async def test_a_call_may_be_written_as_before_there_were_several(api) -> None:
+    call = {"name": "look", "arguments": "{}"}
+    said = [
+        user("Look."),
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "look", "content": "x"},
+    ]
+    messages = await read(api, await ask(api, CHAT, said))
+    assert [each.content for each in messages] == ["Look.", "", "x"]
+    assert messages[1].tool_calls[0].id == messages[2].tool_call_id
+
+
+async def test_what_no_answer_needs_is_left_out_and_named(api) -> None:
+    members = {"web_search_options": {}, "prediction": {"type": "content", "content": "x"}}
+    members |= {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
+    response = await ask(api, CHAT, [user("Hello.")], **members)
+    named = set(response.headers["kvrecall-ignored"].split(", "))
+    assert named == {"prediction", "modalities", "audio"}
+    refused = await ask(api, CHAT, [user("Hello.")], modalities=["audio"])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "modalities")
+
+
 async def test_text_and_call_of_one_answer_may_be_two_messages(api) -> None:
     call = pb.ToolCall(id="c1", name="look", arguments="{}")
     api.worker.script = [[call], "done"]

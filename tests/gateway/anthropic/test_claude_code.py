@@ -4,9 +4,8 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic.types import ContentBlockParam, ToolUnionParam, beta
+from anthropic.types import ToolUnionParam, beta
 
-from gateway.anthropic.block_texts import TREATMENTS
 from gateway.anthropic.tools import ToolWire
 from gateway.ignored import IgnoredParts
 from tests.gateway.vendor_types import get_types
@@ -49,12 +48,6 @@ async def test_hosted_tools_are_left_out_and_those_of_the_client_are_offered(api
         (True, False),
         (False, True),
     ]
-
-
-def test_every_block_of_anthropics_schemas_has_a_row() -> None:
-    known = {*TREATMENTS, "tool_use", "tool_result"}
-    assert get_types(ContentBlockParam) <= known
-    assert get_types(beta.BetaContentBlockParam) <= known
 
 
 def test_every_tool_of_anthropics_schemas_is_offered_or_left_out() -> None:

@@ -187,7 +187,7 @@ async def test_results_end_the_pause_however_the_client_echoes_the_call(api) -> 
             "invalid_value",
         ),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
         (
             {"messages": [{"role": "user", "content": [{"type": "hologram"}]}]},
             "messages[0].content[0].type",
