@@ -21,7 +21,7 @@ from benchmarks.faults.rig.ports import free_port
 from benchmarks.faults.rig.processes import ServerProcess
 from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.forks import split_turns
-from kvrecall.app.models import REFERENCE_NAME
+from kvrecall.app.models import REFERENCE, REFERENCE_NAME
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.reporting.results import Row, build_results, speed_row
@@ -68,7 +68,11 @@ def main() -> None:
 def cluster(folder: Path) -> Iterator[str]:
     """Address of a gateway with two workers, catalog and rows in a Redis that syncs every write."""
     with running(RedisProcess(folder / "redis")) as redis:
-        named = {"KVRECALL_STORE__REDIS_URL": redis.url, "KVRECALL_CATALOG_URL": redis.url}
+        named = {
+            "KVRECALL_MODEL": REFERENCE,
+            "KVRECALL_STORE__REDIS_URL": redis.url,
+            "KVRECALL_CATALOG_URL": redis.url,
+        }
         servers = []
         for number in (1, 2):
             arguments = ["--listen", "127.0.0.1:0", "--data", str(folder / f"worker-{number}")]

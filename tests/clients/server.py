@@ -59,9 +59,8 @@ def serve_reference() -> Iterator[str]:
     """Run `kvrecall serve` with the packaged model for as long as the context."""
     with tempfile.TemporaryDirectory() as folder:
         data = str(Path(folder) / "data")
-        process, url = launch(
-            ["--port", "0", "--data", data], Path(folder) / "log", environment={**os.environ}
-        )
+        arguments = ["--model", REFERENCE, "--port", "0", "--data", data]
+        process, url = launch(arguments, Path(folder) / "log", environment={**os.environ})
         with process:
             try:
                 yield url
