@@ -36,12 +36,14 @@ TEST_INSTRUMENT = (
 _log = structlog.get_logger("kvrecall.process")
 
 
-def set_up_process(settings: Settings, until_input_ends: bool, component: str) -> None:
-    """Configure the logs of a `component`, the command that serves.
+def set_up_process(
+    settings: Settings, until_input_ends: bool, component: str, worker: str = ""
+) -> None:
+    """Configure the logs of a `component`, the command that serves; `worker`: its name, if it has one.
 
     With `until_input_ends` the process ends when its standard input does.
     """
-    set_up_logs(settings.log, settings.log_level, component)
+    set_up_logs(settings.log, settings.log_level, component, worker)
     _log.info("starting", data=str(settings.data))
     if until_input_ends:
         threading.Thread(target=_end_with_input, daemon=True).start()

@@ -119,7 +119,7 @@ def worker_command(
             "tls_client_ca": tls_client_ca,
         },
     )
-    set_up_process(settings, until_input_ends, "worker")
+    set_up_process(settings, until_input_ends, "worker", settings.server.name or "")
     check_start(settings)
     asyncio.run(_run_worker(settings, Console()))
 

@@ -192,7 +192,7 @@ def test_a_conversion_that_breaks_off_leaves_nothing_to_be_found(
     (draft / "model.safetensors").write_bytes(b"half")
     monkeypatch.setattr(conversion, "convert", whole)
     folder = find_conversion(file, tmp_path)
-    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert {path.name for path in folder.iterdir()} == {"config.json", "converted-from.json"}
 
 
 @pytest.mark.parametrize("kept", [40, 700, 3000, 0.5])
