@@ -11,7 +11,14 @@ from fastapi.responses import JSONResponse
 
 from gateway.middleware import CLIENT_CLOSED_REQUEST
 from gateway.settings import GatewaySettings
-from gateway.sse import ClientDisconnected, Encoder, EventStream, read_outcome, run_while_connected
+from gateway.sse import (
+    COMMENT,
+    ClientDisconnected,
+    Encoder,
+    EventStream,
+    read_outcome,
+    run_while_connected,
+)
 from kvrecall.domain.errors import UnknownModel
 from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.reports import TurnOutcome
@@ -69,12 +76,13 @@ async def respond(
     encode: Callable[[Found], Encoder[Any]] | None,
     settings: GatewaySettings,
     report: Callable[[Sequence[Ignored]], Mapping[str, str]],
+    beat: bytes = COMMENT,
 ) -> Response:
     """Respond with what `starting` begins, cancelled when the client disconnects.
 
     `report` returns the headers that say what of the request was not taken as it was sent, from what
     was mended in its messages. The answer is the object of `build`, or with `encode` a stream of the
-    encoder's events.
+    encoder's events, with `beat` in between while there are none.
     """
     try:
         found = await run_while_connected(request, starting)
@@ -85,7 +93,8 @@ async def respond(
             **report(found.ignored),
         }
         if encode is not None:
-            return EventStream(found.stream, settings.heartbeat_seconds, encode(found), headers)
+            seconds = settings.heartbeat_seconds
+            return EventStream(found.stream, seconds, encode(found), headers, beat)
         try:
             answer = await run_while_connected(request, build(found))
         finally:

@@ -63,7 +63,10 @@ class GatewaySettings(BaseModel):
         description="Revision of the source that runs, for GET /version; who builds an image knows it.",
     )
     heartbeat_seconds: float = Field(
-        default=15.0, gt=0, description="Interval of comments in an event stream, in seconds."
+        default=5.0,
+        gt=0,
+        description="Interval of comments in an event stream, or of pings in one of Anthropic's, in "
+        "seconds.",
     )
     console: bool | None = Field(
         default=None,

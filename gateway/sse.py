@@ -30,6 +30,9 @@ from services.turn_stream import (
     TurnStarted,
 )
 
+COMMENT = b": waiting\n\n"
+"""What is sent while there are no events."""
+
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -142,13 +145,16 @@ class EventStream(Response, Generic[Item]):
         heartbeat_seconds: float,
         encoder: Encoder[Item],
         headers: Mapping[str, str] | None = None,
+        beat: bytes = COMMENT,
     ) -> None:
+        """Respond with the encoder's events, and with `beat` at every interval in between."""
         unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers={**unbuffered, **(headers or {})})
         del self.headers["content-length"]
         self._stream = stream
         self._heartbeat_seconds = heartbeat_seconds
         self._encoder = encoder
+        self._beat = beat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the turn ends; cancel the turn when the client disconnects."""
@@ -185,10 +191,10 @@ class EventStream(Response, Generic[Item]):
             await _send_chunk(send, self._encoder.fail(log_unexpected_error()))
 
     async def _send_heartbeats(self, send: Send) -> None:
-        """Send comments, so that proxies do not close the connection during a long prefill."""
+        """Send beats, so that nobody closes the connection during a long prefill."""
         while True:
             await asyncio.sleep(self._heartbeat_seconds)
-            await _send_chunk(send, b": waiting\n\n")
+            await _send_chunk(send, self._beat)
 
 
 async def _send_chunk(send: Send, chunk: bytes) -> None:

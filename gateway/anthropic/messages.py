@@ -88,7 +88,14 @@ def build_usage(outcome: TurnOutcome, found: Continuation, marked: bool) -> Json
 class MessageEvents:
     """The events of a streamed answer, from `message_start` to `message_stop`, or `error`."""
 
-    def __init__(self, model: str, marked: bool, found: Continuation) -> None:
+    def __init__(self, model: str, marked: bool, begun: bool, found: Continuation) -> None:
+        """Begin with the head of the message.
+
+        begun: the client began the answer, so that white space at its ends is part of it. Otherwise
+        a text has none, as in the session.
+        """
+        self._begun = begun
+        self._space = ""  # sent when more text follows
         self._model = model
         self._marked = marked
         self._found = found
@@ -106,7 +113,7 @@ class MessageEvents:
         }
         message = {**_head(self._model, self._found), "content": [], "usage": usage}
         message |= {"stop_reason": None, "stop_sequence": None}
-        return _encode("message_start", message=message) + _encode("ping")
+        return _encode("message_start", message=message) + PING
 
     def encode(self, progress: TurnProgress) -> bytes:
         """Encode a piece of progress."""
@@ -128,6 +135,10 @@ class MessageEvents:
         return _encode(**members)
 
     def _piece(self, kind: str, text: str) -> bytes:
+        if not self._begun:
+            text = self._space + text if self._open == kind else text.lstrip()
+            visible = text.rstrip()
+            self._space, text = text[len(visible) :], visible
         if not text:
             return b""
         events = b""
@@ -200,3 +211,7 @@ def _read_input(arguments: str) -> Json:
 
 def _encode(type: str, **members: Any) -> bytes:
     return f"event: {type}\ndata: {json.dumps({'type': type, **members})}\n\n".encode()
+
+
+PING = _encode("ping")
+"""What is sent while there are no events."""

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from gateway.answers import read_answer, require_model, respond
 from gateway.anthropic.blocks import PlacedMessage, split_opening
-from gateway.anthropic.messages import MessageEvents, build_message, parse_message_id
+from gateway.anthropic.messages import PING, MessageEvents, build_message, parse_message_id
 from gateway.anthropic.schemas import MessagesBody, PromptBody
 from gateway.conversation_bodies import begin_answer
 from gateway.directives import read_directives, report_changes
@@ -66,9 +66,12 @@ def add_anthropic_routes(
             request,
             _start(service, body, conversation, placed),
             partial(read_answer, partial(build_message, body.model, body.marks_cache)),
-            partial(MessageEvents, body.model, body.marks_cache) if body.stream else None,
+            partial(MessageEvents, body.model, body.marks_cache, opening is not None)
+            if body.stream
+            else None,
             settings,
             report_changes(service, body, partial(_rename, placed=placed)),
+            PING,
         )
 
     @router.post("/messages/count_tokens", tags=["anthropic"])

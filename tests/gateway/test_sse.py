@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from gateway.settings import GatewaySettings
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 async def wait_until(condition: Any) -> None:
@@ -78,3 +79,26 @@ class TestHeartbeat:
             assert await anext(lines) == ": waiting"
             served.worker.gates["token"].set()
             assert "event: done" in [line async for line in lines]
+
+    async def test_anthropics_streams_have_pings_also_while_a_call_is_written(
+        self, served: Any
+    ) -> None:
+        call = pb.ToolCall(id="c", name="f", arguments='{"city": "Bern"}')
+        served.worker.script = [[call]]
+        served.worker.gates["call"] = asyncio.Event()
+        body = {
+            "model": served.service.info.model,
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "stream": True,
+        }
+        async with served.http.stream("POST", "/v1/messages", json=body) as answer:
+            pings = 0
+            async for line in answer.aiter_lines():
+                assert not line.startswith(":")
+                pings += line == "event: ping"
+                if pings == 3:
+                    served.worker.gates["call"].set()
+            assert pings >= 3
+            assert line == ""

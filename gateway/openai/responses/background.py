@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.errors import log_unexpected_error, to_problem
+from gateway.openai.responses import objects
 from gateway.openai.responses.answering import IN_PROGRESS, Answering
 from gateway.openai.responses.event_log import EncodedStream, EventLog
 from gateway.openai.responses.events import ResponseEvents, encode_event
@@ -205,10 +206,11 @@ class BackgroundResponses:
         number = 0 if after is None else after + 1
         body = await self.read(response_id, tenant)
         if after is None:
-            head = body | {"status": IN_PROGRESS, "output": [], "usage": None}
+            head = objects.queue(body)
             yield encode_event("response.created", 0, response=head)
-            yield encode_event("response.in_progress", 1, response=head)
-            number = 2
+            yield encode_event("response.queued", 1, response=head)
+            yield encode_event("response.in_progress", 2, response=head | {"status": IN_PROGRESS})
+            number = 3
         while body["status"] == IN_PROGRESS:
             await asyncio.sleep(_POLL_SECONDS)
             body = await self.read(response_id, tenant)

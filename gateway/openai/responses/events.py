@@ -1,8 +1,8 @@
 """The events of a streamed response, and the response that they add up to.
 
-`response.created` and `response.in_progress`, then for each item of the output its events in order,
-then `response.completed`, `incomplete` or `failed`. Every event has a `sequence_number`, from 0
-without gaps.
+`response.created`, of one in the background `response.queued`, and `response.in_progress`, then for
+each item of the output its events in order, then `response.completed`, `incomplete` or `failed`. Every
+event has a `sequence_number`, from 0 without gaps.
 """
 
 import json
@@ -61,9 +61,14 @@ class ResponseEvents:
 
     def begin(self) -> bytes:
         """Encode the events before the first item."""
-        return self._event("response.created", response=self.head) + self._event(
-            "response.in_progress", response=self.head
-        )
+        events = b""
+        if self.head["background"]:
+            waiting = objects.queue(self.head)
+            events = self._event("response.created", response=waiting)
+            events += self._event("response.queued", response=waiting)
+        else:
+            events = self._event("response.created", response=self.head)
+        return events + self._event("response.in_progress", response=self.head)
 
     def encode(self, progress: TurnProgress) -> bytes:
         """Encode a piece of progress."""
@@ -157,12 +162,13 @@ class ResponseEvents:
         whole = piece.whole is not None
         if kind not in GROWING and not whole:
             return b""
+        begins = piece.begins or kind not in GROWING
+        events = self._end_text("completed") if begins else b""
         cut = whole and json_object(call.arguments) is None
         id = self.name.item(kind, "o", len(self._output))
         item = build_call(call, self._toolbox, id, "incomplete" if cut else "completed")
-        events = b""
-        if piece.begins or kind not in GROWING:
-            events = self._end_text("completed") + self._item_event("added", begin_item(item))
+        if begins:
+            events += self._item_event("added", begin_item(item))
             self._growth = CallGrowth(item)
         grown = [*self._growth.add(piece.arguments), *(self._growth.end(item) if whole else ())]
         for type, members in grown:

@@ -75,6 +75,11 @@ def complete(
     }
 
 
+def queue(head: Json) -> Json:
+    """Return a response in the background as it begins."""
+    return head | {"status": "queued", "output": [], "usage": None}
+
+
 def is_committed(response: Json) -> bool:
     """Return whether the response's turn is part of its session."""
     return response["status"] in ("completed", "incomplete")

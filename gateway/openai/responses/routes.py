@@ -16,6 +16,7 @@ from gateway.openai.responses.answering import Answering
 from gateway.openai.responses.background import BackgroundResponses, Run
 from gateway.openai.responses.event_log import AsTheyAre
 from gateway.openai.responses.input_items import read_input_items
+from gateway.openai.responses.objects import queue
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.settings import GatewaySettings
 from gateway.sse import ClientDisconnected, EventStream, run_while_connected
@@ -110,7 +111,7 @@ def _add_compact(router: APIRouter, service: SessionService, settings: GatewaySe
 
 
 async def _get_head(run: Run) -> dict[str, Any]:
-    return run.head
+    return queue(run.head)
 
 
 def _add_stored(

@@ -21,7 +21,7 @@ async def get(api: Any, id: str) -> Json:
 async def get_ended(api: Any, id: str) -> Json:
     """Poll a response as clients do, to its end."""
     for _ in range(1000):
-        if (found := await get(api, id))["status"] != "in_progress":
+        if (found := await get(api, id))["status"] not in ("queued", "in_progress"):
             return found
         await asyncio.sleep(0.01)
     raise AssertionError(f"{id} does not end")
@@ -78,7 +78,8 @@ def lose_ends(api: Any) -> Callable[[], None]:
 async def test_a_response_is_in_progress_until_it_is_complete(api, answer, held, get_text) -> None:
     api.worker.script = ["one two"]
     begun = await answer("hello", background=True)
-    assert (begun["status"], begun["background"], begun["output"]) == ("in_progress", True, [])
+    assert (begun["status"], begun["background"], begun["output"]) == ("queued", True, [])
+    assert (await get(api, begun["id"]))["status"] == "in_progress"
     assert (await get(api, begun["id"])) == begun
     held.set()
     ended = await get_ended(api, begun["id"])
@@ -102,7 +103,11 @@ async def test_its_events_can_be_read_from_anywhere_again(
     assert later == events[2:]
     assert events[-1][1]["response"] == await get(api, begun["id"])
     streamed = parse_events((await ask("other", background=True, stream=True)).text)
-    assert [kind for kind, _ in streamed[:2]] == ["response.created", "response.in_progress"]
+    assert [kind for kind, _ in streamed[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
     assert streamed[-1][0] == "response.completed"
 
 

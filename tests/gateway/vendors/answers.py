@@ -1,0 +1,107 @@
+"""Answers of a model, as a worker tells of them: with reasoning, text, calls and their ends."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+
+TOKEN = pb.TokenLogprob(
+    token="ok",
+    utf8=b"ok",
+    logprob=-0.5,
+    top=[
+        pb.TokenLogprob(token="ok", utf8=b"ok", logprob=-0.5),
+        pb.TokenLogprob(token="�", utf8=b"\xf0", logprob=-1.25),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer; the pieces of its texts and arguments have four characters."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[str, ...] = ()
+    finish: str = "stop"
+    stop: str = ""
+    logprobs: bool = False
+
+    @property
+    def message(self) -> pb.Message:
+        """The message as the session keeps it."""
+        calls = [_build_call(index, text) for index, text in enumerate(self.calls)]
+        return pb.Message(
+            role="assistant", content=self.text.strip(), reasoning=self.reasoning, tool_calls=calls
+        )
+
+    def events(self) -> Iterator[pb.TurnEvent]:
+        """Yield the events of its generation."""
+        for piece in _cut(self.reasoning):
+            yield pb.TurnEvent(token=pb.TokenChunk(ids=[1], reasoning=piece))
+        for piece in _cut(self.text):
+            logprobs = [TOKEN] if self.logprobs else []
+            yield pb.TurnEvent(token=pb.TokenChunk(ids=[2], text=piece, logprobs=logprobs))
+        for index, text in enumerate(self.calls):
+            call = _build_call(index, text)
+            for piece in _cut(text):
+                yield pb.TurnEvent(token=pb.TokenChunk(ids=[3]))
+                delta = pb.ArgumentsDelta(index=index, id=call.id, name="f", arguments=piece)
+                yield pb.TurnEvent(arguments=delta)
+            yield pb.TurnEvent(tool_call=call)
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens."""
+        return sum(event.HasField("token") for event in self.events())
+
+
+ANSWERS: dict[str, Answer] = {
+    "plain": Answer("It rains in Bern."),
+    "empty": Answer(""),
+    "spaces": Answer("\n\nIt rains.  \n"),
+    "unicode": Answer("käse 🧀 日本語"),
+    "reasoning": Answer("Four.", reasoning="Two and two."),
+    "reasoning alone": Answer(reasoning="Two and", finish="length"),
+    "logprobs": Answer("It rains.", logprobs=True),
+    "length": Answer("It rains in", finish="length"),
+    "stop": Answer("It rains ", finish="stop", stop="in"),
+    "call": Answer(calls=('{"city": "Bern"}',), finish="tool_calls"),
+    "call after text": Answer("Let me look.\n", calls=('{"n": 1}',), finish="tool_calls"),
+    "call after reasoning": Answer(
+        reasoning="I look.", calls=('{"n": {"a": [1, "}"]}}',), finish="tool_calls"
+    ),
+    "parallel calls": Answer(
+        "Both.", calls=('{"city": "Bern"}', "{}", '{"city": "Zürich 🧀"}'), finish="tool_calls"
+    ),
+    "cut call": Answer(calls=('{"n": 1}', '{"city": "Be'), finish="length"),
+}
+
+
+def answer_with(worker: Any, answer: Answer) -> None:
+    """Let the worker's answers be this one."""
+    worker_turn = type(worker).turn
+
+    async def turn(request: pb.TurnRequest) -> AsyncIterator[pb.TurnEvent]:
+        async for event in worker_turn(worker, request):
+            if not event.HasField("done"):
+                continue
+            for each in answer.events():
+                yield each
+            done = event.done
+            done.message.CopyFrom(answer.message)
+            done.finish_reason, done.stop_sequence = answer.finish, answer.stop
+            done.output_tokens = answer.tokens
+            done.reasoning_tokens = len(list(_cut(answer.reasoning)))
+            yield event
+
+    worker.turn = turn
+
+
+def _build_call(index: int, arguments: str) -> pb.ToolCall:
+    return pb.ToolCall(id=f"call_9_{index}", name="f", arguments=arguments)
+
+
+def _cut(text: str) -> Iterator[str]:
+    return (text[start : start + 4] for start in range(0, len(text), 4))
