@@ -182,7 +182,7 @@ async def test_reasoning_is_a_block_before_the_text(api, parse_events) -> None:
     outcome = replace(outcome, message=Message("assistant", "yes", reasoning="hm"))
     whole = build_message("m", False, outcome, found)
     assert whole["content"] == [{**THOUGHT, "signature": ""}, {"type": "text", "text": "yes"}]
-    encoder = MessageEvents("m", False, found)
+    encoder = MessageEvents("m", False, False, found)
     progress: list[TurnProgress] = [
         ReasoningDelta("h"),
         ReasoningDelta("m"),

@@ -79,8 +79,7 @@ async def test_a_response_is_in_progress_until_it_is_complete(api, answer, held,
     api.worker.script = ["one two"]
     begun = await answer("hello", background=True)
     assert (begun["status"], begun["background"], begun["output"]) == ("queued", True, [])
-    assert (await get(api, begun["id"]))["status"] == "in_progress"
-    assert (await get(api, begun["id"])) == begun
+    assert (await get(api, begun["id"])) == begun | {"status": "in_progress"}
     held.set()
     ended = await get_ended(api, begun["id"])
     assert (ended["status"], get_text(ended)) == ("completed", "one two")
