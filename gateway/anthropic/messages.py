@@ -104,11 +104,14 @@ class MessageEvents:
         self._calls = CallProgress()
 
     def begin(self) -> bytes:
-        """Encode the message without content; its counts follow with its end."""
+        """Encode the message without content; its whole counts follow with its end."""
+        planned, appended = self._found.planned, self._found.appended_tokens
+        new = 0 if planned is None else planned.prompt_tokens + appended
+        held = self._found.held_tokens if planned is None else planned.held_tokens - appended
         usage = {
-            "input_tokens": 0,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self._found.held_tokens,
+            "input_tokens": 0 if self._marked else new,
+            "cache_creation_input_tokens": new if self._marked else 0,
+            "cache_read_input_tokens": held,
             "output_tokens": 0,
         }
         message = {**_head(self._model, self._found), "content": [], "usage": usage}

@@ -37,7 +37,8 @@ class Answer:
         )
 
     def events(self) -> Iterator[pb.TurnEvent]:
-        """Yield the events of its generation."""
+        """Yield the events of its generation; the first token is one without text."""
+        yield pb.TurnEvent(token=pb.TokenChunk(ids=[0]))
         for piece in _cut(self.reasoning):
             yield pb.TurnEvent(token=pb.TokenChunk(ids=[1], reasoning=piece))
         for piece in _cut(self.text):
@@ -85,6 +86,8 @@ def answer_with(worker: Any, answer: Answer) -> None:
 
     async def turn(request: pb.TurnRequest) -> AsyncIterator[pb.TurnEvent]:
         async for event in worker_turn(worker, request):
+            if event.HasField("planned"):
+                yield event
             if not event.HasField("done"):
                 continue
             for each in answer.events():
@@ -93,6 +96,7 @@ def answer_with(worker: Any, answer: Answer) -> None:
             done.message.CopyFrom(answer.message)
             done.finish_reason, done.stop_sequence = answer.finish, answer.stop
             done.output_tokens = answer.tokens
+            done.memory.length = done.prompt_tokens + answer.tokens - 1  # the last has no row yet
             done.reasoning_tokens = len(list(_cut(answer.reasoning)))
             yield event
 

@@ -75,6 +75,11 @@ async def test_a_stream_is_events_in_order(api: Any, answer: Answer, kind: Any) 
     begun = start.message
     assert (begun.content, begun.stop_reason, begun.stop_sequence) == ([], None, None)
     assert begun.usage.output_tokens <= 1
+    asked = [
+        usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+        for usage in (begun.usage, delta.usage)
+    ]
+    assert asked[0] == asked[1] > 0, "the prompt is counted before the answer begins"
     assert delta.usage.output_tokens == answer.tokens
     blocks = sorted({event.index for event in within})
     assert blocks == list(range(len(blocks)))
