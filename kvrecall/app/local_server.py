@@ -1,5 +1,6 @@
 """A server process for a command that has none: on a free port, ended with the command."""
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -178,4 +179,12 @@ def _last_line(log: Path) -> str:
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
         if line.strip()
     ]
-    return lines[-1] if lines else "its log is empty"
+    return _get_reason(lines[-1]) if lines else "its log is empty"
+
+
+def _get_reason(line: str) -> str:
+    """The reason in a line of a JSON log; another line as it is."""
+    try:
+        return str(json.loads(line)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return line

@@ -163,6 +163,16 @@ def test_commands_without_a_model_import_no_torch(folder: Path) -> None:
         assert ended.stderr.splitlines()[-1] == "imported:", arguments
 
 
+def test_a_command_that_starts_a_server_passes_on_why_it_did_not_start(
+    folder: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVRECALL_WORKER__SLOTS", "99999999")
+    refused = command("chat", "--model", "reference", "--budget", "100")
+    text = read_refusal(refused)
+    assert "the server did not start: the active rows do not fit memory" in text
+    assert "{" not in text
+
+
 def test_a_file_of_logs_has_no_colours(folder: Path) -> None:
     environment = {**os.environ, "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "kvrecall.cli", "serve", "--model", "smollm3"]
