@@ -283,3 +283,23 @@ def test_repeated_kills_and_no_token_is_prefilled_twice(victim, begin, undisturb
         assert victim.metric("kvrecall_tokens_total", kind="prompt") < 100 < length
         assert new == [undisturbed[end - 1]["usage"]["prompt_tokens"]]
     assert same(walk.answers, undisturbed)
+
+
+def test_answers_are_settled_to_the_same_bits_though_the_server_is_killed_behind_each(
+    new_server: Callable[..., Any], say: Any
+) -> None:
+    """Their rows are computed again in the pause, or with the next turn where there was none."""
+    server = new_server()
+    server.start()
+    settings: Json = {"method": "icecache", "budget": 128, "seed": 11}
+    said: Json = {"max_tokens": 150, "temperature": 1.0}
+    turns = [[say.user(say.chatter(40 + turn, 9))] for turn in range(3)]
+    session = server.own.create_session(**settings).id
+    undisturbed = [server.own.turn(session, messages, **said) for messages in turns]
+    session = server.own.create_session(**settings).id
+    for messages, expected in zip(turns, undisturbed, strict=True):
+        answer = server.own.turn(session, messages, **said)
+        server.kill()
+        server.start()
+        assert answer.text == expected.text
+        assert answer.memory.length == expected.memory.length
