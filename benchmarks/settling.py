@@ -155,7 +155,8 @@ def run_arm_turn(
     first = list[float]()
 
     def note(event: pb.TurnEvent) -> None:
-        first.append(time.thread_time())
+        if event.HasField("token"):
+            first.append(time.thread_time())
 
     message = pb.Message(role="user", content=" ".join(line.user for line in lines))
     sampling = pb.Sampling(max_tokens=plan.answer, temperature=plan.temperature, seed=seed)
