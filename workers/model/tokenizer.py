@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ _log = structlog.get_logger(__name__)
 
 # An OpenAI-style message: role, content, and tool_calls or tool_call_id where they apply.
 ChatMessage = dict[str, Any]
+# A character that stands for none (Unicode): it parts the letters of a control token in a text.
+_APART = "\ufdd0"
 # Tokens at the end of a prompt that tell whether it opens the reasoning.
 _LOOK_BACK = 16
 
@@ -186,8 +189,20 @@ class ChatTokenizer:
         ]
 
     def _encode_segment(self, text: str, recorded: bool) -> list[Segment]:
-        token_ids = tuple(self.encode(text))
+        stretches = text.split(_APART)
+        token_ids = tuple(token for stretch in stretches for token in self.encode(stretch))
         return [Segment(token_ids, recorded)] if token_ids else []
+
+    @cached_property
+    def _controls(self) -> re.Pattern[str]:
+        """Texts of the tokens that stand for no text, such as a turn's beginning and end."""
+        added = self.inner.added_tokens_decoder.values()
+        texts = {str(token) for token in added if token.special}.union(self.eos_texts)
+        return re.compile("|".join(re.escape(text) for text in sorted(texts) if len(text) > 1))
+
+    def _part_controls(self, text: str) -> str:
+        """Part what would be a control token in a client's text: there it is text like any other."""
+        return self._controls.sub(lambda found: f"{found[0][0]}{_APART}{found[0][1:]}", text)
 
     def _render_cached(self, messages: list[ChatMessage], setting: _Setting) -> str:
         """Render the text that is in the cache already."""
@@ -221,6 +236,9 @@ class ChatTokenizer:
         """Render messages; `continues`: up to the last one's text, which goes on."""
         try:
             rendered = [_to_template(m, self.format.short_ids) for m in messages]
+            for each in rendered:
+                if each["role"] != "assistant":
+                    each["content"] = self._part_controls(each["content"])
             if self.writes_tools:
                 rendered = write_tools(rendered, setting.tools)
             text = self.inner.apply_chat_template(
@@ -287,7 +305,7 @@ def _to_template(message: ChatMessage, short_ids: bool) -> ChatMessage:
 
     The arguments of a call are an object there, and the content is a string.
     """
-    rendered = {**message, "content": message.get("content") or ""}
+    rendered = {**message, "content": (message.get("content") or "").replace(_APART, "")}
     if message.get("tool_calls"):
         rendered["tool_calls"] = [
             _to_template_call(call, short_ids) for call in message["tool_calls"]
