@@ -38,8 +38,6 @@ REASONS: Mapping[str, str] = {
     "chat_completion::test_chat_completions_multiple_choices": _OWN_MODEL,
     "chat_completion::test_chat_completions_token_count": _OWN_API,
     "chat_completion::test_verbose_debug": _OWN_API,
-    "compat_anthropic::test_anthropic_messages_streaming": "wants the prompt's tokens in "
-    "message_start, before they are known",
     "compat_anthropic::test_anthropic_tool_result_with_image": "images are placeholders, not errors",
     "compat_anthropic::test_anthropic_vision_format_accepted": "images are placeholders, not errors",
     "compat_anthropic::test_anthropic_vision_base64_with_multimodal_model": "needs a vision model",
