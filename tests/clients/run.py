@@ -1,7 +1,8 @@
-"""Run real clients, unmodified, against a scripted worker: `make clients`, a table, and a file.
+"""Run real clients and agents, unmodified, against a scripted worker: `make clients`.
 
-Without arguments all clients of clients.toml, one after the other; with arguments those whose
-script's name contains one of them. Those that add no prompts of their own are run against
+Prints a table and writes benchmarks/results/clients.json. Without arguments all clients of
+clients.toml and all agents of agents.toml, one after the other; with arguments those whose
+script's name or key contains one of them. Those that add no prompts of their own are run against
 `kvrecall serve` with the reference model as well, without tools, as it was not trained on theirs.
 Environments are kept in build/clients.
 """
@@ -13,12 +14,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from tests.clients.environments import Client, prepare, read_clients
+from tests.clients import lab
+from tests.clients.environments import (
+    Agent,
+    Client,
+    get_version,
+    prepare,
+    prepare_agent,
+    read_agents,
+    read_clients,
+)
+from tests.clients.scenarios import SCENARIOS
 from tests.clients.server import MODEL, REFERENCE, serve, serve_reference
 
 ROOT = Path(__file__).parents[2]
@@ -64,21 +76,49 @@ def run_clients(clients: Sequence[Client]) -> dict[str, dict[str, Any]]:
             failed = {"error": f"not installed: {error}"[:300], "sessions": 0, "turns": 0}
             report: Report = dict.fromkeys(CAPABILITIES, failed)
         else:
-            with serve() as url:
-                report = run_script(command, url)
-        results[client.name] = {"packages": list(client.packages), "capabilities": report}
-        print(format_row(client.name, client.version, report), flush=True)
+            with serve() as server:
+                report = run_script(command, server.url)
+        results[client.name] = {**_describe(client), "capabilities": report}
+        version = get_version(client.packages)
+        print(format_row(client.name, version, report, CAPABILITIES), flush=True)
         if client.reference:
             with serve_reference() as url:
                 known = run_script(command, url, REFERENCE)
             results[client.name]["reference"] = known
-            print(format_row("  with the reference model", "", known), flush=True)
+            row = format_row("  with the reference model", "", known, CAPABILITIES)
+            print(row, flush=True)
     return results
 
 
-def format_row(name: str, version: str, report: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format a client's row: per capability `ok`, with its sessions where there are several."""
-    cells = [_format_cell(report.get(each)) for each in CAPABILITIES]
+def run_agents(agents: Sequence[Agent]) -> dict[str, dict[str, Any]]:
+    """Run each agent's scenarios in its environment; returns results by name."""
+    results = {}
+    for agent in agents:
+        try:
+            binaries = prepare_agent(agent, FOLDER)
+        except (subprocess.SubprocessError, OSError) as error:
+            scenarios: Report = {"plain": {"error": f"not installed: {error}"[:300]}}
+        else:
+            scenarios = lab.run_agent(agent, binaries, FOLDER)
+        results[agent.name] = {
+            **_describe(agent),
+            "scenarios": scenarios,
+            "lacks": dict(agent.lacks),
+        }
+        version = get_version(agent.packages)
+        print(format_row(agent.name, version, scenarios, tuple(SCENARIOS)), flush=True)
+    return results
+
+
+def _describe(client: Client | Agent) -> dict[str, Any]:
+    return {"packages": list(client.packages), "date": datetime.now(UTC).date().isoformat()}
+
+
+def format_row(
+    name: str, version: str, report: Mapping[str, Mapping[str, Any]], columns: Sequence[str]
+) -> str:
+    """Format a client's row: per column `ok`, with its sessions where there are several."""
+    cells = [_format_cell(report.get(each)) for each in columns]
     return f"{name:27} {version:10}" + "".join(f"{cell:16}" for cell in cells)
 
 
@@ -87,34 +127,41 @@ def _format_cell(result: Mapping[str, Any] | None) -> str:
         return "-"
     if result["error"]:
         return "FAILED"
-    return "ok" if result["sessions"] == 1 else f"ok, {result['sessions']} sessions"
+    return "ok" if result.get("sessions", 1) == 1 else f"ok, {result['sessions']} sessions"
 
 
 def main() -> int:
-    """Run the clients and print the table; the exit code is 1 if a capability failed."""
+    """Run clients and agents and print their tables; the exit code is 1 if a capability failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("clients", nargs="*", help="parts of scripts' names; none: all")
+    parser.add_argument(
+        "clients", nargs="*", help="parts of scripts' names or agents' keys; none: all"
+    )
     chosen = parser.parse_args().clients
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    clients = [
-        client
-        for client in read_clients()
-        if not chosen or any(part in client.script for part in chosen)
-    ]
-    print(f"{'client':27} {'version':10}" + "".join(f"{each:16}" for each in CAPABILITIES))
-    results = run_clients(clients)
-    failures = [
-        (name, capability, result["error"])
-        for name, each in results.items()
-        for report in (each["capabilities"], each.get("reference", {}))
-        for capability, result in report.items()
-        if result["error"]
-    ]
-    for name, capability, error in failures:
-        print(f"{name}, {capability}: {error}")
+    results = run_clients(
+        [each for each in read_clients() if _is_chosen(each.script, chosen)]
+    ) | run_agents([each for each in read_agents() if _is_chosen(each.key, chosen)])
+    failures = _list_failures(results)
+    print("", *failures, sep="\n")
     known = json.loads(RESULTS.read_text("utf-8")) if chosen else {}
     RESULTS.write_text(json.dumps({**known, **results}, indent=1) + "\n", encoding="utf-8")
     return int(bool(failures))
+
+
+def _is_chosen(name: str, chosen: Sequence[str]) -> bool:
+    return not chosen or any(part in name for part in chosen)
+
+
+def _list_failures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """List what failed, a line each; below an agent's, what the server said to refused requests."""
+    lines = []
+    for name, each in results.items():
+        for report in (each.get(kind, {}) for kind in ("capabilities", "reference", "scenarios")):
+            for column, result in report.items():
+                if result["error"]:
+                    lines.append(f"{name}, {column}: {result['error']}")
+                    lines += [f"    {refusal}" for refusal in result.get("refusals", ())]
+    return lines
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -16,41 +17,71 @@ from gateway.settings import GatewaySettings
 from kvrecall.app.local_server import launch
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.testing import StubWorker
+from kvrecall.testing.stub_worker import Policy
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
+from tests.clients.exchanges import Exchange, Recorder
 from tests.clients.policy import answer
 
 MODEL = "scripted"
 """The stub worker's model."""
 REFERENCE = "reference"
 START_SECONDS = 30
+# Agents' prompts have thousands of words; none of them reaches this.
+_CONTEXT = 200_000
+
+
+@dataclass(frozen=True)
+class ScriptedServer:
+    """A server in a thread, its worker, and all requests that it answered, oldest first."""
+
+    url: str
+    worker: StubWorker
+    exchanges: list[Exchange]
+    _loop: asyncio.AbstractEventLoop
+
+    def hold(self) -> None:
+        """Let turns wait before their first token."""
+        self.worker.gates["token"] = asyncio.Event()
+        self.worker.reached["token"].clear()
+
+    def release(self) -> None:
+        """Let held turns go on."""
+        self._loop.call_soon_threadsafe(self.worker.gates.pop("token").set)
 
 
 @contextmanager
-def serve() -> Iterator[str]:
-    """Serve in a thread for as long as the context; its value is the address."""
+def serve(policy: Policy = answer) -> Iterator[ScriptedServer]:
+    """Serve in a thread for as long as the context."""
     ready = threading.Event()
-    servers: list[uvicorn.Server] = []
+    servers: list[tuple[uvicorn.Server, asyncio.AbstractEventLoop]] = []
+    worker = StubWorker(policy=policy)
+    worker.context = _CONTEXT
+    exchanges: list[Exchange] = []
     with tempfile.TemporaryDirectory() as folder, socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         bound.listen(64)
 
         async def run() -> None:
             catalog = await SqliteCatalog.open(Path(folder) / "catalog.db")
-            service = SessionService(StubWorker(policy=answer), catalog, ServiceLimits())
-            app = create_app(service, GatewaySettings())
-            servers.append(uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on")))
-            asyncio.get_running_loop().call_soon(ready.set)
-            await servers[0].serve(sockets=[bound])
+            service = SessionService(worker, catalog, ServiceLimits())
+            app = Recorder(create_app(service, GatewaySettings()), exchanges)
+            server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+            loop = asyncio.get_running_loop()
+            servers.append((server, loop))
+            loop.call_soon(ready.set)
+            await server.serve(sockets=[bound])
 
         thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
         thread.start()
         if not ready.wait(START_SECONDS):
             raise TimeoutError("the server did not start")
+        server, loop = servers[0]
         try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+            url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+            yield ScriptedServer(url, worker, exchanges, loop)
         finally:
-            servers[0].should_exit = True
+            server.should_exit = True
             thread.join(START_SECONDS)
 
 

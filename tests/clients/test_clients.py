@@ -25,8 +25,8 @@ WEATHER = '{"type": "function", "function": {"name": "get_weather"}}'
 
 @pytest.mark.parametrize("script", HERE)
 def test_a_client_gets_its_answers_each_conversation_in_one_session(script: str) -> None:
-    with serve() as url:
-        report = run_script([sys.executable, str(SCRIPTS / script)], url)
+    with serve() as server:
+        report = run_script([sys.executable, str(SCRIPTS / script)], server.url)
     assert {name: each["error"] for name, each in report.items()} == dict.fromkeys(CAPABILITIES)
     sessions = {name: (each["sessions"], each["turns"]) for name, each in report.items()}
     assert sessions == {
@@ -54,7 +54,7 @@ def test_a_script_that_fails_is_a_row_of_failures(tmp_path: Path) -> None:
     script.write_text("raise SystemExit('no package')")
     report = run_script([sys.executable, str(script)], "http://127.0.0.1:1")
     assert {each["error"] for each in report.values()} == {"no package"}
-    assert format_row("x", "1", report).split()[2:] == ["FAILED"] * len(CAPABILITIES)
+    assert format_row("x", "1", report, CAPABILITIES).split()[2:] == ["FAILED"] * len(CAPABILITIES)
 
 
 def test_the_scripted_model_notices_a_lost_history() -> None:
