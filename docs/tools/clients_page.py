@@ -49,9 +49,7 @@ Result = Mapping[str, Any]
 def build(root: Path) -> str:
     """Build the page from the results."""
     results = json.loads((root / "benchmarks" / "results" / "clients.json").read_text("utf-8"))
-    agents = [
-        _build_agent_row(name, each) for name, each in results.items() if "scenarios" in each
-    ]
+    agents = [_build_agent_row(name, each) for name, each in results.items() if "scenarios" in each]
     clients = [
         _build_client_row(name, each) for name, each in results.items() if "capabilities" in each
     ]

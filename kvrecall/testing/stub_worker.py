@@ -39,6 +39,7 @@ from kvrecall.testing._stub_values import (
     worker_stats,
 )
 
+_UNBOUNDED = 1 << 30
 Policy = Callable[[Sequence[pb.Message], Sequence[str]], str | list[pb.ToolCall]]
 
 
@@ -93,7 +94,7 @@ class StubWorker:
         self.forgotten: list[str] = []
         self.prefixes: list[pb.Prefix] = []
         self.dropped: list[tuple[str, int]] = []
-        self.context = 1 << 30
+        self.context = _UNBOUNDED
         self.durable = True
         self.recalls = False
         self.shares = True
@@ -104,8 +105,11 @@ class StubWorker:
         self.epochs: list[int] = []
 
     async def describe(self) -> pb.WorkerInfo:
-        """Describe a tiny model with pages of four tokens."""
-        return worker_info()
+        """Describe a tiny model with pages of four tokens, and the context if it has a bound."""
+        info = worker_info()
+        if self.context < _UNBOUNDED:
+            info.max_context = self.context
+        return info
 
     def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
         """Choose the owner while it is healthy, else the first healthy name. Raises WorkerLost."""
