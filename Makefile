@@ -68,9 +68,9 @@ chart-files:
 	cp observability/prometheus/alerts.yml helm/kvrecall/files/
 	cp observability/grafana/dashboards/*.json helm/kvrecall/files/dashboards/
 
-# Agent frameworks, unmodified, against a scripted worker: each is installed into an environment of its
-# own under build/ (3 GB in all, Node is needed for one), and a table says what works. One client only:
-# `make clients CLIENT=langgraph`.
+# Coding agents and agent frameworks, unmodified, against a scripted worker: each is installed into an
+# environment of its own under build/ (7 GB in all; npm is needed), and a table says what works. One only:
+# `make clients CLIENT=codex`; all frameworks: `make clients CLIENT=_`.
 clients: $(VENV)/.test
 	$(BIN)/python -m tests.clients.run $(CLIENT)
 

@@ -88,7 +88,8 @@ def _build_client_row(name: str, client: Result) -> list[str]:
 
 def _build_origin(client: Result) -> list[str]:
     """Build the cells of packages and date."""
-    return [", ".join(f"`{package}`" for package in client["packages"]), client["date"]]
+    packages = ", ".join(f"`{package}`" for package in client["packages"])
+    return [packages, client.get("date", "-")]
 
 
 def _format(result: Result | None) -> str:

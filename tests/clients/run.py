@@ -144,7 +144,10 @@ def main() -> int:
     failures = _list_failures(results)
     print("", *failures, sep="\n")
     known = json.loads(RESULTS.read_text("utf-8")) if chosen else {}
-    RESULTS.write_text(json.dumps({**known, **results}, indent=1) + "\n", encoding="utf-8")
+    merged = {**known, **results}  # in the order of the files, whichever were run
+    names = [each.name for each in read_agents()] + [each.name for each in read_clients()]
+    text = json.dumps({name: merged[name] for name in names if name in merged}, indent=1)
+    RESULTS.write_text(text + "\n", encoding="utf-8")
     return int(bool(failures))
 
 
