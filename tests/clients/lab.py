@@ -15,7 +15,7 @@ from tests.clients.scenarios import SCENARIOS, Failed, Stage, make_files
 from tests.clients.server import serve
 from tests.clients.workplace import Workplace
 
-SCENARIO_SECONDS = 120
+SCENARIO_SECONDS = 240
 """The most that one run of an agent may take; a scenario has three runs at most."""
 # Where an agent has to be refused for the scenario to have a meaning.
 _REFUSED = ("compaction", "cancel")

@@ -19,7 +19,7 @@ _ADDRESS = "http://127.0.0.1:8420"
 _DOCUMENTED_MODEL = "smollm2"
 _DOCUMENTED_CONTEXT = "8192"
 # How long a person waits after Ctrl-C before the next one.
-_PATIENCE_SECONDS = 5
+_PATIENCE_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,18 @@ class Workplace:
         return self._run(self._agent.resume, {"prompt": prompt, "id": conversation})
 
     def interrupt(self, prompt: str, reached: Callable[[], None]) -> Outcome:
-        """Continue the last conversation, and press Ctrl-C when `reached` returns, twice at most."""
+        """Continue the last conversation, and press Ctrl-C when `reached` returns.
+
+        One that does not end gets another Ctrl-C, and then a kill.
+        """
         process = self._start(self._agent.go_on, {"prompt": prompt})
         try:
             reached()
         finally:
-            for patience in (_PATIENCE_SECONDS, self._seconds):
-                os.killpg(process.pid, signal.SIGINT)
+            for signal_sent in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+                os.killpg(process.pid, signal_sent)
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(patience)
+                    process.wait(_PATIENCE_SECONDS)
                     break
         return self._wait(process)
 
