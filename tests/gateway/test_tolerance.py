@@ -208,7 +208,7 @@ async def test_a_call_may_be_written_as_before_there_were_several(api) -> None:
 
 
 async def test_what_no_answer_needs_is_left_out_and_named(api) -> None:
-    members = {"web_search_options": {}, "prediction": {"type": "content", "content": "x"}}
+    members: Json = {"web_search_options": {}, "prediction": {"type": "content", "content": "x"}}
     members |= {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
     response = await ask(api, CHAT, [user("Hello.")], **members)
     named = set(response.headers["kvrecall-ignored"].split(", "))

@@ -296,7 +296,7 @@ def test_a_control_token_in_a_clients_text_is_text(
 def test_half_an_emoji_in_a_calls_arguments_is_a_character(tokenizer: ChatTokenizer) -> None:
     function = {"name": "look", "arguments": '{"q": "\\ud83d"}'}
     call = {"id": "c1", "type": "function", "function": function}
-    said = [
+    said: list[dict[str, Any]] = [
         {"role": "user", "content": "Look."},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "x", "tool_call_id": "c1"},
