@@ -22,13 +22,12 @@ class Settler:
         self._catalog = context.catalog
         self._worker = context.worker
         self._sessions = context.sessions
-        self._page_tokens = 0
 
     async def run(self, live: ActiveSession) -> None:
-        """Settle the session and commit its rows, where that fills a page. Raises a ServiceError."""
+        """Settle the session and commit its rows. Raises a ServiceError."""
         live.unsettled = False
         session = await self._catalog.sessions.get(live.id)
-        if session.memory.unsettled < await self._described_page_tokens():
+        if not session.memory.unsettled:
             return
         try:
             await self._settle(live)
@@ -55,8 +54,3 @@ class Settler:
             commit = SettleCommit(state, memory)
             await self._catalog.turns.commit_settled(live.id, commit, request.epoch)
         live.needs_reopen = False
-
-    async def _described_page_tokens(self) -> int:
-        if not self._page_tokens:
-            self._page_tokens = (await self._worker.describe()).page_tokens
-        return self._page_tokens

@@ -155,13 +155,10 @@ def take_pending(state: pb.SessionState) -> list[int]:
 
 
 def settle_words(state: pb.SessionState) -> int:
-    """Give the pending words rows up to the last page boundary; return their number."""
-    end = state.length + len(state.pending)
-    settled = end - end % PAGE_TOKENS - state.length
-    if not state.unsettled or settled <= 0:
-        return 0
+    """Give the unsettled words rows; return their number."""
+    settled = state.unsettled
     state.length += settled
-    state.unsettled -= settled
+    state.unsettled = 0
     state.pending[:] = state.pending[settled:]
     return settled
 
@@ -169,13 +166,12 @@ def settle_words(state: pb.SessionState) -> int:
 def drop_answer(
     state: pb.SessionState, start: int, before: list[int], prompt: list[str], answer: list[str]
 ) -> None:
-    """Leave the words of an answer pending, from the page on that has its first one.
+    """Leave the words of an answer pending.
 
     `before` were pending, after `start` rows.
     """
     words = before + [token_of_word(word) for word in prompt + answer]
-    asked = start + len(before) + len(prompt)
-    length = max(start, asked - asked % PAGE_TOKENS)
+    length = start + len(before) + len(prompt)
     state.pending[:] = words[length - start :]
     state.unsettled = len(state.pending)
     state.length = length

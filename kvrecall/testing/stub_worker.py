@@ -270,7 +270,7 @@ class StubWorker:
         return pb.RepairResult(report=report, memory=self._memory(request.session), state=state)
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
-        """Compute the pending words up to the last page boundary."""
+        """Compute the unsettled words."""
         self._fault("settle")
         state = self._state(request.session)
         self.call_log.append(f"settle {len(state.pending)}")

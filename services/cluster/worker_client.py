@@ -92,7 +92,7 @@ class Worker(Protocol):
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
         """Compute rows again that an answer's steps computed over active rows alone.
 
-        Up to the last page boundary. The next turn does it first thing otherwise, to the same bits.
+        The next turn does it before all else otherwise, to the same bits.
         """
         ...
 

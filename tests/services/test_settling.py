@@ -13,6 +13,7 @@ from services.forks import ForkRequest
 HELLO = Message("user", "hello to you")
 ANSWER = "one two three four five six seven"
 PAGE = 4
+WORDS = 7  # of the answer
 
 
 async def read(harness: Any, session: str) -> tuple[Session, pb.SessionState]:
@@ -31,12 +32,12 @@ async def answered(harness: Any, **settings: Any) -> Any:
 
 async def test_an_answer_is_settled_in_the_pause(harness: Any) -> None:
     session, outcome = await answered(harness)
-    assert outcome.memory.unsettled >= PAGE
+    assert outcome.memory.unsettled == WORDS
     await harness.wait_until_idle(session)
     committed, state = await read(harness, session)
     assert committed.memory.length == outcome.memory.length == 11
-    assert committed.memory.rows == state.length == 8
-    assert len(state.pending) == committed.memory.unsettled == 3
+    assert committed.memory.rows == state.length == 11
+    assert len(state.pending) == committed.memory.unsettled == 0
     assert committed.memory.durable
     following = await harness.say(session, HELLO)
     assert following.settled_tokens == 0
@@ -64,7 +65,7 @@ async def test_a_turn_settles_what_a_crash_left(harness: Any) -> None:
     assert committed.memory == outcome.memory
     assert state.length == outcome.memory.rows == 4
     following = await harness.say(session, HELLO)
-    assert following.settled_tokens == PAGE
+    assert following.settled_tokens == WORDS
     assert following.memory.length == 11 + 4 + 1
 
 
@@ -75,7 +76,7 @@ async def test_a_turn_settles_what_a_failed_worker_did_not(harness: Any) -> None
     committed, _ = await read(harness, session)
     assert committed.memory == outcome.memory
     following = await harness.say(session, HELLO)
-    assert following.settled_tokens == PAGE
+    assert following.settled_tokens == WORDS
 
 
 async def test_settling_comes_before_repairs(harness: Any) -> None:
@@ -83,16 +84,6 @@ async def test_settling_comes_before_repairs(harness: Any) -> None:
     await harness.wait_until_idle(session)
     log = [entry.split()[0] for entry in harness.worker.call_log]
     assert log == ["open", "settle", "last_output:"]
-
-
-async def test_less_than_a_page_is_left_to_the_next_turn(harness: Any) -> None:
-    harness.worker.recalls = True
-    harness.worker.script = ["one two"]
-    session = await harness.session()
-    outcome = await harness.say(session, Message("user", "hello to all"))
-    assert 0 < outcome.memory.unsettled < PAGE
-    await harness.wait_until_idle(session)
-    assert harness.worker.call_log == ["open 0"]
 
 
 async def test_a_deleted_session_is_settled_no_more(harness: Any) -> None:

@@ -2,9 +2,8 @@
 
 Blocks of a session that recalls attend to every stored row, but an answer's steps to the active rows
 and those that they retrieve. Their rows would differ from a full cache's, and so would all later ones.
-So the turn drops them, down to a page boundary, and their tokens are pending again. They are computed
-in the pause, or before anything else in the next turn: by the same blocks over the same rows, so with
-the same bits. Up to a page of them is left to the next turn's own blocks.
+So the turn drops them, and their tokens are pending again. They are computed in the pause, or before
+anything else in the next turn: by the same blocks over the same rows, so with the same bits.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ def note_step(engine: Engine, resident: ResidentSession) -> None:
 def drop_inexact(
     engine: Engine, resident: ResidentSession, start: int, token_ids: Sequence[int]
 ) -> None:
-    """Drop the turn's rows from the page on that has the first inexact one; their tokens are pending.
+    """Drop the turn's rows from the first inexact one on; their tokens are pending.
 
     start: rows before the turn, which stay. token_ids: all of the session's from there on.
     """
@@ -38,8 +37,7 @@ def drop_inexact(
     computed = session.length
     if session.inexact_from is None or session.inexact_from >= computed:
         return
-    page_tokens = engine.store.layout.page_tokens
-    length = max(start, session.inexact_from // page_tokens * page_tokens)
+    length = max(start, session.inexact_from)
     session.pending = list(token_ids[length - start :])
     session.unsettled = computed - length
     truncate(engine.cache, engine.store_io, resident, length)
@@ -48,16 +46,13 @@ def drop_inexact(
 def settle(
     engine: Engine, resident: ResidentSession, source: LayerSource | None = None
 ) -> Steps[int]:
-    """Compute the pending tokens up to the last page boundary; returns their number.
+    """Compute the unsettled tokens, which are the first pending ones; returns their number.
 
-    None where no pending token is unsettled. source: of the stored rows, the engine's store unless
-    given. Raises the errors of the store.
+    source: of the stored rows, the engine's store unless given. Raises the errors of the store.
     """
     session = resident.session
-    pending, unsettled = session.pending, session.unsettled
-    end = session.length + len(pending)
-    due = end - end % engine.store.layout.page_tokens - session.length
-    if not unsettled or due <= 0:
+    pending, due = session.pending, session.unsettled
+    if not due:
         return 0
     session.dirty = True
     session.clear_turn()
@@ -72,6 +67,6 @@ def settle(
         source=source,
     )
     session.pending = pending[due:]
-    session.unsettled = max(0, unsettled - due)
+    session.unsettled = 0
     session.clear_turn()
     return due
