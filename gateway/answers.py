@@ -20,8 +20,8 @@ from gateway.sse import (
     run_while_connected,
 )
 from kvrecall.domain.errors import UnknownModel
-from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.tolerance.ignored import Ignored
 from services.conversations.continuation import Continuation
 from services.service import SessionService
 from services.turn_stream import ClosableStream

@@ -13,7 +13,7 @@ from gateway.errors import RefusedRequest, build_problem
 from gateway.inflation import ACCEPTED, Inflater, find_inflater
 from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
-from kvrecall.domain.surrogates import replace_in_json
+from kvrecall.domain.tolerance.surrogates import replace_in_json
 
 _RETRY_AFTER = {"Retry-After": "1"}
 _MENDED = "kvrecall.mended"

@@ -16,7 +16,7 @@ from gateway.ignored import IgnoredParts, Tolerance
 from gateway.rest.schemas.answers import DirectionBody
 from gateway.rest.schemas.base import Name, TopK
 from gateway.rest.schemas.messages import ToolBody
-from kvrecall.domain.constraints import ToolChoice
+from kvrecall.domain.answer.constraints import ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling

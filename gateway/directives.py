@@ -17,9 +17,9 @@ from gateway.ignored import HEADER, format_header, get_labels
 from gateway.rest.schemas.answers import DirectionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.events import MembersIgnored
-from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS
+from kvrecall.domain.tolerance.ignored import Ignored
 from services.service import SessionService
 
 Body = TypeVar("Body", bound=ConversationBody)

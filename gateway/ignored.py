@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvrecall.domain.errors import InvalidRequest
-from kvrecall.domain.ignored import Ignored
+from kvrecall.domain.tolerance.ignored import Ignored
 
 HEADER = "kvrecall-ignored"
 _MAX_HEADER = 1000

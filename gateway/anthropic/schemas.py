@@ -19,7 +19,7 @@ from gateway.conversation_bodies import (
 from gateway.ignored import Tolerance
 from gateway.rest.schemas.base import JsonObject, Name, StopStrings
 from gateway.rest.schemas.messages import ToolBody
-from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
+from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Sampling

@@ -13,9 +13,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import BaseModel, Field
 
 from gateway.rest.schemas.base import JsonObject
-from kvrecall.domain.constraints import Constraint
+from kvrecall.domain.answer.constraints import Constraint
+from kvrecall.domain.answer.text_grammars import check_grammar, regex_to_grammar
 from kvrecall.domain.errors import InvalidRequest
-from kvrecall.domain.text_grammars import check_grammar, regex_to_grammar
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _HEADER = "%llguidance {}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kvrecall.app.hub import check_hub_model
-from kvrecall.domain.sampling_defaults import SamplingDefaults
+from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
 from reference import MODEL_PATH
 from workers.errors import ModelRefused
 from workers.model.gguf_file import get_conversion_folder, refuse_unusable

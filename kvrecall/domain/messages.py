@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-from kvrecall.domain.constraints import FREE, Constraint
+from kvrecall.domain.answer.constraints import FREE, Constraint
 
 Role = Literal["system", "user", "assistant", "tool"]
 

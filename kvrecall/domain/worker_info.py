@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvrecall.domain.sampling_defaults import GREEDY, SamplingDefaults
+from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 
 
 @dataclass(frozen=True)

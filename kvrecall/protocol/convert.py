@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice
+from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
 from kvrecall.domain.commit_points import CommitPoint, limit_points
-from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Message, Sampling, TokenLogprob, ToolCall
 from kvrecall.domain.reports import (
@@ -19,7 +20,6 @@ from kvrecall.domain.reports import (
     ReselectionReport,
     RetrievalReport,
 )
-from kvrecall.domain.sampling_defaults import SamplingDefaults
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo

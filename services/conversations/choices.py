@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvrecall.domain.errors import ServiceError
-from kvrecall.domain.ignored import Ignored
+from kvrecall.domain.tolerance.ignored import Ignored
 from services.cancellation import run_to_completion
 from services.conversations.continuation import Continuation, Match
 from services.conversations.steps import Place, Steps

@@ -6,9 +6,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from kvrecall.domain.errors import ServiceError
-from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.tolerance.ignored import Ignored
 from kvrecall.domain.turn_request import TurnRequest
 from services.cancellation import run_to_completion
 from services.conversations.choices import ChoicesStream

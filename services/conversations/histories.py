@@ -15,9 +15,9 @@ from hashlib import blake2b
 from itertools import pairwise, takewhile
 
 from kvrecall.domain.errors import CallsOutstanding, DuplicateCall, ToolResultWithoutCall
-from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.messages import Message, ToolCall
-from kvrecall.domain.surrogates import replace_in_json
+from kvrecall.domain.tolerance.ignored import Ignored
+from kvrecall.domain.tolerance.surrogates import replace_in_json
 from services.conversations.mending import Placed, mend_order
 
 _DIGEST_BYTES = 32

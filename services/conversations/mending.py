@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from kvrecall.domain.ignored import Ignored
 from kvrecall.domain.messages import Message, ToolCall, json_object
-from kvrecall.domain.surrogates import replace_in_json, replace_in_text
+from kvrecall.domain.tolerance.ignored import Ignored
+from kvrecall.domain.tolerance.surrogates import replace_in_json, replace_in_text
 
 _MAX_ID = 256
 _NO_RESULT = "(no result: this call was not answered)"

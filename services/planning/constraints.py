@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from kvrecall.domain.constraints import (
+from kvrecall.domain.answer.constraints import (
     FREE,
     TAGGED_CALLS,
     UNGUIDED_CALLS,
@@ -19,8 +19,8 @@ from kvrecall.domain.constraints import (
     get_tool,
     to_grammar_schema,
 )
+from kvrecall.domain.answer.text_grammars import check_grammar, quote_grammar
 from kvrecall.domain.errors import InvalidRequest
-from kvrecall.domain.text_grammars import check_grammar, quote_grammar
 
 
 async def check_constraint(constraint: Constraint, tools: Sequence[str], call_format: str) -> None:

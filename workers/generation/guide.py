@@ -5,7 +5,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from kvrecall.domain.constraints import Constraint, ToolChoice
+from kvrecall.domain.answer.constraints import Constraint, ToolChoice
 from workers.errors import BadSettings
 from workers.model.grammars import CompiledGrammars, Grammars
 from workers.model.text_stream import TextStream

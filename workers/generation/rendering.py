@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from kvrecall.domain.constraints import FREE
+from kvrecall.domain.answer.constraints import FREE
 from kvrecall.domain.messages import Sampling
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from kvrecall.domain.constraints import TAGGED_CALLS, UNGUIDED_CALLS
+from kvrecall.domain.answer.constraints import TAGGED_CALLS, UNGUIDED_CALLS
 from workers.model.call_parsing import (
     CallSink,
     Reader,

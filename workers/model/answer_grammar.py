@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvrecall.domain.constraints import (
+from kvrecall.domain.answer.constraints import (
     TEXT_GRAMMAR,
     Constraint,
     ToolChoice,
@@ -18,7 +18,7 @@ from kvrecall.domain.constraints import (
     get_tool,
     to_grammar_schema,
 )
-from kvrecall.domain.text_grammars import close_grammar, quote_grammar
+from kvrecall.domain.answer.text_grammars import close_grammar, quote_grammar
 from workers.errors import BadSettings
 from workers.model.answer_formats import LINE, AnswerFormat, CallGrammar
 from workers.model.call_parsing import is_text

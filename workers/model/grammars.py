@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from kvrecall.domain.constraints import Constraint, get_tool, to_grammar_schema
+from kvrecall.domain.answer.constraints import Constraint, get_tool, to_grammar_schema
 from workers.errors import BadSettings
 from workers.model.answer_grammar import build_grammars
 from workers.model.tokenizer import ChatTokenizer

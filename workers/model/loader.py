@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from kvrecall.domain.sampling_defaults import GREEDY, SamplingDefaults
+from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from workers.cache.active_cache import ActiveCache, KVShape
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from pydantic_core import from_json
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from kvrecall.domain.surrogates import replace_in_json
+from kvrecall.domain.tolerance.surrogates import replace_in_json
 from workers.errors import BadMessages, ModelRefused
 from workers.model.answer_formats import HERMES, AnswerFormat, find_format
 from workers.model.tool_messages import can_write_tools, write_tools

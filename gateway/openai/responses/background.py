@@ -26,7 +26,7 @@ from kvrecall.domain.errors import (
     UnknownResponse,
     WorkerLost,
 )
-from kvrecall.domain.ignored import Ignored
+from kvrecall.domain.tolerance.ignored import Ignored
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredResponse

@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway.rest.schemas.messages import ToolBody
-from kvrecall.domain.constraints import TEXT_GRAMMAR
+from kvrecall.domain.answer.constraints import TEXT_GRAMMAR
+from kvrecall.domain.answer.text_grammars import regex_to_grammar
 from kvrecall.domain.errors import InvalidRequest
-from kvrecall.domain.ignored import Ignored
-from kvrecall.domain.text_grammars import regex_to_grammar
+from kvrecall.domain.tolerance.ignored import Ignored
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from gateway.rest.schemas.base import JsonObject, Name
 from gateway.rest.schemas.sessions import CreateSessionBody
-from kvrecall.domain.constraints import Constraint, ToolChoice
+from kvrecall.domain.answer.constraints import Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Sampling
 from services.conversations.directed import Direction

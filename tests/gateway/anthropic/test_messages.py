@@ -10,7 +10,7 @@ import pytest
 from gateway.anthropic.messages import MessageEvents, build_message
 from gateway.anthropic.schemas import MessagesBody
 from gateway.sse import read_outcome
-from kvrecall.domain.constraints import Constraint, ToolChoice
+from kvrecall.domain.answer.constraints import Constraint, ToolChoice
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.openai.completions.schemas import CompletionBody
 from gateway.openai.schemas import ChatCompletionBody
-from kvrecall.domain.constraints import Constraint
+from kvrecall.domain.answer.constraints import Constraint
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Sampling
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Sampling
-from kvrecall.domain.sampling_defaults import GREEDY, SamplingDefaults
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 

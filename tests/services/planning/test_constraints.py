@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.constraints import FREE, Constraint, ToolChoice
+from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from services.planning.constraints import check_constraint
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrecall.domain.constraints import Constraint, ToolChoice
+from kvrecall.domain.answer.constraints import Constraint, ToolChoice
 from workers.errors import BadSettings
 from workers.generation.guide import Guide, build_guide
 from workers.model.grammars import Grammars

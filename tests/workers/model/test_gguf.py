@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from kvrecall.domain.sampling_defaults import SamplingDefaults
+from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
 from workers.errors import ModelRefused
 from workers.model import gguf as conversion
 from workers.model.gguf import find_conversion

@@ -17,7 +17,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from kvrecall.domain.sampling_defaults import GREEDY, SamplingDefaults
+from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Sampling
-from kvrecall.domain.sampling_defaults import SamplingDefaults
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from kvrecall.domain.text_grammars import close_grammar, quote_grammar, regex_to_grammar
+from kvrecall.domain.answer.text_grammars import close_grammar, quote_grammar, regex_to_grammar
 
 BYTES = LLTokenizer("byte")
 PATCH = """

@@ -1,0 +1,1 @@
+"""What of a request is not taken as it was sent."""
