@@ -109,9 +109,10 @@ async def test_a_stream_sends_tool_calls(api: Any, parse_events: Callable[[str],
     assert {name for name, _ in deltas} == {"arguments_delta"}
     assert len(deltas) > 1
     pieces = [data["arguments"] for _, data in deltas]
-    assert "".join(pieces) == OPENAI_CALL["function"]["arguments"]
+    function: Any = OPENAI_CALL["function"]
+    assert "".join(pieces) == function["arguments"]
     assert {(data["id"], data["name"]) for _, data in deltas} == {
-        (OPENAI_CALL["id"], OPENAI_CALL["function"]["name"])
+        (OPENAI_CALL["id"], function["name"])
     }
     assert made == ("tool_call", OPENAI_CALL)
     assert done[1]["finish_reason"] == "tool_calls"
