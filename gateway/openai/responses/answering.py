@@ -192,14 +192,15 @@ class Answering:
 
         async def store(outcome: TurnOutcome) -> None:
             response = self.build(outcome, found)
-            if response["store"]:
-                reply = outcome.message or Message("assistant")
-                await self.store(found, response, found.history(reply))
+            # First, so that a reader of the ended response finds it in its conversation.
             if self._body.conversation_id is not None:
                 added = self._build_added(found, response)
                 await self._service.named_conversations.add_answer(
                     self._body.conversation_id, added
                 )
+            if response["store"]:
+                reply = outcome.message or Message("assistant")
+                await self.store(found, response, found.history(reply))
 
         return store
 

@@ -40,6 +40,8 @@ _CANCELLED = "cancelled"
 # Ended responses whose events can be sent again as they were.
 _KEPT_RUNS = 64
 _POLL_SECONDS = 0.5
+# A response that has ended is stored a moment before its claim is free.
+_RELEASE_SECONDS = 1.0
 
 
 @dataclass
@@ -131,7 +133,7 @@ class BackgroundResponses:
         head = answering.encode(found).head
         claim = self._service.responses.claim(head["id"])
         try:
-            await claim.acquire(0)
+            await claim.acquire(_RELEASE_SECONDS)
             await answering.store(found, head, found.asked)
         except BaseException:
             await run_to_completion(found.stream.aclose())
@@ -151,7 +153,7 @@ class BackgroundResponses:
             return body
         claim = self._service.responses.claim(response_id)
         try:
-            await claim.acquire(0)
+            await claim.acquire(_RELEASE_SECONDS)
         except SessionBusy:
             return body  # another process computes it
         try:
