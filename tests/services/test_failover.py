@@ -95,6 +95,7 @@ async def test_what_was_told_is_not_told_again(harness, heard: list) -> None:
     harness.worker.gates["token"] = asyncio.Event()
     stream = harness.service.turn(session, TurnRequest((HELLO,)))
     assert (await anext(stream)).turn == 1
+    assert (await anext(stream)).prompt_tokens == 3
     harness.worker.gates["token"].set()
     assert await anext(stream) == TextDelta("one ")
     harness.worker.faults["done"] = WorkerLost("gone")
@@ -124,7 +125,8 @@ async def test_a_call_goes_on_in_another_worker_where_it_broke_off(
 
     harness.worker.turn = break_off
     stream = harness.service.turn(session, TurnRequest((HELLO,)))
-    _, *told, emitted, _ = [progress async for progress in stream]
+    _, planned, *told, emitted, _ = [progress async for progress in stream]
+    assert planned.prompt_tokens == 3
     assert [retried.worker for retried in of_kind(heard, TurnRetried)] == ["one"]
     assert len(told) > 2
     assert "".join(piece.arguments for piece in told) == made.arguments
