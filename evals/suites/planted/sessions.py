@@ -79,12 +79,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Cell:
-    """A session that holds a text: its specification, state and token ids."""
+    """A session that holds a text: its specification, state and token ids; whether it retrieves."""
 
     engine: Engine
     spec: pb.SessionSpec
     state: pb.SessionState
     token_ids: tuple[int, ...]
+    retrieves: bool
 
     @classmethod
     def append(
@@ -124,7 +125,8 @@ class Cell:
             done = run_steps(engine, resident, steps)
             state = done.state
             token_ids += done.token_ids
-        return cls(engine, spec, state, tuple(token_ids))
+        retrieves = resident.config.retrieval is not None
+        return cls(engine, spec, state, tuple(token_ids), retrieves)
 
     def repair(self, name: str, settings: str, signal: Sequence[Message]) -> pb.RepairResult:
         """Fork the session as `name` and repair the fork on messages of the next turn."""
@@ -157,16 +159,17 @@ class Cell:
         """Ask every fact's question of a fork from its state, or of the session itself.
 
         The reply begins with the fact's answer up to the value, which is then predicted token by
-        token: the greedy reply of a model that begins like this. Nothing is committed, and nothing
-        is evicted.
+        token: the greedy reply of a model that begins like this. Nothing is committed. Nothing is
+        evicted, unless the session retrieves: then it is asked as it is.
         """
         spec = self._child_spec(name, settings)
-        spec.method = "full"
-        spec.method_settings = "{}"
-        spec.layer_budgets = ""
-        spec.options = ""
-        spec.budget = self.engine.settings.max_budget
-        spec.repair_rows = 0
+        if not self.retrieves:
+            spec.method = "full"
+            spec.method_settings = "{}"
+            spec.layer_budgets = ""
+            spec.options = ""
+            spec.budget = self.engine.settings.max_budget
+            spec.repair_rows = 0
         replies = []
         for fact in facts:
             resident = self.engine.swap_in(self.engine.open(spec, state or self.state))
