@@ -14,10 +14,10 @@ import torch
 from kvrecall.app.calibration import find_profile, measure_once
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.logs import adopt_loggers
-from kvrecall.app.memory import RowShape, get_free_memory, require_room
 from kvrecall.app.models import get_recommended_sampling, resolve_model
-from kvrecall.app.preflight import describe_lock
 from kvrecall.app.settings import Quantization, Settings
+from kvrecall.app.start.memory import RowShape, get_free_memory, require_room
+from kvrecall.app.start.preflight import describe_lock
 from kvrecall.app.tiers import TIERS, durable_tiers
 from kvrecall.metrics.page import Metrics
 from kvstore.errors import (

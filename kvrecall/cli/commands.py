@@ -12,21 +12,21 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from kvrecall import __version__
-from kvrecall.app.environment import describe_invalid, describe_unparsable
 from kvrecall.app.errors import CliError
 from kvrecall.app.logs import format_error, logs_json, set_up_logs
+from kvrecall.app.start.environment import describe_invalid, describe_unparsable
 from kvrecall.cli.archive import export_command, import_command
 from kvrecall.cli.chat.command import chat_command
-from kvrecall.cli.config import config_command
 from kvrecall.cli.demo import demo_command
-from kvrecall.cli.doctor import doctor_command
 from kvrecall.cli.eval.app import eval_app
 from kvrecall.cli.fsck import fsck_command
 from kvrecall.cli.gateway import gateway_command
 from kvrecall.cli.health import health_command
 from kvrecall.cli.keys import keys_app
+from kvrecall.cli.machine.config import config_command
+from kvrecall.cli.machine.doctor import doctor_command
+from kvrecall.cli.machine.models import models_app
 from kvrecall.cli.methods import methods_command
-from kvrecall.cli.models import models_app
 from kvrecall.cli.profile_layers import profile_layers_command
 from kvrecall.cli.replay import replay_command
 from kvrecall.cli.report import report_command

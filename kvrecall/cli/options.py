@@ -8,8 +8,14 @@ from typing import Annotated, Any
 import typer
 from typer.models import OptionInfo
 
-from kvrecall.app.environment import DELIMITER, PREFIX, URL_VARIABLE, check_environment, iter_fields
 from kvrecall.app.settings import LogFormat, Quantization, Settings
+from kvrecall.app.start.environment import (
+    DELIMITER,
+    PREFIX,
+    URL_VARIABLE,
+    check_environment,
+    iter_fields,
+)
 
 
 def setting(

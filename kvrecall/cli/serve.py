@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from kvrecall.app.preflight import check_start
 from kvrecall.app.progress import show_progress
 from kvrecall.app.run import run_service, set_up_process, warn_about_reference_model
+from kvrecall.app.start.preflight import check_start
 from kvrecall.cli.options import (
     ApiKey,
     Block,

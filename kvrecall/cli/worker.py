@@ -12,10 +12,10 @@ from rich.console import Console
 from kvrecall.app.advertise import get_advertised_address
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.logs import set_up_logs
-from kvrecall.app.preflight import check_start
 from kvrecall.app.progress import show_progress
 from kvrecall.app.run import LISTENING, set_up_process, warn_about_reference_model
 from kvrecall.app.settings import Settings
+from kvrecall.app.start.preflight import check_start
 from kvrecall.app.tracing import EXPORT_SECONDS, build_tracer
 from kvrecall.cli.options import (
     Block,

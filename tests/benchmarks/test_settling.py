@@ -1,6 +1,6 @@
 """Rows of the benchmark of settling, from given measurements."""
 
-from benchmarks.settling import DECODED, KL, PAUSE, TURN, Measured, Plan, build_rows
+from benchmarks.settling.__main__ import DECODED, KL, PAUSE, TURN, Measured, Plan, build_rows
 
 PLAN = Plan(1, 1, 3, 2, 8, 64, 32, 0.7)
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.app import preflight
 from kvrecall.app.errors import CannotServe
-from kvrecall.app.memory import RowShape, get_pool_bytes, require_room
 from kvrecall.app.settings import Settings
+from kvrecall.app.start import preflight
+from kvrecall.app.start.memory import RowShape, get_pool_bytes, require_room
 from workers.cache.active_cache import ActiveCache, KVShape
 from workers.engine.settings import WorkerSettings
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvrecall.app import diagnosis
-from kvrecall.app.diagnosis import Check
 from kvrecall.app.settings import Settings
+from kvrecall.app.start import diagnosis
+from kvrecall.app.start.diagnosis import Check
 
 
 @pytest.fixture

@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Literal
 
 from kvrecall.app.errors import CliError, describe_os_error
-from kvrecall.app.memory import get_free_memory, get_pool_bytes, to_gibibytes
 from kvrecall.app.models import check_model, is_smollm2_installed
-from kvrecall.app.preflight import GPU_DRIVERS, check_budget, check_data, check_urls, read_shape
 from kvrecall.app.settings import Settings
+from kvrecall.app.start.memory import get_free_memory, get_pool_bytes, to_gibibytes
+from kvrecall.app.start.preflight import (
+    GPU_DRIVERS,
+    check_budget,
+    check_data,
+    check_urls,
+    read_shape,
+)
 from kvrecall.client import KvrecallClient, KvrecallError
 from workers.errors import ModelRefused
 

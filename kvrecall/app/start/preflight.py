@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 from kvrecall.app.errors import BadSetting, CannotServe
-from kvrecall.app.memory import RowShape, get_free_memory, require_room
 from kvrecall.app.models import check_model, get_shape_file
 from kvrecall.app.settings import Settings
+from kvrecall.app.start.memory import RowShape, get_free_memory, require_room
 from kvstore.errors import DirectoryLockedError, TierSettingsError
 from workers.engine.settings import WorkerSettings
 from workers.errors import ModelRefused

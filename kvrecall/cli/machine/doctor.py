@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from kvrecall.app.diagnosis import Check, diagnose
+from kvrecall.app.start.diagnosis import Check, diagnose
 from kvrecall.cli.options import Data, Host, Json, MaxBudget, Model, Port, Slots, build_settings
 
 _MARKS = {"ok": ("ok   ", "green"), "note": ("note ", "yellow"), "wrong": ("WRONG", "bold red")}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvrecall.app.environment import check_environment, iter_variables
 from kvrecall.app.errors import UnknownVariable
+from kvrecall.app.start.environment import check_environment, iter_variables
 
 
 @pytest.mark.parametrize(

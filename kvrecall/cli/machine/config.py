@@ -10,8 +10,8 @@ from pydantic import SecretStr
 from rich.console import Console
 from rich.text import Text
 
-from kvrecall.app.environment import iter_fields, to_variable
 from kvrecall.app.settings import Settings
+from kvrecall.app.start.environment import iter_fields, to_variable
 from kvrecall.cli.options import (
     ApiKey,
     Block,

@@ -1,0 +1,1 @@
+"""What settling answers costs: `python -m benchmarks.settling`."""

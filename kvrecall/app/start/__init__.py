@@ -1,0 +1,1 @@
+"""What is looked at before a server starts: settings in the environment, model, memory, machine."""

@@ -1,0 +1,1 @@
+"""Commands about this machine: its settings, its models, and what is wrong with it."""
