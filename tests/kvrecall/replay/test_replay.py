@@ -36,7 +36,8 @@ def test_with_a_budget_over_the_context_nothing_differs_from_the_full_cache(
     out = tmp_path / "out.json"
     recorded = json_lines({"messages": WITH_A_TOOL})
     found = command(
-        "replay", recorded, "--url", server, "--budget", "512", "--compare", "full", "--json", out
+        *("replay", recorded, "--url", server, "--method", "snapkv", "--budget", "512"),
+        *("--compare", "full", "--json", out),
     )
     assert found.exit_code == 0, found.output
     rows = turn_rows(out)

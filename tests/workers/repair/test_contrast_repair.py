@@ -124,10 +124,10 @@ def test_a_template_that_refuses_an_empty_message_leaves_the_papers_scores(
     worker = opened(make_worker, words, contrast=1)
     render = ChatTokenizer.prompt
 
-    def refusing(self: ChatTokenizer, recent: Any, new: Any, *rest: Any) -> Any:
+    def refusing(self: ChatTokenizer, recent: Any, new: Any, *rest: Any, **more: Any) -> Any:
         if any(not message["content"] for message in new):
             raise BadMessages("an empty message")
-        return render(self, recent, new, *rest)
+        return render(self, recent, new, *rest, **more)
 
     monkeypatch.setattr(ChatTokenizer, "prompt", refusing)
     assert repaired(worker, words) == plain

@@ -21,7 +21,8 @@ def test_every_reply_is_followed_by_the_sessions_memory(
     command: Callable[..., Any], server: str
 ) -> None:
     typed = "Please note that Anna's badge is R12.\nDo you remember Anna's badge?\n\n"
-    found = command("chat", "--url", server, "--budget", "64", "--repair-rows", "16", typed=typed)
+    options = ("--method", "snapkv", "--budget", "64", "--repair-rows", "16")
+    found = command("chat", "--url", server, *options, typed=typed)
     assert found.exit_code == 0, found.output
     assert "test instrument" in found.output
     assert found.output.count("active of 64") >= 2
@@ -50,13 +51,14 @@ def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], se
     found = command("chat", "--url", server, "--method", "full", typed=typed)
     assert found.exit_code == 0, found.output
     assert "turn_too_long" in found.output
-    assert "active of 256" in found.output
+    assert " active of " in found.output
 
 
 def test_the_repairs_command_shows_promoted_text(command: Callable[..., Any], server: str) -> None:
     facts = " ".join(f"Locker {number} has the code {number * 37}." for number in range(40))
     typed = f"/repairs\n{facts}\nWhich code has locker 3?\n/repairs\n\n"
-    found = command("chat", "--url", server, "--budget", "64", "--repair-rows", "16", typed=typed)
+    options = ("--method", "snapkv", "--budget", "64", "--repair-rows", "16")
+    found = command("chat", "--url", server, *options, typed=typed)
     assert found.exit_code == 0, found.output
     assert "no repair yet" in found.output
     assert "repaired on" in found.output
