@@ -34,7 +34,7 @@ from workers.model.tokenizer import Segment
 from workers.tasks.settle import run_settle
 from workers.tasks.turn import run_turn
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 PAUSE, TURN, DECODED = "settled in the pause", "settled with the turn", "as decoded"
 ARMS = (PAUSE, TURN, DECODED)
 FULL = "full"
