@@ -71,7 +71,12 @@ def talk(served: Console) -> str:
     """A session with a fact, small talk beyond its budget, a pause with repairs, and an answer."""
     with KvrecallClient(served.url) as client:
         session = client.create_session(
-            budget=256, repair_rows=64, seed=1, tools=[ON_CALL], metadata={"kind": "talk"}
+            budget=256,
+            method="snapkv",
+            repair_rows=64,
+            seed=1,
+            tools=[ON_CALL],
+            metadata={"kind": "talk"},
         ).id
         client.turn(session, [Message.system("Answer shortly.")], generate=False)
         client.turn(session, "Please note that the extension list says Melnor K4821.")

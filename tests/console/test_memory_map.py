@@ -53,7 +53,12 @@ def paused(served: Console) -> str:
     """A session in a pause, after its repair: it has promoted rows."""
     with KvrecallClient(served.url) as client:
         session = client.create_session(
-            budget=256, repair_rows=64, seed=1, tools=[ON_CALL], metadata={"kind": "paused"}
+            budget=256,
+            method="snapkv",
+            repair_rows=64,
+            seed=1,
+            tools=[ON_CALL],
+            metadata={"kind": "paused"},
         ).id
         client.turn(session, f"Please note that the extension list says {FACT}.")
         client.turn(session, SMALL_TALK * 16, generate=False)

@@ -21,7 +21,9 @@ def busy(url: str) -> Iterator[str]:
     """A session in which turns and repairs run meanwhile."""
     ended = threading.Event()
     with KvrecallClient(url) as client:
-        session = client.create_session(budget=128, repair_rows=32, tools=[ON_CALL], seed=3).id
+        session = client.create_session(
+            budget=128, method="snapkv", repair_rows=32, tools=[ON_CALL], seed=3
+        ).id
         client.turn(session, SMALL_TALK * 5, generate=False)
 
         def work() -> None:

@@ -168,7 +168,9 @@ def new_session(client: KvrecallClient) -> Callable[..., str]:
     """Creates sessions of the shared server: small budget, greedy, with repair rows."""
 
     def make(**settings: Any) -> str:
-        return client.create_session(**{"budget": 128, "repair_rows": 32, "seed": 7, **settings}).id
+        return client.create_session(
+            **{"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7, **settings}
+        ).id
 
     return make
 

@@ -128,7 +128,7 @@ FAULTS = [
     Fault(
         "reserve over the budget",
         NEW,
-        {"budget": 64, "repair_rows": 28},
+        {"budget": 64, "method": "snapkv", "repair_rows": 28},
         422,
         "budget_out_of_range",
         ("37",),
@@ -255,7 +255,7 @@ def sessions(server, say) -> dict[str, str]:
     """Create three sessions: one idle, one paused, one that never evicts."""
     client = server.own
     made = {
-        name: client.create_session(budget=128, repair_rows=32, seed=1).id
+        name: client.create_session(budget=128, method="snapkv", repair_rows=32, seed=1).id
         for name in ("idle", "paused")
     }
     made["full"] = client.create_session(method="full", budget=256).id

@@ -16,6 +16,7 @@ from kvrecall.client import KvrecallClient, KvrecallError, TextDelta
 Json = dict[str, Any]
 SETTINGS = {
     "budget": 128,
+    "method": "snapkv",
     "repair_rows": 32,
     "repair_on": ["tool_call", "tool_result", "turn"],
     "seed": 11,

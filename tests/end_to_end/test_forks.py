@@ -14,7 +14,7 @@ import redis
 from kvrecall.client import ForkOrigin, KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 128, "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
 GREEDY: Json = {"max_tokens": 12}
 QUESTION = "What is the code of Ada's locker?"
 PAGE = 64

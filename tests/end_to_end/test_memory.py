@@ -2,7 +2,7 @@
 
 
 def test_active_rows_are_flat_and_evicted_rows_grow(client, new_session, say) -> None:
-    session = new_session(budget=128, repair_rows=32)
+    session = new_session(budget=128, method="snapkv", repair_rows=32)
     held = []
     for number in range(6):
         messages = [say.user(say.chatter(100 + number, 40))]
@@ -24,7 +24,7 @@ def test_active_rows_are_flat_and_evicted_rows_grow(client, new_session, say) ->
 def test_a_repair_fills_its_reserve_and_the_end_of_the_turn_empties_it(
     client, new_session, say
 ) -> None:
-    session = new_session(budget=128, repair_rows=32)
+    session = new_session(budget=128, method="snapkv", repair_rows=32)
     client.turn(session, [say.user(say.chatter(9, 30))], generate=False)
     client.turn(session, [say.asks("c1", name="Ada", thing="locker")], generate=False)
     say.until(lambda: client.memory(session).promoted_rows == 32, "the early repair")

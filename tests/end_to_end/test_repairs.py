@@ -26,7 +26,13 @@ from services.service import SessionService
 
 Json = dict[str, Any]
 CALLS = 30
-SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call"], "seed": 5}
+SETTINGS: Json = {
+    "budget": 128,
+    "method": "snapkv",
+    "repair_rows": 32,
+    "repair_on": ["tool_call"],
+    "seed": 5,
+}
 LAST: Json = {"wait_for_repairs": True, "max_tokens": 12, "stop": ["<tool_call>"]}
 GAUGES = (
     "worker_slots_in_use",
@@ -188,7 +194,9 @@ async def paused_in_process(service: SessionService, say) -> str:
     """As `pause`, without a server."""
     on_calls = frozenset({RepairTrigger.TOOL_CALL})
     session = (
-        await service.create(CreateSession(budget=128, repair_rows=32, repair_on=on_calls))
+        await service.create(
+            CreateSession(budget=128, method="snapkv", repair_rows=32, repair_on=on_calls)
+        )
     ).id
     calls = [look_up(number) for number in range(CALLS)]
     asked = tuple(

@@ -83,7 +83,9 @@ def test_a_turn_through_one_gateway_is_seen_at_the_other(
 ) -> None:
     client: KvrecallClient = cluster.own
     wait_for_relay(client, other)
-    session = client.create_session(budget=64, repair_rows=16, repair_on=["tool_call"])
+    session = client.create_session(
+        budget=64, method="snapkv", repair_rows=16, repair_on=["tool_call"]
+    )
     with other.inspect.watch(session) as stream:
         watcher = Watcher(stream)
         first = watcher.read()
@@ -123,7 +125,7 @@ def test_the_map_and_the_tokens_show_what_a_repair_brought_back(
 ) -> None:
     client: KvrecallClient = shared_server.own
     session = client.create_session(
-        budget=64, repair_rows=16, repair_on=["tool_call"], layer_budgets="uniform"
+        budget=64, method="snapkv", repair_rows=16, repair_on=["tool_call"], layer_budgets="uniform"
     )
     for seed in range(4):
         client.turn(session, [say.user(say.chatter(seed, 6))], generate=False)

@@ -18,6 +18,7 @@ from tests.end_to_end.servers import DEADLINE_SECONDS, Json, until
 
 SETTINGS: Json = {
     "budget": 128,
+    "method": "snapkv",
     "repair_rows": 32,
     "repair_on": ["tool_call", "tool_delta", "tool_result", "turn"],
 }
@@ -98,6 +99,7 @@ class Traffic:
         one, _ = self.clients
         session = one.create_session(
             budget=128,
+            method="snapkv",
             repair_rows=16,
             seed=seed,
             reselect={"every": 2, "first": 1},

@@ -41,7 +41,13 @@ Logs = dict[str, list[Json]]
 def converse(url: str) -> str:
     """Run turns, a stream, a pause, probes and mistakes; returns the session."""
     with httpx.Client(base_url=url, headers=HEADERS, timeout=DEADLINE_SECONDS) as http:
-        settings = {"budget": 128, "repair_rows": 32, "seed": 7, "metadata": {"note": TEXT}}
+        settings = {
+            "budget": 128,
+            "method": "snapkv",
+            "repair_rows": 32,
+            "seed": 7,
+            "metadata": {"note": TEXT},
+        }
         session = http.post("/v1/sessions", json=settings).raise_for_status().json()["id"]
         turns = f"/v1/sessions/{session}/turns"
         body: Json = {"messages": [ask(f"{TEXT} " * 30)], "max_tokens": 8}

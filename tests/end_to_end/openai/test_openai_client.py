@@ -8,7 +8,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 128, "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
 TURNS = 3
 TOKENS = 12
 

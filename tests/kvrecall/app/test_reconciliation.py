@@ -26,7 +26,7 @@ from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
 LIMITS = ServiceLimits(orphan_seconds=0.5, reconcile_seconds=0.2, drain_seconds=5)
-OPTIONS = CreateSession(budget=64, repair_rows=8)
+OPTIONS = CreateSession(budget=64, method="snapkv", repair_rows=8)
 WorkerAt = Callable[[Path, str], AbstractAsyncContextManager[Worker]]
 
 

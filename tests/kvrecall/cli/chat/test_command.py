@@ -31,7 +31,7 @@ def test_every_reply_is_followed_by_the_sessions_memory(
 def test_a_chat_continues_a_session_with_a_pending_tool_call(
     command: Callable[..., Any], server: str, client: KvrecallClient
 ) -> None:
-    session = client.create_session(budget=64, repair_rows=16).id
+    session = client.create_session(budget=64, method="snapkv", repair_rows=16).id
     asked = {"role": "user", "content": "Who owns ticket 123?"}
     client.turn(
         session,
