@@ -15,8 +15,8 @@ Message = dict[str, Any]
 
 # Characters of a token of English, for the length of tool results.
 _TOKEN_CHARACTERS = 5.0
-# Tokens of the chat template around the five messages of a turn.
-_TEMPLATE_TOKENS = 25
+# Tokens of the chat template around the five messages of a turn, with a call in the form that tools have.
+_TEMPLATE_TOKENS = 60
 _CHECK = "Let me read the messages of {name}."
 _REQUEST = "Please read the messages of {name}."
 TOOLS = (
