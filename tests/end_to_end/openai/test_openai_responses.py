@@ -148,7 +148,7 @@ def test_what_cannot_be_served_is_refused_in_the_clients_own_errors(openai: Open
     for options, param in (
         ({"background": True, "store": False}, "background"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ):
         with pytest.raises(BadRequestError) as refused:
             ask(openai, "Hello.", **options)
