@@ -5,7 +5,7 @@ KvrecallError
 │   └── StreamBroken    a stream ended without its last event
 ├── InvalidResponse     a response that this version of the client cannot parse
 └── ServiceProblem      an RFC 9457 problem of the service
-    ├── InvalidRequest  400, 405, 413, 421, 422: the request violates the API or a limit
+    ├── InvalidRequest  400, 405, 408, 413, 415, 421, 422: the request violates the API or a limit
     ├── AccessDenied    401, 403: no valid key, or one without this right
     ├── NotFound        404: unknown session, tool call, turn or route
     ├── Conflict        409: busy session, outstanding tool calls, another result
@@ -111,6 +111,7 @@ _CLASS_BY_STATUS: Mapping[int, type[ServiceProblem]] = {
     408: InvalidRequest,
     409: Conflict,
     413: InvalidRequest,
+    415: InvalidRequest,
     421: InvalidRequest,
     422: InvalidRequest,
     429: Overloaded,

@@ -153,6 +153,10 @@ def _plan_turn(
     prompt = tuple(token for segment in segments for token in segment.token_ids)
     if not prompt:
         raise BadMessages("the turn is empty: its messages render to no token")
+    reference = _get_reference(engine, request)
+    episode = None
+    if request.HasField("episode"):
+        episode = read_episode(engine, session, request.episode)
     planned = pb.TurnPlanned(
         held_tokens=session.length + len(session.pending),
         prompt_tokens=len(prompt),
@@ -160,10 +164,6 @@ def _plan_turn(
     )
     emit(pb.TurnEvent(planned=planned))
     sampling = _limit_sampling(planned, sampling, request.generate)
-    reference = _get_reference(engine, request)
-    episode = None
-    if request.HasField("episode"):
-        episode = read_episode(engine, session, request.episode)
     return _TurnPlan(
         request,
         messages,

@@ -271,6 +271,7 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
         speaking = pb.TurnRequest(session="s", epoch=1, messages=[SPOKEN], generate=True)
         speaking.sampling.max_tokens = 3000
         async with aclosing(worker.turn(speaking)) as events:
+            assert (await anext(events)).HasField("planned")
             assert (await anext(events)).token.ids
         # A session's turns follow each other: this one begins when that one has ended, and finds
         # what it left.

@@ -43,7 +43,7 @@ async def test_a_session_is_created_used_and_deleted(async_client: AsyncKvrecall
 async def test_the_service_describes_itself(async_client: AsyncKvrecallClient) -> None:
     assert await async_client.ready()
     assert (await async_client.worker()).model == "scripted"
-    assert len((await async_client.methods()).methods) == 3
+    assert len((await async_client.methods()).methods) == 4
     assert len(await async_client.workers()) == 1
 
 

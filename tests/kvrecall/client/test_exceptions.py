@@ -28,6 +28,7 @@ CLASSES = {
     408: InvalidRequest,
     409: Conflict,
     413: InvalidRequest,
+    415: InvalidRequest,
     421: InvalidRequest,
     422: InvalidRequest,
     429: Overloaded,

@@ -232,7 +232,7 @@ def test_missing_committed_rows_are_detected(
         ({"method": "forget"}, UnknownMethod, "forget"),
         ({"method": "snapkv", "budget": 50, "repair_rows": 20}, BadSettings, "leaves 30 rows"),
         ({"method": "snapkv", "budget": 20, "repair_rows": 30}, BadSettings, "leaves -10 rows"),
-        ({"budget": 2000}, BadSettings, "max_budget 1024"),
+        ({"method": "snapkv", "budget": 5000}, BadSettings, "max_budget 4096"),
         ({"method": "snapkv", "method_settings": '{"window": "x"}'}, BadSettings, "window"),
         ({"tools": ["{"]}, BadSettings, "not JSON"),
     ],

@@ -140,6 +140,7 @@ async def test_the_client_learns_kind_and_message_of_an_unexpected_error(
 async def test_a_turn_ends_when_its_client_is_gone(served: Callable[..., Any], how: str) -> None:
     async with served() as each:
         turn = each.turn(tokens=100_000)
+        assert (await turn.read()).HasField("planned")
         assert (await turn.read()).token.ids
         if how == "cancelled":
             turn.cancel()

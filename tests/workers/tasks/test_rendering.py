@@ -21,12 +21,12 @@ def test_other_sessions_run_while_a_prompt_is_rendered(
     prompt = ChatTokenizer.prompt
 
     def wait_for_the_slow(
-        self: ChatTokenizer, recent: Any, new: Any, tools: Any, generate: bool
+        self: ChatTokenizer, recent: Any, new: Any, tools: Any, generate: bool, **options: Any
     ) -> list[Segment]:
         if new[0]["content"] == "slow":
             begun.set()
             assert released.wait(300)
-        return prompt(self, recent, new, tools, generate)
+        return prompt(self, recent, new, tools, generate, **options)
 
     monkeypatch.setattr(ChatTokenizer, "prompt", wait_for_the_slow)
     slow = worker.submit("slow", "slow")
@@ -45,7 +45,7 @@ def test_messages_that_the_template_refuses_change_nothing(
     worker.open()
     before = worker.turn("s", words(20)).memory
 
-    def refuse(*_: object) -> list[Segment]:
+    def refuse(*_: object, **__: object) -> list[Segment]:
         raise BadMessages("the template refuses")
 
     with monkeypatch.context() as patch:
