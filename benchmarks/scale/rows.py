@@ -188,6 +188,7 @@ class StoredRows:
     def _add_idle(self, count: int) -> None:
         for _ in range(count):
             self.store.unload(self._create())
+        self.store.check()  # no write is under way, whose memory is not an idle session's
 
 
 def measure_start(folder: Path, pages: int) -> Row:

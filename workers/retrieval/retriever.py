@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvstore.index.summaries import FANOUT, KeySummaries
+from workers.cache.slot_pool import EMPTY
 from workers.retrieval.descent import descend
 from workers.retrieval.indexed_rows import IndexedRows
 from workers.retrieval.sampling import Ranks, draw, take_best
@@ -127,8 +128,8 @@ class Retriever:
         length = self.rows.arena.length
         # One place more: for positions behind the arena's end, and `EMPTY`, no candidates.
         excluded = active.long().clamp(max=length)
-        # The newest row is that of the query's own token.
-        newest = int(active.max()) if active.numel() else 0
+        # The newest row is that of the query's own token: in a batch, too, whose sessions are padded.
+        newest = int(active.masked_fill(active == EMPTY, 0).max()) if active.numel() else 0
         rotation = newest + _LAYER_STEP * layer
         ranks = self._ranks.rotated(len(queries), length + 1, rotation)
         queries = queries * scale

@@ -266,6 +266,22 @@ def test_drawn_rows_are_distinct_and_never_active(
     assert bool(found.bias[found.positions >= 0].isfinite().all())
 
 
+@pytest.mark.parametrize("index", ["exact", "summaries"])
+def test_a_batchs_padding_changes_no_draw(index: Literal["exact", "summaries"]) -> None:
+    made = retriever(203, 20)
+    rows = made.rows.arena.gather(0, torch.arange(203).expand(HEADS, -1))
+    drawing = make_retriever(Retrieval(index=index, nodes=16), 20)
+    drawing.rows.arena.append([rows])
+    list(drawing.rows.index_rows())
+    queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(1))
+    alone = padded([[0, 1, 201, 202]] * HEADS)
+    in_batch = torch.nn.functional.pad(alone, (0, 5), value=EMPTY)
+    found, bias = drawing.search(0, queries, alone, 0.5)
+    found_in_batch, bias_in_batch = drawing.search(0, queries, in_batch, 0.5)
+    assert torch.equal(found, found_in_batch)
+    assert torch.equal(bias, bias_in_batch)
+
+
 def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best_ones() -> None:
     """Where attention is spread over many rows whose values are like their keys."""
     random = torch.Generator().manual_seed(4)
