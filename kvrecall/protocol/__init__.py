@@ -1,6 +1,6 @@
 """The wire between gateway and workers: messages, table of calls, conversion to the domain."""
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the calls and messages, which a worker states in its WorkerInfo and WorkerRecord.
 
 One that states none speaks version 1. A gateway refuses workers of another version.

@@ -44,7 +44,9 @@ async def test_a_worker_of_another_protocol_is_left_out(cluster: Cluster) -> Non
                 await cluster.refreshed()
             assert await cluster.names() == ["a", "b"]
     reasons = [each["reason"] for each in logs if each["event"] == "worker incompatible"]
-    assert reasons == ["worker c speaks protocol 1, this gateway 2: upgrade the worker"]
+    assert reasons == [
+        f"worker c speaks protocol 1, this gateway {PROTOCOL_VERSION}: upgrade the worker"
+    ]
 
 
 async def test_a_worker_that_returns_with_another_protocol_is_left_out(cluster: Cluster) -> None:
@@ -110,8 +112,12 @@ async def test_a_pool_starts_without_workers_and_takes_those_that_come() -> None
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (0, "speaks protocol 1, this gateway 2: upgrade the worker"),
-        (3, "speaks protocol 3, this gateway 2: upgrade the gateway"),
+        (0, f"speaks protocol 1, this gateway {PROTOCOL_VERSION}: upgrade the worker"),
+        (
+            PROTOCOL_VERSION + 1,
+            f"speaks protocol {PROTOCOL_VERSION + 1}, this gateway {PROTOCOL_VERSION}: "
+            "upgrade the gateway",
+        ),
     ],
 )
 async def test_a_gateway_with_one_incompatible_worker_says_what_to_upgrade(
