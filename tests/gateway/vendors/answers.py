@@ -1,11 +1,20 @@
 """Answers of a model, as a worker tells of them: with reasoning, text, calls and their ends."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
+# A custom tool's name; that of the function is "f".
+CUSTOM = "t"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOKEN = pb.TokenLogprob(
     token="ok",
     utf8=b"ok",
@@ -19,7 +28,12 @@ TOKEN = pb.TokenLogprob(
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer; the pieces of its texts and arguments have four characters."""
+    """An answer; the pieces of its texts and arguments have four characters.
+
+    - `calls`: the arguments of calls of a function; `inputs`: the texts of calls of a custom tool,
+      which follow.
+    - `form`: of its text, `json_schema` with `SCHEMA` or `json_object`; empty if none is asked for.
+    """
 
     text: str = ""
     reasoning: str = ""
@@ -27,13 +41,17 @@ class Answer:
     finish: str = "stop"
     stop: str = ""
     logprobs: bool = False
+    inputs: tuple[str, ...] = ()
+    form: str = ""
 
     @property
     def message(self) -> pb.Message:
         """The message as the session keeps it."""
-        calls = [_build_call(index, text) for index, text in enumerate(self.calls)]
         return pb.Message(
-            role="assistant", content=self.text.strip(), reasoning=self.reasoning, tool_calls=calls
+            role="assistant",
+            content=self.text.strip(),
+            reasoning=self.reasoning,
+            tool_calls=self._build_calls(),
         )
 
     def events(self) -> Iterator[pb.TurnEvent]:
@@ -44,11 +62,10 @@ class Answer:
         for piece in _cut(self.text):
             logprobs = [TOKEN] if self.logprobs else []
             yield pb.TurnEvent(token=pb.TokenChunk(ids=[2], text=piece, logprobs=logprobs))
-        for index, text in enumerate(self.calls):
-            call = _build_call(index, text)
-            for piece in _cut(text):
+        for index, call in enumerate(self._build_calls()):
+            for piece in _cut(call.arguments):
                 yield pb.TurnEvent(token=pb.TokenChunk(ids=[3]))
-                delta = pb.ArgumentsDelta(index=index, id=call.id, name="f", arguments=piece)
+                delta = pb.ArgumentsDelta(index=index, id=call.id, name=call.name, arguments=piece)
                 yield pb.TurnEvent(arguments=delta)
             yield pb.TurnEvent(tool_call=call)
 
@@ -56,6 +73,17 @@ class Answer:
     def tokens(self) -> int:
         """The number of its tokens."""
         return sum(event.HasField("token") for event in self.events())
+
+    def _build_calls(self) -> list[pb.ToolCall]:
+        """Build the calls; one of a custom tool that was cut lacks the end of its arguments."""
+        made = [("f", arguments) for arguments in self.calls]
+        made += [(CUSTOM, json.dumps({"input": text}, ensure_ascii=False)) for text in self.inputs]
+        if self.inputs and self.finish == "length":
+            made[-1] = (CUSTOM, made[-1][1].removesuffix('"}'))
+        return [
+            pb.ToolCall(id=f"call_9_{index}", name=name, arguments=arguments)
+            for index, (name, arguments) in enumerate(made)
+        ]
 
 
 ANSWERS: dict[str, Answer] = {
@@ -77,6 +105,16 @@ ANSWERS: dict[str, Answer] = {
         "Both.", calls=('{"city": "Bern"}', "{}", '{"city": "Zürich 🧀"}'), finish="tool_calls"
     ),
     "cut call": Answer(calls=('{"n": 1}', '{"city": "Be'), finish="length"),
+    "schema": Answer('{"city": "Zürich 🧀"}', form="json_schema"),
+    "cut schema": Answer('{"city": "Be', finish="length", form="json_schema"),
+}
+# Answers to requests that Anthropic's API does not have.
+OPENAIS: dict[str, Answer] = ANSWERS | {
+    "object": Answer('{"n": [1, {}]}', form="json_object"),
+    "custom call": Answer(inputs=('a "b"\n\\ 🧀',), finish="tool_calls"),
+    "custom call without text": Answer(inputs=("",), finish="tool_calls"),
+    "calls of both": Answer("Both.", calls=('{"n": 1}',), inputs=("a", "b\n"), finish="tool_calls"),
+    "cut custom call": Answer(inputs=("a", "select 1"), finish="length"),
 }
 
 
@@ -101,10 +139,6 @@ def answer_with(worker: Any, answer: Answer) -> None:
             yield event
 
     worker.turn = turn
-
-
-def _build_call(index: int, arguments: str) -> pb.ToolCall:
-    return pb.ToolCall(id=f"call_9_{index}", name="f", arguments=arguments)
 
 
 def _cut(text: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from pydantic_core import from_json
 
 from kvrecall.domain.errors import WorkerLost
-from tests.gateway.vendors.answers import ANSWERS, Answer, answer_with
+from tests.gateway.vendors.answers import ANSWERS, SCHEMA, Answer, answer_with
 from tests.gateway.vendors.vendor_types import Json, check, read_events
 
 PATH = "/v1/messages"
@@ -28,6 +28,8 @@ def build(api: Any, answer: Answer, **members: Any) -> Json:
     }
     if answer.calls:
         body["tools"] = TOOLS
+    if answer.form:
+        body["output_config"] = {"format": {"type": answer.form, "schema": SCHEMA}}
     if answer.stop:
         body["stop_sequences"] = [answer.stop]
     return body

@@ -9,7 +9,7 @@ from openai.types.conversations import Conversation
 from openai.types.responses import Response, ResponseStreamEvent
 
 from kvrecall.domain.errors import WorkerLost
-from tests.gateway.vendors.answers import ANSWERS, Answer, answer_with
+from tests.gateway.vendors.answers import ANSWERS, CUSTOM, OPENAIS, SCHEMA, Answer, answer_with
 from tests.gateway.vendors.vendor_types import Json, check, read_events
 
 PATH = "/v1/responses"
@@ -22,7 +22,17 @@ TOOLS: list[Any] = [
         "parameters": {"type": "object"},
     }
 ]
-EVERY = pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
+CUSTOM_TOOL: Json = {
+    "type": "custom",
+    "name": CUSTOM,
+    "description": "Runs a text.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /[^x]*/"},
+}
+FORMS: dict[str, Json] = {
+    "json_schema": {"type": "json_schema", "name": "place", "strict": True, "schema": SCHEMA},
+    "json_object": {"type": "json_object"},
+}
+EVERY = pytest.mark.parametrize("answer", OPENAIS.values(), ids=list(OPENAIS))
 # Events between an item's beginning and its end, in order; the second of each comes in pieces.
 WITHIN = {
     "message": ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"],
@@ -33,14 +43,32 @@ WITHIN = {
         "function_call_arguments.done",
         "",
     ],
+    "custom_tool_call": [
+        "",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "",
+    ],
 }
 
 
 def build(api: Any, answer: Answer, **members: Any) -> Json:
     """Build the request whose answer this is."""
-    body: Json = {"model": api.service.info.model, "input": "hello there", **members}
+    asked = {"model": api.service.info.model, "input": "hello there"}
+    return {**asked, **build_members(answer), **members}
+
+
+def build_members(answer: Answer) -> Json:
+    """Build the members of a request that ask for what the answer has."""
+    body: Json = {}
     if answer.calls:
         body["tools"] = TOOLS
+    if answer.inputs:
+        body["tools"] = [*body.get("tools", ()), CUSTOM_TOOL]
+    if answer.inputs and not answer.calls:
+        body["tool_choice"] = {"type": "custom", "name": CUSTOM}
+    if answer.form:
+        body["text"] = {"format": FORMS[answer.form]}
     if answer.logprobs:
         body |= {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     return body
@@ -63,13 +91,20 @@ def check_response(response: Response, answer: Answer) -> None:
     assert (response.completed_at is None) == cut
     assert response.error is None
     assert response.output_text == answer.text.strip()
-    prefixes = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+    prefixes = {
+        "message": "msg_",
+        "reasoning": "rs_",
+        "function_call": "fc_",
+        "custom_tool_call": "ctc_",
+    }
     ids = [str(item.id) for item in response.output]
     assert len(set(ids)) == len(ids)
     for item in response.output:
         assert str(item.id).startswith(prefixes[item.type])
-    calls = [item for item in response.output if item.type == "function_call"]
-    assert [call.arguments for call in calls] == list(answer.calls)
+    check_form(response, answer)
+    kinds = ("function_call", "custom_tool_call")
+    calls: list[Any] = [item for item in response.output if item.type in kinds]
+    assert get_called(calls) == [*answer.calls, *answer.inputs]
     assert [call.status for call in calls] == [
         "incomplete" if cut and index == len(calls) - 1 else "completed"
         for index in range(len(calls))
@@ -80,6 +115,29 @@ def check_response(response: Response, answer: Answer) -> None:
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     assert 0 <= usage.input_tokens_details.cached_tokens <= usage.input_tokens
     assert (usage.output_tokens_details.reasoning_tokens > 0) == bool(answer.reasoning)
+
+
+def check_form(response: Response, answer: Answer) -> None:
+    """Check that the response gives back the tools, their choice and the form of the text."""
+    asked = build_members(answer)
+    tools = [tool.model_dump(exclude_unset=True) for tool in response.tools]
+    assert tools == asked.get("tools", [])
+    choice = response.tool_choice
+    given = choice if isinstance(choice, str) else choice.model_dump(exclude_unset=True)
+    assert given == asked.get("tool_choice", "auto")
+    assert response.text is not None
+    assert response.text.format is not None
+    form = response.text.format.model_dump(by_alias=True, exclude_unset=True)
+    assert form == FORMS.get(answer.form, {"type": "text"})
+
+
+def get_called(items: list[Any]) -> list[str]:
+    """Return what functions and custom tools are called with."""
+    return [
+        item.arguments if item.type == "function_call" else item.input
+        for item in items
+        if item.type in ("function_call", "custom_tool_call")
+    ]
 
 
 @EVERY
@@ -133,6 +191,11 @@ def check_item(events: list[Any], item: Any) -> None:
         assert (added.item.call_id, added.item.name) == (item.call_id, item.name)
         (whole,) = [event for event in within if event.type.endswith("arguments.done")]
         assert (whole.arguments, whole.name) == (item.arguments, item.name)
+    elif item.type == "custom_tool_call":
+        assert (added.item.input, text) == ("", item.input)
+        assert (added.item.call_id, added.item.name) == (item.call_id, item.name)
+        (whole,) = [event for event in within if event.type.endswith("input.done")]
+        assert whole.input == item.input
     else:
         assert added.item.content == []
         assert text == item.content[0].text
@@ -153,8 +216,7 @@ async def test_openais_client_puts_a_stream_together_to_the_same_response(
     plain = await read_plain(api, answer)
     assert final.output_text == plain.output_text
     assert [item.type for item in final.output] == [item.type for item in plain.output]
-    made = [item.arguments for item in final.output if item.type == "function_call"]
-    assert made == list(answer.calls)
+    assert get_called(final.output) == [*answer.calls, *answer.inputs]
 
 
 @pytest.mark.parametrize("stream", [False, True])
