@@ -97,6 +97,8 @@ class TextChunks:
     def _encode_choice(self, choice: int, progress: TurnProgress) -> bytes:
         match progress:
             case TextDelta(text, logprobs):
+                if not text and not logprobs:
+                    return b""
                 offset = self._places.get(choice, len(self._asked.get_opening(choice)))
                 self._places[choice] = offset + len(text)
                 return self._chunk(choice, text, _build_logprobs(logprobs, offset))
