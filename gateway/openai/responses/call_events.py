@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.openai.responses.calls import read_input_so_far
+from gateway.openai.custom_tools import InputGrowth
 
 Json = dict[str, Any]
 
@@ -35,16 +35,14 @@ class CallGrowth:
         """Begin with the item as it begins."""
         self._kind = item["type"]
         self._id = item["id"]
-        self._arguments = ""
-        self._told = 0  # characters of a custom tool's input
+        self._input = InputGrowth()
 
     def add(self, piece: str) -> Iterator[tuple[str, Json]]:
         """Yield the types and members of the events of a piece."""
         if self._kind == "function_call" and piece:
             yield f"{_FUNCTION}.delta", {"item_id": self._id, "delta": piece}
         elif self._kind == "custom_tool_call":
-            self._arguments += piece
-            yield from self._tell_input(read_input_so_far(self._arguments))
+            yield from self._tell_input(self._input.add(piece))
 
     def end(self, item: Json) -> Iterator[tuple[str, Json]]:
         """Yield the types and members of the events that come before the item's end."""
@@ -53,7 +51,7 @@ class CallGrowth:
                 members = {"name": item["name"], "arguments": item["arguments"]}
                 yield f"{_FUNCTION}.done", {"item_id": self._id, **members}
             case "custom_tool_call":
-                yield from self._tell_input(item["input"])
+                yield from self._tell_input(self._input.end(item["input"]))
                 yield f"{_CUSTOM}.done", {"item_id": self._id, "input": item["input"]}
             case "shell_call":
                 for index, command in enumerate(item["action"]["commands"]):
@@ -62,6 +60,5 @@ class CallGrowth:
                     yield f"{_SHELL}.done", {"command_index": index, "command": command}
 
     def _tell_input(self, text: str) -> Iterator[tuple[str, Json]]:
-        if fresh := text[self._told :]:
-            self._told += len(fresh)
-            yield f"{_CUSTOM}.delta", {"item_id": self._id, "delta": fresh}
+        if text:
+            yield f"{_CUSTOM}.delta", {"item_id": self._id, "delta": text}

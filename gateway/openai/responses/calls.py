@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import AliasChoices, Field
-from pydantic_core import from_json
 
 from gateway.conversation_bodies import CallId, Wire
-from gateway.openai.responses.tools import CUSTOM_INPUT, Toolbox, flatten
+from gateway.openai.custom_tools import read_input, write_arguments
+from gateway.openai.responses.tools import Toolbox, flatten
 from gateway.rest.schemas.base import Name
 from kvrecall.domain.messages import ToolCall, json_object
 
@@ -59,8 +59,8 @@ class CustomCallItem(Wire):
     @property
     def call(self) -> ToolCall:
         """The call."""
-        arguments = {CUSTOM_INPUT: self.input}
-        return _to_call(self.call_id, flatten(self.name, self.namespace), arguments)
+        name = flatten(self.name, self.namespace)
+        return ToolCall(self.call_id, name, write_arguments(self.input))
 
 
 class ShellCallItem(Wire):
@@ -220,34 +220,12 @@ def get_kind(call: ToolCall, toolbox: Toolbox) -> str:
     return "function_call" if tool is None else tool.kind
 
 
-def read_custom_input(arguments: str) -> str:
-    """Return the text of a custom tool's call; all of it where a model wrote it otherwise.
-
-    Of a call that was cut off it is the text so far.
-    """
-    found = json_object(arguments)
-    if found is None:
-        return read_input_so_far(arguments) or arguments
-    text = found.get(CUSTOM_INPUT)
-    return text if isinstance(text, str) else arguments
-
-
-def read_input_so_far(arguments: str) -> str:
-    """Return the text of a custom tool's call whose arguments go on."""
-    try:
-        found = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return ""
-    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
-    return text if isinstance(text, str) else ""
-
-
 def _build_function(call: ToolCall, names: Json) -> Json:
     return names | {"arguments": call.arguments}
 
 
 def _build_custom(call: ToolCall, names: Json) -> Json:
-    return names | {"input": read_custom_input(call.arguments)}
+    return names | {"input": read_input(call.arguments)}
 
 
 def _build_shell(call: ToolCall, names: Json) -> Json:

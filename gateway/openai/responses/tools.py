@@ -10,18 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
+from gateway.openai.custom_tools import build_custom_function, build_tool
 from gateway.rest.schemas.messages import ToolBody
-from kvrecall.domain.answer.constraints import TEXT_GRAMMAR
-from kvrecall.domain.answer.text_grammars import regex_to_grammar
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.tolerance.ignored import Ignored
 
 Json = dict[str, Any]
-
-CUSTOM_INPUT = "input"
-"""Name of the one argument that a custom tool has as a function."""
 
 HOSTED_TOOLS = frozenset(
     {
@@ -249,24 +243,7 @@ def _read_function(tool: Json, field: str, namespace: str | None = None) -> Iter
 
 
 def _read_custom(tool: Json, field: str, namespace: str | None = None) -> Iterator[OfferedTool]:
-    text: Json = dict(_TEXT)
-    form = tool.get("format")
-    if isinstance(form, dict) and form.get("type") == "grammar":
-        definition, syntax = form.get("definition"), form.get("syntax")
-        if not isinstance(definition, str) or syntax not in ("lark", "regex"):
-            message = "a grammar has a definition and a syntax, which is lark or regex"
-            raise InvalidRequest(f"{field}.format", message)
-        text[TEXT_GRAMMAR] = regex_to_grammar(definition) if syntax == "regex" else definition
-    elif form is not None and form != {"type": "text"}:
-        message = f"{json.dumps(form)[:100]} is not a format; expected text or grammar"
-        raise InvalidRequest(f"{field}.format", message)
-    function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
-    function["parameters"] = {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: text},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
+    function = build_custom_function(tool, field)
     yield _offer(function, "custom_tool_call", field, namespace)
 
 
@@ -325,10 +302,5 @@ def _offer(function: Json, kind: str, field: str, namespace: str | None = None) 
     name = function.get("name")
     if isinstance(name, str) and namespace:
         function = {**function, "name": flatten(name, namespace)}
-    try:
-        body = ToolBody.model_validate({"type": "function", "function": function})
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"][1:])
-        raise InvalidRequest(f"{field}.{path}", first["msg"]) from error
+    body = build_tool(function, field)
     return OfferedTool(body, kind, str(name), namespace, field)
