@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gateway.openai.chat_calls import CallDeltas, CallForm
 from gateway.openai.errors import to_openai_error
 from gateway.openai.logprobs import build_logprobs
 from gateway.openai.usage import build_receipt, count_tokens
-from gateway.pieces import CallPiece, CallProgress
-from kvrecall.domain.messages import TokenLogprob, ToolCall
+from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
 from services.conversations.continuation import Continuation
@@ -35,6 +35,7 @@ class Head:
 
     model: str
     fingerprint: str
+    calls: CallForm
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -59,12 +60,12 @@ def build_completions(
     head: Head, outcomes: Sequence[TurnOutcome], found: Sequence[Continuation]
 ) -> Json:
     """Build the object of several whole answers."""
-    choices = [_build_choice(index, outcome) for index, outcome in enumerate(outcomes)]
+    choices = [_build_choice(head, index, outcome) for index, outcome in enumerate(outcomes)]
     usage = build_usage(outcomes, found)
     return {**head.members("chat.completion"), "choices": choices, "usage": usage}
 
 
-def _build_choice(index: int, outcome: TurnOutcome) -> Json:
+def _build_choice(head: Head, index: int, outcome: TurnOutcome) -> Json:
     message = outcome.generated
     calls = () if message is None else message.tool_calls
     text = "" if message is None else message.content
@@ -72,16 +73,15 @@ def _build_choice(index: int, outcome: TurnOutcome) -> Json:
         "role": "assistant",
         "content": text or (None if calls else ""),
         "refusal": None,
+        **head.calls.build(calls),
     }
-    if calls:
-        answer["tool_calls"] = [_to_call(call) for call in calls]
     if message is not None and message.reasoning:
         answer |= _to_reasoning(message.reasoning)
     return {
         "index": index,
         "message": answer,
         "logprobs": _to_logprobs(outcome.logprobs),
-        "finish_reason": outcome.finish_reason,
+        "finish_reason": head.calls.get_finish(outcome.finish_reason),
     }
 
 
@@ -121,7 +121,7 @@ class CompletionChunks:
         self._head = head
         self._found = found
         self._include_usage = include_usage
-        self._calls = [CallProgress() for _ in found]
+        self._calls = [CallDeltas(head.calls) for _ in found]
         self._outcomes: dict[int, TurnOutcome] = {}
 
     def begin(self) -> bytes:
@@ -150,28 +150,14 @@ class CompletionChunks:
                     return b""
                 return self._delta(choice, {"content": text}, logprobs=_to_logprobs(logprobs))
             case ArgumentsDelta() | ToolCallEmitted():
-                piece = self._calls[choice].add(progress)
-                return self._begin_call(choice, piece) + self._add_arguments(choice, piece)
+                deltas = self._calls[choice].add(progress)
+                return b"".join(self._delta(choice, delta) for delta in deltas)
             case TurnEnded(outcome):
                 return self._end(choice, outcome)
 
-    def _begin_call(self, choice: int, piece: CallPiece) -> bytes:
-        """Encode the head of a call with its id and name, before the first piece of it."""
-        if not piece.begins:
-            return b""
-        function = {"name": piece.name, "arguments": ""}
-        head = {"index": piece.index, "id": piece.id, "type": "function", "function": function}
-        return self._delta(choice, {"tool_calls": [head]})
-
-    def _add_arguments(self, choice: int, piece: CallPiece) -> bytes:
-        if not piece.arguments:
-            return b""
-        call = {"index": piece.index, "function": {"arguments": piece.arguments}}
-        return self._delta(choice, {"tool_calls": [call]})
-
     def _end(self, choice: int, outcome: TurnOutcome) -> bytes:
         """Encode the end of an answer, and after the last one's that of the stream."""
-        events = self._delta(choice, {}, outcome.finish_reason)
+        events = self._delta(choice, {}, self._head.calls.get_finish(outcome.finish_reason))
         self._outcomes[choice] = outcome
         if len(self._outcomes) < len(self._found):
             return events
@@ -196,11 +182,6 @@ class CompletionChunks:
         }
         chunk = {**self._head.members("chat.completion.chunk"), "choices": [one]}
         return _encode(chunk | ({"usage": None} if self._include_usage else {}))
-
-
-def _to_call(call: ToolCall) -> Json:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def _to_reasoning(text: str) -> Json:

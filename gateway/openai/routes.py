@@ -1,11 +1,12 @@
 """Routes of OpenAI's API; those of chat completions are here."""
 
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.answers import read_answer, require_model, respond
+from gateway.answers import Found, read_answer, require_model, respond
 from gateway.directives import read_directives, report_changes
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.openai.chunks import CompletionChunks, Head, build_completion, build_completions
@@ -57,7 +58,7 @@ def add_openai_routes(
             body.turn_to_domain(service.limits, service.default_sampling),
             get_idempotency_key(request, key, body),
         )
-        head = Head(body.model, service.info.fingerprint[:16])
+        head = Head(body.model, service.info.fingerprint[:16], body.call_form)
         options = body.stream_options
         include_usage = options is not None and options.include_usage
         direction = body.kvrecall.direction
@@ -67,7 +68,7 @@ def add_openai_routes(
                 raise InvalidRequest("n", message)
             return await respond(
                 request,
-                service.conversations.choices(conversation, body.n or 1),
+                _start(body, service.conversations.choices(conversation, body.n or 1)),
                 partial(_read_choices, head),
                 (lambda found: CompletionChunks(head, found.turns, include_usage))
                 if body.stream
@@ -77,12 +78,21 @@ def add_openai_routes(
             )
         return await respond(
             request,
-            service.conversations.start(conversation, direction),
+            _start(body, service.conversations.start(conversation, direction)),
             partial(read_answer, partial(build_completion, head)),
             (lambda found: CompletionChunks(head, [found], include_usage)) if body.stream else None,
             settings,
             report_changes(service, body),
         )
+
+
+async def _start(body: ChatCompletionBody, starting: Coroutine[Any, Any, Found]) -> Found:
+    """Start one answer or several. Raises an error of a tool by its place in the request."""
+    try:
+        return await starting
+    except InvalidRequest as error:
+        error.details["field"] = body.get_place(str(error.details.get("field", "")))
+        raise
 
 
 async def _read_choices(head: Head, found: Choices) -> dict[str, Any]:

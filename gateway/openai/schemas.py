@@ -4,32 +4,38 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
 from gateway.conversation_bodies import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    CallId,
     ConversationBody,
     Wire,
     begin_answer,
 )
-from gateway.ignored import Tolerance
+from gateway.openai.chat_calls import CallForm
+from gateway.openai.chat_messages import MessageWire, convert_messages
+from gateway.openai.chat_tools import (
+    ChatToolBody,
+    FunctionChoice,
+    FunctionName,
+    get_tool_place,
+    name_functions,
+    to_choice,
+)
 from gateway.openai.forms import FormOptions
-from gateway.openai.parts import Content, join_parts
 from gateway.rest.schemas.answers import AnswerOptions
-from gateway.rest.schemas.base import JsonObject, Length, Name, Seed, Stops
-from gateway.rest.schemas.messages import ToolBody
+from gateway.rest.schemas.base import JsonObject, Length, Seed, Stops
+from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling, ToolCall
+from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
 MAX_CHOICES = 8
-ROLES = {"developer": "system", "function": "tool"}
 # Values of members that are not served otherwise: they ask for nothing beyond a plain answer.
 _HONOURED: Mapping[str, Sequence[object]] = {
     "moderation": (),
@@ -50,8 +56,6 @@ _HONOURED_IN_CHAT: Mapping[str, Sequence[object]] = {
     "documents": ([],),
     "echo": (False,),
     "truncate_prompt_tokens": (-1,),
-    "functions": (),
-    "function_call": (),
 }
 
 
@@ -76,50 +80,6 @@ _RESERVED = frozenset(
         "truncation",
     }
 )
-
-
-class FunctionWire(Wire):
-    """Name and arguments of a call."""
-
-    name: Name
-    arguments: str = "{}"
-
-
-class ToolCallWire(Wire):
-    """Tool call of an assistant message."""
-
-    id: CallId
-    type: Literal["function"] = "function"
-    function: FunctionWire
-
-
-class MessageWire(Wire):
-    """Message of a conversation; its content is text, null, or parts."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content = None
-    tool_calls: list[ToolCallWire] | None = Field(default=None, max_length=MAX_TOOLS)
-    function_call: FunctionWire | None = Field(
-        default=None, description="Call as clients wrote it before there were several."
-    )
-    tool_call_id: CallId | None = None
-    name: Name | None = None
-
-    def to_domain(self, field: str, tolerance: Tolerance) -> Message:
-        """Convert to the domain value. Raises InvalidRequest for a part that cannot be read."""
-        calls = tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments or "{}")
-            for call in self.tool_calls or ()
-        )
-        if self.function_call is not None:
-            calls += (ToolCall("", self.function_call.name, self.function_call.arguments or "{}"),)
-        return Message(
-            ROLES.get(self.role, self.role),
-            join_parts(self.content, f"{field}.content", tolerance),
-            calls,
-            self.tool_call_id or "",
-            (self.name or "") if self.role in ("user", "function") else "",
-        )
 
 
 class StreamOptions(Wire):
@@ -240,7 +200,19 @@ class ChatCompletionBody(RequestOptions):
         description="Answers to give; each is computed in a session of its own.",
         exclude_if=lambda value: value is None,
     )
-    tools: list[ToolBody] | None = Field(default=None, max_length=MAX_TOOLS)
+    tools: list[ChatToolBody] | None = Field(default=None, max_length=MAX_TOOLS)
+    functions: list[ToolFunctionBody] | None = Field(
+        default=None,
+        max_length=MAX_TOOLS,
+        description="Tools as clients wrote them before there were others; the answer has one "
+        "`function_call` at most.",
+        exclude_if=lambda value: value is None,
+    )
+    function_call: FunctionChoice = Field(
+        default=None,
+        description="The choice of `functions`.",
+        exclude_if=lambda value: value is None,
+    )
     max_completion_tokens: Length = None
     max_tokens: Length = None
     response_format: JsonObject | None = Field(
@@ -273,12 +245,39 @@ class ChatCompletionBody(RequestOptions):
 
     @property
     def session_tools(self) -> list[ToolBody]:
-        """The tools as a session has them."""
-        return self.tools or []
+        """The tools as a session has them. Raises InvalidRequest for one that is none."""
+        if self.functions:
+            return [ToolBody(type="function", function=each) for each in self.functions]
+        return [tool.to_body(f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
+
+    @property
+    def call_form(self) -> CallForm:
+        """How the calls of the answers are written."""
+        names = (tool.custom_name for tool in self.tools or ())
+        return CallForm(frozenset(filter(None, names)), bool(self.functions))
+
+    def get_place(self, field: str) -> str:
+        """Return the place in this request of a field of the session's tools and of their choice."""
+        if self.functions and field in ("tool_choice", "parallel_tool_calls"):
+            return "function_call" if field == "tool_choice" else "functions"
+        return get_tool_place(field, self.tools or ())
+
+    def constrain_answer(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with the choice of tools, the form of the text and further options.
+
+        Raises InvalidRequest.
+        """
+        changed: JsonObject = {"tool_choice": name_functions(self.tool_choice)}
+        if self.functions:
+            choice = to_choice(self.function_call)
+            changed = {"tool_choice": choice, "parallel_tool_calls": False}
+        chosen = self.model_copy(update=changed)
+        return super(ChatCompletionBody, chosen).constrain_answer(sampling)
 
     def require_honoured(self) -> None:
         """Raise InvalidRequest for a member that would change the answer and cannot be honoured."""
         super().require_honoured()
+        self._require_one_form_of_tools()
         if self.modalities is not None and "text" not in self.modalities:
             raise InvalidRequest("modalities", "answers are text: ask for text, alone or as well")
         if self.modalities not in (None, ["text"]):
@@ -295,6 +294,14 @@ class ChatCompletionBody(RequestOptions):
             )
             raise InvalidRequest("add_generation_prompt", message)
 
+    def _require_one_form_of_tools(self) -> None:
+        if self.functions and (self.tools or self.tool_choice is not None):
+            message = "functions and tools exclude each other; send tools and tool_choice"
+            raise InvalidRequest("functions", message)
+        if isinstance(self.function_call, FunctionName) and not self.functions:
+            message = "a function is chosen of functions; send tools and tool_choice"
+            raise InvalidRequest("function_call", message)
+
     def messages_to_domain(self, limits: ServiceLimits) -> tuple[Message, ...]:
         """Convert the messages, but for one that begins the answer.
 
@@ -302,10 +309,7 @@ class ChatCompletionBody(RequestOptions):
         """
         tolerance = self.tolerate(limits)
         messages = self.messages[:-1] if self.continue_final_message else self.messages
-        return tuple(
-            message.to_domain(f"messages[{index}]", tolerance)
-            for index, message in enumerate(messages)
-        )
+        return tuple(convert_messages(messages, tolerance))
 
     def turn_to_domain(self, limits: ServiceLimits, default: Sampling) -> TurnRequest:
         """Convert to a turn without messages; more output than allowed is cut, not refused."""

@@ -10,9 +10,9 @@ from pydantic import Field
 from gateway.answers import require_model
 from gateway.conversation_bodies import MAX_MESSAGES, CheckedRequest
 from gateway.ignored import IgnoredParts, Tolerance
-from gateway.openai.schemas import MessageWire
+from gateway.openai.chat_messages import MessageWire, convert_messages
+from gateway.openai.chat_tools import ChatToolBody
 from gateway.rest.schemas.base import JsonObject, Name
-from gateway.rest.schemas.messages import ToolBody
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
@@ -38,7 +38,7 @@ class TokenizeBody(OptionalModelRequest):
     prompt: str | None = None
     content: str | None = None
     messages: list[MessageWire] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
-    tools: list[ToolBody] | None = Field(default=None, max_length=128)
+    tools: list[ChatToolBody] | None = Field(default=None, max_length=128)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: JsonObject | None = None
@@ -63,14 +63,14 @@ class TokenizeBody(OptionalModelRequest):
             special = self.add_special_tokens is not False
             return pb.TokenizeRequest(text=self.prompt, special_tokens=special, pieces=pieces)
         tolerance = Tolerance(True, IgnoredParts())
-        messages = [
-            message.to_domain(f"messages[{index}]", tolerance)
-            for index, message in enumerate(self.messages or ())
-        ]
+        messages = list(convert_messages(self.messages or (), tolerance))
         begun = messages.pop() if self.continue_final_message else Message("assistant")
         return pb.TokenizeRequest(
             messages=map(message_to_wire, messages),
-            tools=[tool.to_domain() for tool in self.tools or ()],
+            tools=[
+                tool.to_body(f"tools[{index}]").to_domain()
+                for index, tool in enumerate(self.tools or ())
+            ],
             without_answer=not (self.add_generation_prompt or begun.content),
             pieces=pieces,
             opening=begun.content,

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from gateway.conversation_bodies import Wire
 from gateway.ignored import Tolerance
+from gateway.openai.chat_messages import ROLES
 from gateway.openai.parts import is_text, join_parts
 from gateway.openai.responses.calls import (
     OUTPUTS,
@@ -35,7 +36,6 @@ from gateway.openai.responses.calls import (
 from gateway.openai.responses.hosted_items import HOSTED_ITEMS, LEFT_OUT_ITEMS, HostedItem
 from gateway.openai.responses.ids import Side, TurnName
 from gateway.openai.responses.tools import Toolbox
-from gateway.openai.schemas import ROLES
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Turn

@@ -12,17 +12,20 @@ Json = dict[str, Any]
 # Members beyond the vendors' types: what the session holds, and reasoning as other servers name it.
 OURS = frozenset({"kvrecall", "reasoning", "reasoning_content"})
 # Members that the vendors' services send, or earlier versions of their types require: `name` of a
-# function's arguments that are done, `status` of a custom tool's call.
+# function's arguments that are done, `status` of a custom tool's call, and `custom` of one in pieces.
 THEIRS = re.compile(
     r"(\.response)?\.store|\.name|\.logprobs\[\d+\](\.top_logprobs\[\d+\])?\.bytes"
     r"|((\.response)?\.output\[\d+\]|\.item)\.status"
+    r"|\.choices\[0\]\.delta\.tool_calls\[0\]\.custom"
 )
 # Values that the vendors' services send and their types leave out: the code of an overflow, which
-# clients look for; null for the end of a text that goes on, and for the first token of a prompt.
+# clients look for; null for the end of a text that goes on, and for the first token of a prompt;
+# the type of a custom tool's call in pieces.
 WIDER = re.compile(
     r"response\.error\.code 'context_length_exceeded'"
     r"|choices\.\d+\.finish_reason None"
     r"|choices\.\d+\.logprobs\.(token_logprobs|top_logprobs)\.0 None"
+    r"|choices\.0\.delta\.tool_calls\.0\.type 'custom'"
 )
 
 
