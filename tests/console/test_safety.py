@@ -29,7 +29,12 @@ def hostile(served: Console) -> str:
     with KvrecallClient(served.url) as client:
         tool = {"type": "function", "function": {**ON_CALL["function"], "description": markup}}
         session = client.create_session(
-            budget=256, tools=[tool], metadata={"hostile": markup[:60]}, seed=1
+            budget=256,
+            method="snapkv",
+            repair_rows=32,
+            tools=[tool],
+            metadata={"hostile": markup[:60]},
+            seed=1,
         ).id
         for text in HOSTILE:
             client.turn(session, text, max_tokens=4)
@@ -160,7 +165,7 @@ def test_a_page_lives_on_after_a_restart_of_the_service(
     page = watched(console.session(session))
     expect(page.get_by_text("live", exact=True)).to_be_visible()
     console.kill()
-    expect(page.get_by_text("updated every 30 s")).to_be_visible()
+    expect(page.get_by_text("connection lost; shown is the state of")).to_be_visible()
     console.process.start()
     expect(page.get_by_text("live", exact=True)).to_be_visible()
     with KvrecallClient(console.url) as client:
