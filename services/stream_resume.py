@@ -81,6 +81,8 @@ class StreamResumer:
         self._sent_logprobs = 0
         self._n_calls = 0
         self._n_logprobs = 0
+        self._n_tokens = 0
+        self._sent_tokens = 0
         self._planned = False
         self.attempts = 0
         self.diverged = False
@@ -92,7 +94,7 @@ class StreamResumer:
         self._reasoning.begin()
         for call in self._calls.values():
             call.arguments.begin()
-        self._n_calls = self._n_logprobs = 0
+        self._n_calls = self._n_logprobs = self._n_tokens = 0
 
     def planned(self, held_tokens: int, prompt_tokens: int) -> None:
         """Publish the turn's plan unless an earlier attempt had one."""
@@ -102,15 +104,19 @@ class StreamResumer:
 
     def chunk(self, chunk: pb.TokenChunk) -> None:
         """Publish what is new of a token's text and reasoning. Raises as `text`."""
+        self._n_tokens += len(chunk.ids)
+        tokens = max(0, self._n_tokens - self._sent_tokens)
+        self._sent_tokens += tokens
         if chunk.reasoning:
-            self.reasoning(chunk.reasoning)
+            self.reasoning(chunk.reasoning, tokens)
+            tokens = 0
         if chunk.text or chunk.logprobs or not chunk.reasoning:
-            self.text(chunk.text, [logprob_from_wire(each) for each in chunk.logprobs])
+            self.text(chunk.text, [logprob_from_wire(each) for each in chunk.logprobs], tokens)
 
-    def text(self, piece: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
+    def text(self, piece: str, logprobs: Sequence[TokenLogprob] = (), tokens: int = 0) -> None:
         """Publish the part of `piece`, and those of its log-probabilities, that were not sent yet.
 
-        Raises WorkerLost when the answer diverges.
+        `tokens`: those of it that were not. Raises WorkerLost when the answer diverges.
         """
         behind = self._text.behind
         fresh = self._text.add(piece)
@@ -119,14 +125,14 @@ class StreamResumer:
         count = max(0, self._n_logprobs - self._sent_logprobs)
         self._sent_logprobs += count
         if fresh or count or not behind:
-            self._publish(TextDelta(fresh, tuple(logprobs[len(logprobs) - count :])))
+            self._publish(TextDelta(fresh, tuple(logprobs[len(logprobs) - count :]), tokens))
 
-    def reasoning(self, piece: str) -> None:
+    def reasoning(self, piece: str, tokens: int = 0) -> None:
         """Publish the part of a piece of reasoning that was not sent yet; as `text`."""
         fresh = self._reasoning.add(piece)
         self._check(self._reasoning.same)
         if fresh:
-            self._publish(ReasoningDelta(fresh))
+            self._publish(ReasoningDelta(fresh, tokens))
 
     def arguments(self, delta: pb.ArgumentsDelta) -> None:
         """Publish the part of a piece of arguments that was not sent yet; as `text`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from kvrecall.domain.errors import WorkerLost
@@ -37,18 +37,20 @@ class TurnPlanned:
 class TextDelta:
     """A piece of the generated text, with the log-probabilities of its tokens if they are asked for.
 
-    It may be empty: the text of a token may come with a later one's.
+    It may be empty: the text of a token may come with a later one's. `tokens`: how many it stands for.
     """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
 class ReasoningDelta:
-    """A piece of what the model reasons before its text."""
+    """A piece of what the model reasons before its text; `tokens`: how many it stands for."""
 
     text: str
+    tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 from gateway.openai.chat_calls import CallDeltas, CallForm
 from gateway.openai.errors import to_openai_error
 from gateway.openai.logprobs import build_logprobs
-from gateway.openai.usage import build_receipt, count_tokens
+from gateway.openai.schemas import StreamOptions
+from gateway.openai.usage import build_counts, build_receipt, count_tokens
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
@@ -98,9 +99,7 @@ def build_usage(outcomes: Sequence[TurnOutcome], found: Sequence[Continuation]) 
         "audio_tokens": 0,
     }
     return {
-        "prompt_tokens": tokens.prompt,
-        "completion_tokens": tokens.output,
-        "total_tokens": tokens.total,
+        **build_counts(tokens.prompt, tokens.output),
         "prompt_tokens_details": details,
         "completion_tokens_details": {
             "reasoning_tokens": sum(outcome.reasoning_tokens for outcome in outcomes),
@@ -117,10 +116,16 @@ class CompletionChunks:
     `[DONE]`, by which clients know that it is incomplete.
     """
 
-    def __init__(self, head: Head, found: Sequence[Continuation], include_usage: bool) -> None:
+    def __init__(self, head: Head, found: Sequence[Continuation], options: StreamOptions) -> None:
         self._head = head
         self._found = found
-        self._include_usage = include_usage
+        self._options = options
+        self._prompts = {
+            choice: _count_prompt(each.planned)
+            for choice, each in enumerate(found)
+            if each.planned is not None
+        }
+        self._tokens = [0] * len(found)
         self._calls = [CallDeltas(head.calls) for _ in found]
         self._outcomes: dict[int, TurnOutcome] = {}
 
@@ -141,11 +146,16 @@ class CompletionChunks:
 
     def _encode_choice(self, choice: int, progress: TurnProgress) -> bytes:
         match progress:
-            case TurnStarted() | TurnPlanned():
+            case TurnStarted():
                 return b""
-            case ReasoningDelta(text):
+            case TurnPlanned():
+                self._prompts[choice] = _count_prompt(progress)
+                return b""
+            case ReasoningDelta(text, tokens):
+                self._tokens[choice] += tokens
                 return self._delta(choice, _to_reasoning(text))
-            case TextDelta(text, logprobs):
+            case TextDelta(text, logprobs, tokens):
+                self._tokens[choice] += tokens
                 if not text and not logprobs:
                     return b""
                 return self._delta(choice, {"content": text}, logprobs=_to_logprobs(logprobs))
@@ -157,11 +167,12 @@ class CompletionChunks:
 
     def _end(self, choice: int, outcome: TurnOutcome) -> bytes:
         """Encode the end of an answer, and after the last one's that of the stream."""
+        self._tokens[choice] = outcome.output_tokens
         events = self._delta(choice, {}, self._head.calls.get_finish(outcome.finish_reason))
         self._outcomes[choice] = outcome
         if len(self._outcomes) < len(self._found):
             return events
-        if self._include_usage:
+        if self._options.include_usage:
             outcomes = [self._outcomes[each] for each in range(len(self._found))]
             usage = {"choices": [], "usage": build_usage(outcomes, self._found)}
             events += _encode({**self._head.members("chat.completion.chunk"), **usage})
@@ -180,8 +191,19 @@ class CompletionChunks:
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        chunk = {**self._head.members("chat.completion.chunk"), "choices": [one]}
-        return _encode(chunk | ({"usage": None} if self._include_usage else {}))
+        chunk: Json = {**self._head.members("chat.completion.chunk"), "choices": [one]}
+        if self._options.include_usage:
+            chunk["usage"] = self._count(choice) if self._options.counts_on else None
+        return _encode(chunk)
+
+    def _count(self, choice: int) -> Json | None:
+        """Return the counts of one answer so far; None until its prompt is counted."""
+        prompt = self._prompts.get(choice)
+        return None if prompt is None else build_counts(prompt, self._tokens[choice])
+
+
+def _count_prompt(planned: TurnPlanned) -> int:
+    return planned.held_tokens + planned.prompt_tokens
 
 
 def _to_reasoning(text: str) -> Json:

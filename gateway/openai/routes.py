@@ -14,7 +14,7 @@ from gateway.openai.completions.routes import add_completion_routes
 from gateway.openai.conversations.routes import add_conversation_routes
 from gateway.openai.models import add_model_routes
 from gateway.openai.responses.routes import add_response_routes
-from gateway.openai.schemas import ChatCompletionBody
+from gateway.openai.schemas import ChatCompletionBody, StreamOptions
 from gateway.settings import GatewaySettings
 from gateway.sse import get_outcome
 from gateway.tenants import Tenant
@@ -59,8 +59,7 @@ def add_openai_routes(
             get_idempotency_key(request, key, body),
         )
         head = Head(body.model, service.info.fingerprint[:16], body.call_form)
-        options = body.stream_options
-        include_usage = options is not None and options.include_usage
+        options = body.stream_options or StreamOptions()
         direction = body.kvrecall.direction
         if (body.n or 1) > 1:
             if direction != Direction():
@@ -70,7 +69,7 @@ def add_openai_routes(
                 request,
                 _start(body, service.conversations.choices(conversation, body.n or 1)),
                 partial(_read_choices, head),
-                (lambda found: CompletionChunks(head, found.turns, include_usage))
+                (lambda found: CompletionChunks(head, found.turns, options))
                 if body.stream
                 else None,
                 settings,
@@ -80,7 +79,7 @@ def add_openai_routes(
             request,
             _start(body, service.conversations.start(conversation, direction)),
             partial(read_answer, partial(build_completion, head)),
-            (lambda found: CompletionChunks(head, [found], include_usage)) if body.stream else None,
+            (lambda found: CompletionChunks(head, [found], options)) if body.stream else None,
             settings,
             report_changes(service, body),
         )

@@ -86,6 +86,16 @@ class StreamOptions(Wire):
     """Options of a stream."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(
+        default=False,
+        description="With `include_usage` every chunk has the counts so far.",
+        exclude_if=lambda value: not value,
+    )
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether every chunk has the counts so far."""
+        return self.include_usage and self.continuous_usage_stats
 
 
 class RequestOptions(FormOptions, AnswerOptions, ConversationBody):

@@ -36,6 +36,15 @@ def count_tokens(outcome: TurnOutcome, appended: int) -> TokenCounts:
     return TokenCounts(prompt, max(0, prompt - computed), outcome.output_tokens)
 
 
+def build_counts(prompt: int, output: int) -> dict[str, int]:
+    """Build the counts of a usage by the names of completions."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+    }
+
+
 def build_receipt(outcome: TurnOutcome) -> dict[str, Any]:
     """Build the member `kvrecall` of a usage: what the session's memory holds, for people."""
     memory = outcome.memory

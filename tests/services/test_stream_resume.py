@@ -204,3 +204,19 @@ def test_reasoning_is_published_once_and_must_be_the_same() -> None:
     resumer.begin()
     with pytest.raises(WorkerLost):
         resumer.chunk(pb.TokenChunk(reasoning="no"))
+
+
+def test_tokens_count_once_however_often_they_are_generated() -> None:
+    published: list[TurnProgress] = []
+    resumer = StreamResumer(published.append)
+    chunks = [
+        pb.TokenChunk(ids=[1], reasoning="so "),
+        pb.TokenChunk(ids=[2]),
+        pb.TokenChunk(ids=[3], text="ok"),
+    ]
+    for count in (2, 3):
+        resumer.begin()
+        for chunk in chunks[:count]:
+            resumer.chunk(chunk)
+    counted = [each.tokens for each in published if isinstance(each, TextDelta | ReasoningDelta)]
+    assert sum(counted) == 3

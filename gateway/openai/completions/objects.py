@@ -4,11 +4,14 @@ import json
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.openai.errors import to_openai_error
+from gateway.openai.schemas import StreamOptions
+from gateway.openai.usage import build_counts
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
@@ -50,13 +53,12 @@ class Asked:
 
     def build_usage(self, outcomes: Sequence[TurnOutcome]) -> Json:
         """Build the token counts; a prompt with several answers counts once."""
-        prompt = sum(map(len, self.prompts))
         output = sum(outcome.output_tokens for outcome in outcomes)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": output,
-            "total_tokens": prompt + output,
-        }
+        return build_counts(sum(map(len, self.prompts)), output)
+
+    def count(self, choice: int, output: int) -> Json:
+        """Build the token counts of one answer, which has `output` tokens."""
+        return build_counts(len(self.prompts[choice // self.choices]), output)
 
 
 def build_completion(asked: Asked, outcomes: Sequence[TurnOutcome]) -> Json:
@@ -71,10 +73,11 @@ class TextChunks:
     After an error the stream ends without `[DONE]`, by which clients know that it is incomplete.
     """
 
-    def __init__(self, asked: Asked, include_usage: bool) -> None:
+    def __init__(self, asked: Asked, options: StreamOptions) -> None:
         self._asked = asked
-        self._include_usage = include_usage
+        self._options = options
         self._places: dict[int, int] = {}
+        self._tokens: Counter[int] = Counter()
         self._outcomes: list[TurnOutcome] = []
 
     def begin(self) -> bytes:
@@ -96,7 +99,8 @@ class TextChunks:
 
     def _encode_choice(self, choice: int, progress: TurnProgress) -> bytes:
         match progress:
-            case TextDelta(text, logprobs):
+            case TextDelta(text, logprobs, tokens):
+                self._tokens[choice] += tokens
                 if not text and not logprobs:
                     return b""
                 offset = self._places.get(choice, len(self._asked.get_opening(choice)))
@@ -109,11 +113,12 @@ class TextChunks:
 
     def _end(self, choice: int, outcome: TurnOutcome) -> bytes:
         """Encode the end of an answer, and after the last one's that of the stream."""
+        self._tokens[choice] = outcome.output_tokens
         events = self._chunk(choice, "", finish_reason=_to_finish(outcome))
         self._outcomes.append(outcome)
         if len(self._outcomes) < self._count:
             return events
-        if self._include_usage:
+        if self._options.include_usage:
             usage = self._asked.build_usage(self._outcomes)
             events += _encode({**self._asked.members(), "choices": [], "usage": usage})
         return events + b"data: [DONE]\n\n"
@@ -127,7 +132,10 @@ class TextChunks:
     ) -> bytes:
         one = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._asked.members(), "choices": [one]}
-        return _encode(chunk | ({"usage": None} if self._include_usage else {}))
+        if self._options.include_usage:
+            counts_on = self._options.counts_on
+            chunk["usage"] = self._asked.count(choice, self._tokens[choice]) if counts_on else None
+        return _encode(chunk)
 
 
 def _build_choice(asked: Asked, index: int, outcome: TurnOutcome) -> Json:

@@ -12,6 +12,7 @@ from gateway.answers import require_model, respond
 from gateway.directives import read_directives, report_changes
 from gateway.openai.completions.objects import Asked, TextChunks, build_completion
 from gateway.openai.completions.schemas import NO_LIMIT, CompletionBody, Prompt
+from gateway.openai.schemas import StreamOptions
 from gateway.settings import GatewaySettings
 from gateway.sse import get_outcome
 from gateway.tenants import Tenant
@@ -58,13 +59,12 @@ def add_completion_routes(
             for each in tokens
             for choice in range(body.choices)
         ]
-        options = body.stream_options
-        include_usage = options is not None and options.include_usage
+        options = body.stream_options or StreamOptions()
         return await respond(
             request,
             service.conversations.completions(body.settings_to_domain(tenant), turns),
             partial(_read, asked, len(turns)),
-            (lambda _: TextChunks(asked, include_usage)) if body.stream else None,
+            (lambda _: TextChunks(asked, options)) if body.stream else None,
             settings,
             report_changes(service, body),
         )

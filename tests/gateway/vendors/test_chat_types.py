@@ -118,6 +118,30 @@ async def test_a_stream_is_chunks_that_add_up_to_the_completion(
         check_choice([c.choices[0] for c in pieces if c.choices[0].index == number], answer)
 
 
+@EVERY
+@pytest.mark.parametrize("count", [1, 2])
+async def test_each_chunk_has_the_counts_so_far_where_they_are_asked_for(
+    api: Any, answer: Answer, count: int
+) -> None:
+    answer_with(api.worker, answer)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = build(api, answer, stream=True, stream_options=options, n=count)
+    read = read_events((await api.http.post(PATH, json=body)).text)
+    *pieces, last = [check(ChatCompletionChunk, data) for _, data in read]
+    for number in range(count):
+        usages = [chunk.usage for chunk in pieces if chunk.choices[0].index == number]
+        known = [usage for usage in usages if usage is not None]
+        assert known[-1].completion_tokens == answer.tokens
+        made = [usage.completion_tokens for usage in known]
+        assert made == sorted(made)
+        spoken = answer.text or answer.reasoning or answer.calls + answer.inputs
+        assert any(made[:-1]) == bool(spoken)
+        assert {usage.prompt_tokens for usage in known} == {last.usage.prompt_tokens}
+        assert all(u.total_tokens == u.prompt_tokens + u.completion_tokens for u in known)
+        assert count > 1 or known == usages
+    assert last.usage.completion_tokens == answer.tokens * count
+
+
 def check_choice(choices: list[Any], answer: Answer) -> None:
     """Check the chunks of one answer: their order, and what they add up to."""
     first, *rest, end = choices

@@ -98,6 +98,25 @@ async def test_a_stream_is_completions_that_add_up_to_the_answer(
         check_choice(own, answer, PROMPT if echo else "")
 
 
+@EVERY
+@COUNT
+async def test_each_chunk_has_the_counts_so_far_where_they_are_asked_for(
+    api: Any, answer: Answer, count: int
+) -> None:
+    answer_with(api.worker, answer)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = build(api, answer, stream=True, stream_options=options, n=count)
+    read = read_events((await api.http.post(PATH, json=body)).text)
+    *pieces, last = [check(Completion, data) for _, data in read]
+    for number in range(count):
+        usages = [chunk.usage for chunk in pieces if chunk.choices[0].index == number]
+        made = [usage.completion_tokens for usage in usages]
+        assert made == sorted(made)
+        assert made[-2:-1] == ([answer.tokens] if answer.text else [])
+        check_usage(usages[-1], answer, 1)
+    check_usage(last.usage, answer, count)
+
+
 def check_choice(choices: list[Any], answer: Answer, opening: str) -> None:
     """Check the pieces of one answer: what they add up to, and that the last one alone ends it."""
     *rest, end = choices
