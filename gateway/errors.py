@@ -162,7 +162,19 @@ def get_retry_seconds(error: errors.ServiceError) -> float | None:
 async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     """Respond to a body, path or query that violates its schema with each field and its limit."""
     items = [{**item, "loc": item["loc"][1:]} for item in error.errors()]
+    if items[0]["type"] == "model_attributes_type" and not items[0]["loc"]:
+        items[0]["msg"] = _describe_no_object(request.headers.get("content-type", ""))
     return error_response(request.url.path, build_violations_problem(items))
+
+
+def _describe_no_object(content_type: str) -> str:
+    """Describe a body that is no object: other than JSON is not read, and reaches a route as text."""
+    if content_type.partition(";")[0].strip().lower().endswith("json"):
+        return "the body should be a JSON object"
+    return (
+        f"the body has content-type {content_type[:40]!r}; expected a JSON object with "
+        "content-type application/json"
+    )
 
 
 def build_violations_problem(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -277,11 +277,14 @@ async def test_an_oversize_body_is_rejected_with_and_without_a_content_length(ap
 
 async def test_a_body_of_another_content_type_is_rejected(api: Any) -> None:
     headers = {"Content-Type": "text/plain"}
-    check_problem(
+    members = check_problem(
         await api.http.post("/v1/sessions", content=b"hi", headers=headers),
         422,
         "invalid_request",
     )
+    assert "content-type 'text/plain'; expected a JSON object" in members["detail"]
+    members = check_problem(await api.http.post("/v1/sessions", json=[1]), 422, "invalid_request")
+    assert members["detail"] == "the body should be a JSON object"
 
 
 @pytest.mark.parametrize(
