@@ -11,7 +11,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 
 Json = dict[str, Any]
 PATH = "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "hello there"}]
+HELLO: list[Json] = [{"role": "user", "content": "hello there"}]
 FUNCTION: Json = {"name": "f", "parameters": {"type": "object"}}
 TOOL: Json = {"type": "function", "function": FUNCTION}
 
@@ -166,10 +166,8 @@ class TestHistories:
         said = list(HELLO)
         for number in range(2):
             call = {"name": "f", "arguments": f'{{"n": {number}}}'}
-            said += [
-                {"role": "assistant", "content": None, "function_call": call},
-                {"role": "function", "name": "f", "content": str(number)},
-            ]
+            asked = {"role": "assistant", "content": None, "function_call": call}
+            said += [asked, {"role": "function", "name": "f", "content": str(number)}]
         answer = await ask(api, said, functions=[FUNCTION])
         assert answer.status_code == 200, answer.text
         assert answer.headers["kvrecall-match"] == "built"
