@@ -69,8 +69,8 @@ class _Commands(TyperGroup):
             _print_error(describe_unparsable(error, os.environ))
             raise typer.Exit(2) from error
         except Exception as error:
-            if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
-                raise  # of typer: an end with an exit code, or wrong usage
+            if isinstance(error, typer.Abort | BrokenPipeError) or hasattr(error, "exit_code"):
+                raise  # of typer: an end with an exit code, wrong usage, or an output without a reader
             if not logs_json():
                 _print_fault(error)
                 raise typer.Exit(1) from error

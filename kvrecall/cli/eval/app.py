@@ -1,6 +1,10 @@
 """`kvrecall eval`: quality suites."""
 
+from collections.abc import Callable
+from functools import wraps
+
 import typer
+from rich.console import Console
 
 from kvrecall.cli.eval.multiturn import multiturn_command
 from kvrecall.cli.eval.quality import (
@@ -16,13 +20,26 @@ from kvrecall.cli.eval.sampling import sampling_command
 eval_app = typer.Typer(
     help="Quality suites: answer accuracy and fidelity by method and budget.", no_args_is_help=True
 )
-eval_app.command("longconv")(longconv_command)
-eval_app.command("passkey")(passkey_command)
-eval_app.command("fidelity")(fidelity_command)
-eval_app.command("methods")(methods_command)
-eval_app.command("locomo")(locomo_command)
-eval_app.command("mq-niah")(mq_niah_command)
-eval_app.command("repository")(repository_command)
-eval_app.command("planted")(planted_command)
-eval_app.command("multiturn")(multiturn_command)
-eval_app.command("sampling")(sampling_command)
+
+
+def _add(name: str, command: Callable[..., None]) -> None:
+    """Add a suite's command, which says at once that it runs: its imports take seconds."""
+
+    @wraps(command)
+    def run(*arguments: object, **options: object) -> None:
+        Console(stderr=True).print(f"{name}: starting", style="dim", highlight=False)
+        command(*arguments, **options)
+
+    eval_app.command(name)(run)
+
+
+_add("longconv", longconv_command)
+_add("passkey", passkey_command)
+_add("fidelity", fidelity_command)
+_add("methods", methods_command)
+_add("locomo", locomo_command)
+_add("mq-niah", mq_niah_command)
+_add("repository", repository_command)
+_add("planted", planted_command)
+_add("multiturn", multiturn_command)
+_add("sampling", sampling_command)
