@@ -2,11 +2,12 @@
 
 import secrets
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.errors import ServiceError, WorkerLost, WorkerRefused
+from kvrecall.domain.errors import CatalogError, ServiceError, WorkerLost, WorkerRefused
 from kvrecall.domain.events import SessionCreated
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
@@ -27,6 +28,21 @@ async def find_created(catalog: Catalog, key: IdempotencyKey | None) -> Session 
     """Return the session that a request with this key has created. Raises IdempotencyConflict."""
     record = None if key is None else await catalog.idempotency.get(key)
     return None if record is None else _SESSION.validate_json(record)
+
+
+async def create_once(
+    catalog: Catalog, key: IdempotencyKey | None, creating: Awaitable[Session]
+) -> Session:
+    """Return the session that is created, or the one that a request with the same key was first with.
+
+    The catalog refuses the record of the second of two that come at once.
+    """
+    try:
+        return await creating
+    except CatalogError:
+        if (created := await find_created(catalog, key)) is not None:
+            return created
+        raise
 
 
 def build_record(key: IdempotencyKey | None, created: Session) -> IdempotencyRecord | None:
@@ -60,7 +76,8 @@ class SessionCreator:
         await self._quotas.check_new_session(request.tenant)
         settings = resolve_settings(request, info, self._limits)
         async with self._admission.slot():
-            return await run_to_completion(self._create(settings, info, key))
+            creating = run_to_completion(self._create(settings, info, key))
+            return await create_once(self._catalog, key, creating)
 
     async def _create(
         self, settings: SessionSettings, info: WorkerInfo, key: IdempotencyKey | None
@@ -82,9 +99,6 @@ class SessionCreator:
             # Whether it was committed may be unknown. If not, the worker's copy is an unknown
             # session, which the reconciliation deletes.
             self._worker.forget(session.id)
-            # The catalog refuses the second of two requests with one key: it gets the first's.
-            if (created := await find_created(self._catalog, key)) is not None:
-                return created
             raise
         self._sessions.add_created(session)
         self._events.publish(SessionCreated(session.id))

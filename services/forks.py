@@ -24,9 +24,9 @@ from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey
 from services.context import ServiceContext
-from services.creation import build_record, find_created
+from services.creation import build_record, create_once, find_created
 from services.sessions.active import ActiveSession
-from services.turn_log import logged_turns
+from services.turn_log import get_turn, logged_turns
 
 # Opens a fork that the catalog has in the worker where its parent is open.
 OpenFork = Callable[[pb.ForkRequest], Awaitable[pb.ForkResult]]
@@ -83,6 +83,17 @@ class ForkRunner:
         QuotaExceeded, WorkerRefused.
         """
         live = self._sessions.activate(await self._catalog.sessions.get(parent, tenant))
+        forking = self._fork_now(live, request, key, page_tokens)
+        return await create_once(self._catalog, key, forking)
+
+    async def _fork_now(
+        self,
+        live: ActiveSession,
+        request: ForkRequest,
+        key: IdempotencyKey | None,
+        page_tokens: int,
+    ) -> Session:
+        """Fork, if it can be beside a turn that runs; with `queue` wait for that if it cannot."""
         try:
             return await self._fork_claimed(live, request, key, page_tokens, wait=False)
         except SessionBusy:
@@ -147,7 +158,7 @@ class ForkRunner:
         """Refuse an invalid fork before a repair is interrupted for it."""
         session = await self._catalog.sessions.get(parent)
         turn = _fork_turn(session, request)
-        at_end = await self._turn(parent, turn)
+        at_end = await get_turn(self._catalog.turns, parent, turn)
         self._quotas.check_metadata(request.metadata)
         await self._quotas.check_new_session(
             session.settings.tenant, max(1, at_end.outcome.memory.length), keep=parent
@@ -197,7 +208,7 @@ class ForkRunner:
         self, parent: Session, number: int, page_tokens: int
     ) -> tuple[Session, bytes | None]:
         """Return the parent as a turn committed it, and its worker state if it was kept."""
-        turn = await self._turn(parent.id, number)
+        turn = await get_turn(self._catalog.turns, parent.id, number)
         own = await self._own_pages(parent, turn.outcome.memory.rows // page_tokens, page_tokens)
         return _at_earlier_turn(parent, turn, own), await self._find_state(parent, number)
 
@@ -299,10 +310,6 @@ class ForkRunner:
     def _start_repairs(self, child: Session) -> None:
         if due_repairs(child):
             self._background.start_repairs(self._sessions.activate(child))
-
-    async def _turn(self, session: str, number: int) -> Turn:
-        (turn,) = await self._catalog.turns.get_after(session, number - 1, 1)
-        return turn
 
 
 def _fork_turn(session: Session, request: ForkRequest) -> int:

@@ -1,11 +1,20 @@
-"""A session's turns as a worker replays them: for a rebuild, or for a fork at an earlier turn."""
+"""A session's turns: one of them, or all as a worker replays them, for a rebuild or a fork."""
 
 from collections.abc import Iterable, Sequence
 
+from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Turn
 from kvrecall.protocol.convert import message_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.catalog.base import Turns
 from services.catalog.records import RepairRecord
+
+
+async def get_turn(turns: Turns, session_id: str, number: int) -> Turn:
+    """Return a turn that was committed. Raises UnknownSession: turns go with their session alone."""
+    for turn in await turns.get_after(session_id, number - 1, 1):
+        return turn
+    raise UnknownSession(session_id)
 
 
 def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list[pb.LoggedTurn]:

@@ -7,9 +7,10 @@ session holds is appended to a new one, turn by turn, so that an edited history 
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from typing import TypeVar
 
 from kvrecall.domain.errors import (
     InvalidRequest,
@@ -57,6 +58,9 @@ _FIRST_PLACES = 64
 # for so many places, each further one for so many times more.
 _PLACES_AT_FIRST = 4
 _PLACES_FACTOR = 8
+# How often a conversation is looked up whose session is deleted while it goes on there.
+_LOOK_UPS = 8
+Begun = TypeVar("Begun")
 
 
 class Conversations:
@@ -86,13 +90,12 @@ class Conversations:
         refused by the messages alone is refused before any session is forked or created.
         """
         conversation = self._check_messages(conversation)
-        opening, history, place = await self.look_up(conversation)
-        steps = Steps(self._api, conversation, history)
-        if place is None:
-            found = await self._build(steps)
-        else:
-            found = await self._continue(steps, place)
-        return replace(found, opening=opening)
+
+        async def begin_at(steps: Steps, place: Place | None, opening: bytes) -> Continuation:
+            going = self._build(steps) if place is None else self._continue(steps, place)
+            return replace(await going, opening=opening)
+
+        return await self._go_on(conversation, begin_at)
 
     async def choices(self, conversation: Conversation, count: int) -> Choices:
         """Start `count` turns for as many answers, each in a session of its own.
@@ -101,8 +104,11 @@ class Conversations:
         `turn`; then none of them runs.
         """
         conversation = self._check_messages(conversation)
-        _, history, place = await self.look_up(conversation)
-        return await start_choices(Steps(self._api, conversation, history), place, count)
+
+        async def begin_at(steps: Steps, place: Place | None, _: bytes) -> Choices:
+            return await start_choices(steps, place, count)
+
+        return await self._go_on(conversation, begin_at)
 
     async def completions(
         self, settings: CreateSession, turns: Sequence[TurnRequest]
@@ -174,15 +180,43 @@ class Conversations:
             return await self._continue(steps, Place(session, entry.turn, 0))
         raise UnknownSession(place.session)
 
-    async def look_up(self, conversation: Conversation) -> tuple[bytes, History, Place | None]:
+    async def _go_on(
+        self,
+        conversation: Conversation,
+        begin_at: Callable[[Steps, Place | None, bytes], Awaitable[Begun]],
+    ) -> Begun:
+        """Begin at the place that holds the longest part of a conversation, or at none.
+
+        A session that is deleted between the look-up and its use is one that holds nothing: the
+        look-up and what follows it are repeated. Raises SessionBusy if that has no end, and what
+        `begin_at` raises; then nothing has begun.
+        """
+        gone: set[str] = set()
+        for _ in range(_LOOK_UPS):
+            opening, history, place = await self.look_up(conversation, gone)
+            try:
+                return await begin_at(Steps(self._api, conversation, history), place, opening)
+            except UnknownSession:
+                if place is not None:
+                    gone.add(place.session.id)
+        raise SessionBusy(
+            f"{_LOOK_UPS} sessions of this conversation were deleted while it was going on in them; "
+            "send the request again"
+        )
+
+    async def look_up(
+        self, conversation: Conversation, gone: Container[str] = ()
+    ) -> tuple[bytes, History, Place | None]:
         """Return the digest of the opening, the history, and who holds the longest part of it.
 
-        Its messages are checked already. Raises as `turn` does for a history that no session can
-        have.
+        Its messages are checked already. Sessions that are `gone` hold nothing. Raises as `turn`
+        does for a history that no session can have.
         """
         await self._check_answer(conversation.turn, conversation.settings.tools)
         opening, history = await self._read(conversation)
         async for number, entry in self._find(history, conversation.follows):
+            if entry.session in gone:
+                continue
             with suppress(UnknownSession):  # deleted since
                 session = await self._catalog.sessions.get(
                     entry.session, conversation.settings.tenant

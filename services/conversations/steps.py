@@ -99,17 +99,21 @@ class Steps:
         return replace(place, session=fork)
 
     async def append(self, place: Place, turns: Sequence[tuple[int, int]]) -> tuple[Place, int]:
-        """Append turns to a new session; return its place, and the number of tokens computed."""
+        """Append turns to a new session; return its place, and the number of tokens computed.
+
+        With a key it waits while a turn runs, which may be that of the same request.
+        """
         session = place.session.id
         computed = 0
         for start, end in turns:
+            key = self.derive_key(f"turn {place.turn}", session)
             request = TurnRequest(
                 self._history.messages[start:end],
                 generate=False,
                 history=self._history.digests[end],
                 follows=place.turn,
+                queue=key is not None,
             )
-            key = self.derive_key(f"turn {place.turn}", session)
             computed += await _count_computed(self.api.turn(session, request, key))
             place = replace(place, turn=place.turn + 1, number=end)
         return place, computed
