@@ -106,13 +106,15 @@ def error_response(
     else:
         content, status, media_type = dict(members), members["status"], PROBLEM_JSON
     sent = dict(headers or {})
-    if 400 <= status < 500 and not _may_pass(members["code"], status):
+    if not _may_pass(members["code"], status):
         sent["x-should-retry"] = "false"
     return _RedactedResponse(content, status, sent, media_type=media_type)
 
 
 def _may_pass(code: str, status: int) -> bool:
-    """Return whether an error of the client's may be gone when the request comes again."""
+    """Return whether an error may be gone when the request comes again."""
+    if status >= 500:
+        return code != ErrorCode.WORKER_ERROR
     if status == 409:
         return code in (ErrorCode.SESSION_BUSY, ErrorCode.STALE_EPOCH)
     return status in (408, 429) and code != ErrorCode.QUOTA_EXCEEDED

@@ -31,6 +31,8 @@ from services.tool_calls.output import read_signal
 FINAL_REFUSALS = frozenset(
     {ErrorCode.BAD_MESSAGES, ErrorCode.BAD_SETTINGS, ErrorCode.TURN_TOO_LONG}
 )
+# The repair broke its worker, or an error in the worker broke the repair: again, it may not.
+_BROKEN = frozenset({ErrorCode.WORKER_LOST, ErrorCode.WORKER_ERROR})
 # Characters of a signal that are kept for the repair history.
 MAX_SIGNAL_CHARACTERS = 500
 
@@ -51,25 +53,25 @@ class RepairRunner:
     async def run_due(self, live: ActiveSession, patient: bool = False) -> None:
         """Run every repair that is due, until a turn arrives that does not wait for them.
 
-        A `patient` caller abandons a repair that breaks an otherwise healthy worker (one that opens
-        the session again), so that no repair can lock a client out of its session. Raises a
+        A `patient` caller abandons a repair that breaks, or breaks an otherwise healthy worker (one
+        that opens the session again), so that no repair can lock a client out of its session. Raises a
         ServiceError when the worker is unhealthy.
         """
         try:
             await self._run_due(live)
-        except WorkerLost:
-            if not patient:
+        except (WorkerLost, WorkerRefused) as error:
+            if not patient or error.code not in _BROKEN:
                 raise
-            await self._run_due(live, abandon_on_loss=True)
+            await self._run_due(live, abandon_broken=True)
 
-    async def _run_due(self, live: ActiveSession, abandon_on_loss: bool = False) -> None:
+    async def _run_due(self, live: ActiveSession, abandon_broken: bool = False) -> None:
         session = await self._catalog.sessions.get(live.id)
         while not live.stop_repairs.is_set() and (due := due_repairs(session)):
             if due[0].trigger is RepairTrigger.TOOL_RESULT and not live.queued_turns:
                 await self._wait_for_a_turn(live)
             try:
                 with under(live.repairs_cause.follow(f"repair {due[0].trigger}")):
-                    await self._run(live, session, due[0], abandon_on_loss)
+                    await self._run(live, session, due[0], abandon_broken)
             except (StaleEpoch, SessionBusy):
                 raise  # another process went on with the session
             except ServiceError as error:
@@ -92,7 +94,7 @@ class RepairRunner:
                 await self._worker.stop_early(pb.StopEarlyRequest(session=live.id))
 
     async def _run(
-        self, live: ActiveSession, session: Session, repair: DueRepair, abandon_on_loss: bool
+        self, live: ActiveSession, session: Session, repair: DueRepair, abandon_broken: bool
     ) -> None:
         request, signal = await self._request(session, repair)
         known = live.claim.epoch
@@ -108,7 +110,7 @@ class RepairRunner:
         call, started_at = get_call_id(session, repair), time.time()
         self._events.publish(RepairBegan(live.id, repair.trigger, call))
         try:
-            commit = await self._call_worker(live, repair, request, signal, abandon_on_loss)
+            commit = await self._call_worker(live, repair, request, signal, abandon_broken)
             commit = _complete(commit, session, call, started_at)
             await self._catalog.repairs.commit(live.id, commit, request.epoch)
             live.needs_reopen = commit.worker_state is None
@@ -145,7 +147,7 @@ class RepairRunner:
         repair: DueRepair,
         request: pb.RepairRequest,
         signal: str,
-        abandon_on_loss: bool,
+        abandon_broken: bool,
     ) -> RepairCommit:
         def ask_under(epoch: int) -> Awaitable[pb.RepairResult]:
             request.epoch = epoch
@@ -154,9 +156,7 @@ class RepairRunner:
         try:
             result = await self._sessions.call_reopening(live, request.epoch, ask_under)
         except (WorkerRefused, WorkerLost) as error:
-            if error.code not in FINAL_REFUSALS and not (
-                abandon_on_loss and isinstance(error, WorkerLost)
-            ):
+            if error.code not in FINAL_REFUSALS | (_BROKEN if abandon_broken else set()):
                 raise
             self._events.publish(
                 RepairFailed(live.id, repair.trigger, error.code, error.message, final=True)

@@ -105,6 +105,12 @@ class Cancelled(WorkerError):
     code = ErrorCode.CANCELLED
 
 
+class JobFailed(WorkerError):
+    """A job met an error that no one expected. It ends that job alone: the worker goes on."""
+
+    code = ErrorCode.WORKER_ERROR
+
+
 class CatalogMismatch(WorkerError):
     """The worker's pages belong to the sessions of another catalog than the gateway's."""
 

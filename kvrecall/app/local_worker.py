@@ -11,6 +11,7 @@ from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.worker_client import WorkerCalls
 from workers.errors import WorkerError
+from workers.rpc.refusals import refusing
 from workers.rpc.service import WorkerService
 
 LOCAL = "local"
@@ -65,8 +66,7 @@ class LocalWorkerClient(WorkerCalls):
 def _map_errors() -> Iterator[None]:
     """Map the worker's errors to the services'."""
     try:
-        yield
+        with refusing():
+            yield
     except WorkerError as error:
         raise WorkerRefused(error.code, str(error)) from error
-    except Exception as error:
-        raise WorkerLost(f"the worker failed: {type(error).__name__}: {error}") from error

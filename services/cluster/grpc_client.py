@@ -203,7 +203,13 @@ class GrpcWorkerClient(WorkerCalls):
             return WorkerRefused(ErrorCode.parse(str(code)), details)
         worker = f"the worker {self.address}"
         match error.code():
-            case grpc.StatusCode.INTERNAL:
+            case grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.UNIMPLEMENTED as status:
+                # A message over the limit, or a call of another release: the worker is there.
+                return WorkerRefused(
+                    ErrorCode.WORKER_ERROR,
+                    f"{worker} cannot answer this call: {status.name.lower()}: {details}",
+                )
+            case grpc.StatusCode.INTERNAL:  # of the connection: a worker's own errors have a code
                 return WorkerLost(f"{worker} failed: {details}")
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return WorkerLost(f"{worker} did not answer in time: {details}")

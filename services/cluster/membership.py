@@ -21,7 +21,14 @@ _LAST_ANSWER_SECONDS = 1.0
 _MAX_RELEASES = 1000
 _MAX_RELEASED_WORKERS = 256
 # Codes of refusals after which a release is sent again at the next refresh.
-_RETRIED = frozenset({ErrorCode.STORAGE_FAILED, ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
+_RETRIED = frozenset(
+    {
+        ErrorCode.STORAGE_FAILED,
+        ErrorCode.CANCELLED,
+        ErrorCode.OVERLOADED,
+        ErrorCode.WORKER_ERROR,
+    }
+)
 Joined = Callable[[str], Awaitable[None]]
 """Called with the name of a worker that joined."""
 PendingRelease = pb.DeleteRequest | pb.ReleaseRequest

@@ -238,8 +238,9 @@ class WorkerPool(WorkerCalls):
         by_name: dict[str, pb.WorkerStats] = {}
 
         async def ask(node: Node) -> None:
-            stats = await self._watch_loss(node, node.worker.stats())
-            by_name[node.name] = stats[node.worker.address]
+            with suppress(WorkerRefused):  # it counts as one that does not answer
+                stats = await self._watch_loss(node, node.worker.stats())
+                by_name[node.name] = stats[node.worker.address]
 
         await asyncio.gather(*(_unless_lost(ask(node)) for node in self._nodes))
         if not by_name:

@@ -17,7 +17,8 @@ class Worker(Protocol):
     Refused with `catalog_mismatch` when its pages belong to another catalog than the gateway's.
     Every method raises `kvrecall.domain.errors.WorkerRefused` if the request cannot be served as it
     stands (its `code` is the reason) and `kvrecall.domain.errors.WorkerLost` if the worker itself
-    is gone or broken. A refused request has changed nothing.
+    is gone or cannot be reached. A refused request has changed nothing, but with `worker_error`: the
+    worker met an error that it did not expect, and goes on without the request.
     """
 
     async def describe(self) -> pb.WorkerInfo:

@@ -55,6 +55,8 @@ _WORTH_ANOTHER_WORKER = frozenset(
 _FIXED_BY_REOPENING = frozenset(
     {ErrorCode.SESSION_NOT_OPEN, ErrorCode.STALE_EPOCH, ErrorCode.ROWS_MISSING}
 )
+# The worker may have stopped anywhere, also where it did not notice that the session had changed.
+_UNCLEAR = frozenset({ErrorCode.WORKER_ERROR})
 _TURNS_PER_READ = 128
 
 
@@ -64,7 +66,7 @@ def may_have_changed(refusal: WorkerRefused) -> bool:
     It need not be when the request itself was at fault, or the worker is busy: if the worker had
     changed the session by then, it has closed it, and refuses the next request because of that.
     """
-    return refusal.code in _WORTH_ANOTHER_WORKER | _FIXED_BY_REOPENING
+    return refusal.code in _WORTH_ANOTHER_WORKER | _FIXED_BY_REOPENING | _UNCLEAR
 
 
 class SessionManager:

@@ -343,6 +343,7 @@ async def test_another_result_for_the_same_call_is_a_conflict(api: Any) -> None:
         (errors.WorkerRefused(ErrorCode.TURN_TOO_LONG, "past the context"), 413, "turn_too_long"),
         (errors.WorkerRefused(ErrorCode.BAD_MESSAGES, "no such role"), 422, "bad_messages"),
         (errors.WorkerRefused(ErrorCode.OVERLOADED, "every slot runs"), 429, "overloaded"),
+        (errors.WorkerRefused(ErrorCode.WORKER_ERROR, "an IndexError"), 500, "worker_error"),
         (errors.Overloaded("too many", 2.5), 429, "overloaded"),
         (RuntimeError("secret"), 500, "internal_error"),
     ],
@@ -355,6 +356,8 @@ async def test_an_error_of_the_worker_becomes_a_problem(
     answer = await api.turn(session)
     members = check_problem(answer, status, code)
     assert "secret" not in members["detail"]
+    repeated = code in ("worker_lost", "overloaded", "internal_error")
+    assert answer.headers.get("x-should-retry") == (None if repeated else "false")
     if status in (429, 503):
         assert answer.headers["retry-after"] == (
             "3" if getattr(fault, "retry_after_seconds", 1) > 2 else "1"

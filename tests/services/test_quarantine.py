@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from kvrecall.domain.errors import TurnQuarantined, WorkerLost
+from kvrecall.domain.codes import ErrorCode
+from kvrecall.domain.errors import TurnQuarantined, WorkerLost, WorkerRefused
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -50,6 +51,18 @@ async def test_a_turn_that_kills_its_worker_is_run_in_two_and_then_refused(
             await harness.say(session, DEADLY)
         assert refused.value.retry_after_seconds > 3000
     assert len(deaths) == 2
+
+
+async def test_a_turn_that_raises_in_its_worker_is_run_once_and_not_counted(harness) -> None:
+    harness.worker.names = ["one", "two", "three", "four"]
+    session = await harness.session()
+    for _ in range(3):
+        harness.worker.call_log.clear()
+        harness.worker.faults["token"] = WorkerRefused(ErrorCode.WORKER_ERROR, "an IndexError")
+        with pytest.raises(WorkerRefused, match="IndexError"):
+            await harness.say(session, DEADLY)
+        assert len([call for call in harness.worker.call_log if call.startswith("open")]) <= 1
+    assert (await harness.say(session, DEADLY)).turn == 1
 
 
 async def test_another_turn_of_the_session_is_run(harness, deaths: list[str]) -> None:

@@ -83,14 +83,20 @@ async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(
     assert harness.worker.call_log[1] == "open 2"
 
 
-async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, paused: str) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [WorkerLost("out of memory"), WorkerRefused(ErrorCode.WORKER_ERROR, "an IndexError")],
+)
+async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(
+    harness, paused: str, failure: Exception
+) -> None:
     await harness.wait_until_idle(paused)
     repairing = harness.worker.repair
     broken = []
 
     async def breaks(request: object) -> None:
         broken.append(request)
-        raise WorkerLost("out of memory")
+        raise failure
 
     harness.worker.repair = breaks
     await harness.complete_call(paused, "c1", "rain")

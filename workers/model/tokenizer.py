@@ -127,8 +127,17 @@ class ChatTokenizer:
         return segments
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """Encode plain text, with the special tokens that the tokenizer puts around one if asked."""
-        return list(self.inner.encode(text, add_special_tokens=special_tokens))
+        """Encode plain text, with the special tokens that the tokenizer puts around one if asked.
+
+        Raises BadMessages for what is no text in UTF-8: a lone surrogate that an escape was.
+        """
+        try:
+            return list(self.inner.encode(text, add_special_tokens=special_tokens))
+        except (TypeError, UnicodeError) as error:
+            raise BadMessages(
+                "the text cannot be encoded: it has a lone surrogate, half of a character; send the "
+                "whole character, or U+FFFD in its place"
+            ) from error
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary writes it."""

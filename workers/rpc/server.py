@@ -23,6 +23,7 @@ from workers.rpc.authentication import (
     require_authentication,
 )
 from workers.rpc.observation import ObservedCall, observe_call
+from workers.rpc.refusals import refusing
 from workers.rpc.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -152,18 +153,14 @@ class WorkerServicer:
 
 @asynccontextmanager
 async def _map_errors(context: Context) -> AsyncIterator[None]:
-    """Map errors to the call's status. The client gets kind and message, the log the traceback."""
+    """Map errors to the call's status, with the code that tells a refusal from a lost worker."""
     try:
-        yield
+        with refusing():
+            yield
     except WorkerError as error:
         status = grpc.StatusCode[error.code.grpc_status]
         await context.abort(
             status, _to_message(error), trailing_metadata=((REFUSAL_CODE, error.code),)
-        )
-    except Exception as error:
-        _log.exception("call failed")
-        await context.abort(
-            grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {_to_message(error)}"
         )
 
 

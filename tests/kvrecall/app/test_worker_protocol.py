@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,18 @@ from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from reference import MODEL_PATH
 from services.cluster.grpc_client import GrpcWorkerClient
+from services.cluster.pool import WorkerPool
 from services.cluster.settings import WireSettings
 from services.cluster.worker_client import Worker
+from tests.services.cluster.cluster import WAY, Known
 from workers.engine.settings import WorkerSettings
 from workers.rpc.server import WorkerServer
 from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
 SPOKEN = pb.Message(role="user", content="Where does she live?")
-
+# Its signal has a token that no model has: the pass over it raises.
+UNREPAIRABLE = pb.RepairRequest(session="s", epoch=1, trigger="tool_call", token_ids=[10**6])
 
 WorkerAt = Callable[..., AbstractAsyncContextManager[Worker]]
 
@@ -238,6 +241,51 @@ async def test_a_refusal_has_its_code(worker_at: WorkerAt, tmp_path: Path) -> No
         with pytest.raises(WorkerRefused) as refused:
             await anext(turn)
         assert refused.value.code == "bad_episode"
+
+
+async def test_a_job_that_raises_is_refused_and_the_worker_goes_on(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
+    """A token that the model has not, tools that are no JSON, a state that is none."""
+    async with worker_at(tmp_path) as worker:
+        await talked(worker, method="snapkv", repair_rows=8)
+        broken = pb.SessionState(length=5, selection=b"zebra")
+        raising = [
+            (worker.repair(UNREPAIRABLE), "IndexError"),
+            (
+                worker.tokenize(pb.TokenizeRequest(messages=[SPOKEN], tools=["zebra"])),
+                "JSONDecodeError",
+            ),
+            (
+                worker.map_rows(pb.MapRowsRequest(state=broken, stop=5, columns=1)),
+                "SafetensorError",
+            ),
+        ]
+        for call, kind in raising:
+            with pytest.raises(WorkerRefused, match=rf"did not expect \({kind}\)") as refused:
+                await call
+            assert refused.value.code == "worker_error"
+        await worker.delete(pb.DeleteRequest(session="s"))
+        assert await talked(worker, method="snapkv")
+
+
+async def test_a_worker_with_a_job_that_raises_keeps_its_sessions(tmp_path: Path) -> None:
+    """Beside another worker: that one is not tried, and no session moves."""
+    known = Known()
+    async with AsyncExitStack() as stack:
+        for name in "ab":
+            worker = await stack.enter_async_context(over_grpc(tmp_path / name))
+            (record,) = await worker.workers()
+            known.add(name, record.address, model=record.model, fingerprint=record.fingerprint)
+        pool = await WorkerPool.start(known, WAY)
+        stack.push_async_callback(pool.close)
+        assert pool.choose_worker("s", "a") == "a"
+        await talked(pool, method="snapkv", repair_rows=8)
+        with pytest.raises(WorkerRefused):
+            await pool.repair(UNREPAIRABLE)
+        with pytest.raises(WorkerRefused):
+            await pool.tokenize(pb.TokenizeRequest(messages=[SPOKEN], tools=["zebra"]))
+        assert [pool.choose_worker(f"other {name}", name) for name in "ab"] == ["a", "b"]
 
 
 async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(

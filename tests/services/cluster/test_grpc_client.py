@@ -115,10 +115,12 @@ async def test_a_code_in_the_trailers_is_a_refusal_whatever_the_status() -> None
         (grpc.StatusCode.INTERNAL, "failed: a reason"),
         (grpc.StatusCode.UNAVAILABLE, "cannot be reached: a reason"),
         (grpc.StatusCode.CANCELLED, "cancelled the call"),
-        (grpc.StatusCode.UNIMPLEMENTED, "answered unimplemented: a reason"),
+        (grpc.StatusCode.UNKNOWN, "answered unknown: a reason"),
     ],
 )
-async def test_any_other_status_is_a_lost_worker(status: grpc.StatusCode, message: str) -> None:
+async def test_a_status_of_the_connection_is_a_lost_worker(
+    status: grpc.StatusCode, message: str
+) -> None:
     async with connected() as (servicer, worker):
         servicer.status = status
         with pytest.raises(WorkerLost, match=message):
@@ -127,6 +129,17 @@ async def test_any_other_status_is_a_lost_worker(status: grpc.StatusCode, messag
         assert (await anext(turn)).token.text == "one"
         with pytest.raises(WorkerLost, match=message):
             await anext(turn)
+
+
+@pytest.mark.parametrize(
+    "status", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED]
+)
+async def test_a_call_that_the_worker_cannot_take_is_refused(status: grpc.StatusCode) -> None:
+    async with connected() as (servicer, worker):
+        servicer.status = status
+        with pytest.raises(WorkerRefused, match=f"{status.name.lower()}: a reason") as refused:
+            await worker.memory("s")
+        assert refused.value.code == "worker_error"
 
 
 async def test_a_call_past_its_deadline_is_cancelled_on_both_sides() -> None:
@@ -185,7 +198,7 @@ async def test_a_state_of_many_megabytes_is_sent_and_one_over_the_limit_is_refus
     async with connected() as (_, worker):
         assert (await worker.open(pb.OpenRequest(state=state))).length == 20 << 20
     async with connected(max_message_bytes=1 << 20) as (_, worker):
-        with pytest.raises(WorkerLost, match="resource_exhausted"):
+        with pytest.raises(WorkerRefused, match="resource_exhausted"):
             await worker.open(pb.OpenRequest(state=state))
 
 

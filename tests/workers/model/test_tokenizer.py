@@ -231,6 +231,16 @@ def test_messages_that_the_template_refuses_are_bad_messages(
         tokenizer.prompt([], CONVERSATION[:1], [], generate=True)
 
 
+def test_an_escape_that_is_half_a_character_makes_bad_messages(
+    chatml: Callable[[str], ChatTokenizer],
+) -> None:
+    """JSON of a tool or of the template's arguments may have it: a text that UTF-8 has not."""
+    tokenizer = chatml("{{ style }}{{ messages[-1]['content'] }}<|im_end|>")
+    arguments = json.loads(r'{"style": "\ud800"}')
+    with pytest.raises(BadMessages, match="lone surrogate"):
+        tokenizer.prompt([], CONVERSATION[:1], [], generate=True, arguments=arguments)
+
+
 def test_the_next_rendering_needs_the_system_message_and_all_since_the_last_user() -> None:
     system = {"role": "system", "content": "Be brief."}
     assert keep_recent(CONVERSATION[:5]) == CONVERSATION[2:5]
