@@ -55,31 +55,6 @@ class Run:
     log: EventLog
     cancelled: bool = False
 
-    @property
-    def stream(self) -> EncodedStream:
-        """All of its events."""
-        return EncodedStream(self.log.read(-1))
-
-    @property
-    def session(self) -> str:
-        """Its session."""
-        return self.found.session
-
-    @property
-    def match(self) -> str:
-        """How the session was found."""
-        return self.found.match
-
-    @property
-    def ignored(self) -> tuple[Ignored, ...]:
-        """What of the messages was mended."""
-        return self.found.ignored
-
-    @property
-    def turn(self) -> int:
-        """The number of its turn."""
-        return self.found.turn
-
     async def cancel(self) -> None:
         """Cancel its turn, unless that is committed; return when what came of it is stored."""
         self.cancelled = True
@@ -120,6 +95,35 @@ class Run:
         self.log.end()
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A response in the background as its client is told of it, and the stream of its events."""
+
+    found: Continuation
+    response: Json
+    stream: EncodedStream
+
+    @property
+    def session(self) -> str:
+        """Its session."""
+        return self.found.session
+
+    @property
+    def match(self) -> str:
+        """How the session was found."""
+        return self.found.match
+
+    @property
+    def ignored(self) -> tuple[Ignored, ...]:
+        """What of the messages was mended."""
+        return self.found.ignored
+
+    @property
+    def turn(self) -> int:
+        """The number of its turn."""
+        return self.found.turn
+
+
 class BackgroundResponses:
     """The responses in the background that this process computes, and those that it reads."""
 
@@ -127,23 +131,41 @@ class BackgroundResponses:
         self._service = service
         self._runs: OrderedDict[str, Run] = OrderedDict()
 
-    async def start(self, answering: Answering, key: IdempotencyKey | None) -> Run:
-        """Store the response in progress and go on without its client. Raises as `Answering.start`."""
+    async def start(self, answering: Answering, key: IdempotencyKey | None) -> Begun:
+        """Store the response in progress and go on without its client.
+
+        A repeated request waits for the first one, as for its turn, and is told of the response that
+        it has stored. Raises as `Answering.start`.
+        """
         found = await answering.start(key)
         head = answering.encode(found).head
         claim = self._service.responses.claim(head["id"])
         try:
-            await claim.acquire(_RELEASE_SECONDS)
-            await answering.store(found, head, found.asked)
+            await claim.acquire(self._service.limits.queue_seconds)
+            committed = await self._find_committed(head["id"], answering.tenant)
+            if committed is None:
+                await answering.store(found, head, found.asked)
         except BaseException:
-            await run_to_completion(found.stream.aclose())
-            await run_to_completion(claim.release())
+            await run_to_completion(_give_up(found, claim))
             raise
+        if committed is not None:
+            await run_to_completion(_give_up(found, claim))
+            events = await self.stream(head["id"], answering.tenant, None)
+            return Begun(found, committed, events)
         run = Run(answering, found, claim, head, EventLog())
         self._keep(run)
         self._service.follow(run.work(), "background response")
         self._service.follow(self._watch(run, answering.tenant), "background response watch")
-        return run
+        return Begun(found, objects.queue(head), EncodedStream(run.log.read(-1)))
+
+    async def _find_committed(self, response_id: str, tenant: str) -> Json | None:
+        """Return the stored response if its turn was committed, as it is under a repeated key."""
+        try:
+            stored = await self._service.responses.get(response_id, tenant)
+        except UnknownResponse:
+            return None
+        body: Json = json.loads(stored.body)
+        return body if objects.is_committed(body) else None
 
     async def read(self, response_id: str, tenant: str) -> Json:
         """Return a response, recovered if its process was lost. Raises UnknownResponse."""
@@ -265,3 +287,9 @@ class BackgroundResponses:
     def _is_here(self, response_id: str) -> bool:
         run = self._runs.get(response_id)
         return run is not None and not run.log.ended
+
+
+async def _give_up(found: Continuation, claim: AnswerClaim) -> None:
+    """End the turn unless it is committed, and let others store its response."""
+    await found.stream.aclose()
+    await claim.release()

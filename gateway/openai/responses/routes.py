@@ -13,10 +13,9 @@ from gateway.middleware import CLIENT_CLOSED_REQUEST
 from gateway.openai.errors import find_overflow
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
-from gateway.openai.responses.background import BackgroundResponses, Run
+from gateway.openai.responses.background import BackgroundResponses, Begun
 from gateway.openai.responses.event_log import AsTheyAre
 from gateway.openai.responses.input_items import read_input_items
-from gateway.openai.responses.objects import queue
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.settings import GatewaySettings
 from gateway.sse import ClientDisconnected, EventStream, run_while_connected
@@ -67,7 +66,7 @@ def _add_create(
             if body.background:
                 started = background.start(answering, idempotency)
                 encode = (lambda _: AsTheyAre()) if body.stream else None
-                return await respond(request, started, _get_head, encode, settings, report)
+                return await respond(request, started, _get_response, encode, settings, report)
             return await respond(
                 request,
                 answering.start(idempotency),
@@ -110,8 +109,8 @@ def _add_compact(router: APIRouter, service: SessionService, settings: GatewaySe
             return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _get_head(run: Run) -> dict[str, Any]:
-    return queue(run.head)
+async def _get_response(begun: Begun) -> dict[str, Any]:
+    return begun.response
 
 
 def _add_stored(

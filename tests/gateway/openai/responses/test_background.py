@@ -1,6 +1,7 @@
 """Responses in the background: read, streamed again, cancelled, deleted, and found after a loss."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -227,3 +228,38 @@ async def test_a_request_repeated_under_its_key_is_the_same_response(api, ask) -
     assert again.json()["id"] == first["id"]
     repeated = await get_ended(api, first["id"])
     assert repeated["output"] == ended["output"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeated_request_waits_until_the_first_has_stored_its_end(
+    api, ask, stream
+) -> None:
+    store, stored, reached, gate = api.catalog.responses.store, [], asyncio.Event(), asyncio.Event()
+
+    async def store_late(response: Any, seconds: float) -> None:
+        if '"in_progress"' not in response.body:
+            reached.set()
+            await gate.wait()
+        stored.append(json.loads(response.body)["status"])
+        await store(response, seconds)
+
+    api.catalog.responses.store = store_late
+    key = {"Idempotency-Key": "one"}
+    first = asyncio.create_task(ask("hello", background=True, headers=key, stream=stream))
+    await reached.wait()
+    repeats = [
+        asyncio.create_task(ask("hello", background=True, headers=key, stream=stream))
+        for _ in range(2)
+    ]
+    await asyncio.wait(repeats, timeout=1.5)
+    gate.set()
+    (told, other), begun = await asyncio.gather(asyncio.gather(*repeats), first)
+    assert (told.status_code, other.status_code) == (200, 200)
+    assert told.text == other.text
+    assert stored == ["in_progress", "completed"], "nothing is computed or stored again"
+    if stream:
+        assert "response.completed" in told.text
+        assert begun.headers["kvrecall-session"] == told.headers["kvrecall-session"]
+    else:
+        assert told.json() == await get(api, begun.json()["id"])
+        assert told.json()["status"] == "completed"
