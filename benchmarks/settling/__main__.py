@@ -87,7 +87,7 @@ def main() -> None:
     plan = Plan(**given)
     measured: Measured = {arm: defaultdict(list) for arm in ARMS}
     with tempfile.TemporaryDirectory(prefix="kvrecall-settling-") as folder:
-        engine = open_engine(model, plan, Path(folder))
+        engine = open_engine(model, plan.block, Path(folder), slots=len(ARMS) + 1)
         for number in range(plan.conversations):
             hold(engine, plan, plan.seed + number, measured)
             print(f"conversation {number + 1} of {plan.conversations}", flush=True)
@@ -99,11 +99,11 @@ def main() -> None:
     build_results("settling", plan.seed, model, rows).write(out)
 
 
-def open_engine(model: str, plan: Plan, folder: Path) -> Engine:
-    """An engine with a slot per arm, and one that holds a whole conversation."""
+def open_engine(model: str, block: int, folder: Path, slots: int) -> Engine:
+    """Open an engine whose slots hold a whole conversation."""
     loaded = load(model)
     store = build_store(loaded.model, folder, RAM_BYTES, store_settings(RAW))
-    limits = WorkerSettings(slots=len(ARMS) + 1, max_budget=8192, block_tokens=plan.block)
+    limits = WorkerSettings(slots=slots, max_budget=8192, block_tokens=block)
     return Engine(Parts(loaded.model, loaded.tokenizer, store, limits))
 
 

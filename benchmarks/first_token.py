@@ -1,0 +1,152 @@
+"""First tokens of an open session that names nothing, beside the full cache's.
+
+`OMP_NUM_THREADS=1 python -m benchmarks.first_token` holds a conversation in two sessions of one worker:
+one keeps the full cache, one names no setting, as a client's that knows nothing of kvrecall. Each begins
+with a history of so many tokens. Turns of some lines of a user follow, and each answer is settled in the
+pause behind it. The time to a turn's first token is CPU time of the worker's thread, so that other work
+on the machine does not count. It is all of it with one thread. The two sessions take turns in going
+first. The result file goes to `benchmarks/results/`.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.settling.__main__ import open_engine
+from evals.replay_session import run_steps
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.reporting.results import Row, build_results, speed_row
+from reference.conversation import generate
+from workers.engine.engine import Engine
+from workers.engine.session import ResidentSession
+from workers.tasks.settle import run_settle
+from workers.tasks.turn import run_turn
+
+RESULTS = Path(__file__).parent / "results"
+FULL, DEFAULT = "full cache", "nothing named"
+METHODS = {FULL: "full", DEFAULT: "icecache"}
+SLOT_ROWS = 8192
+# Generated words have more tokens than one; a longer conversation is generated than is held.
+_WORDS_PER_TOKEN = 0.75
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a measurement: tokens of the histories, turns after each, words of a turn."""
+
+    seed: int
+    histories: Sequence[int]
+    turns: int
+    words: int
+    answer: int
+    block: int
+
+
+def main() -> None:
+    """Read the command line, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="reference")
+    parser.add_argument("--seed", type=int, default=7300)
+    parser.add_argument("--histories", type=int, nargs="+", default=[2000, 6000])
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--words", type=int, default=150, help="words of the user in a turn")
+    parser.add_argument("--answer", type=int, default=24, help="tokens of the longest answer")
+    parser.add_argument("--block", type=int, default=256)
+    parser.add_argument("--out", type=Path, default=RESULTS / "first-token.json")
+    given = vars(parser.parse_args())
+    out, model = given.pop("out"), given.pop("model")
+    plan = Plan(**given)
+    rows = list[Row]()
+    with tempfile.TemporaryDirectory(prefix="kvrecall-first-token-") as folder:
+        engine = open_engine(model, plan.block, Path(folder), slots=len(METHODS))
+        for number, history in enumerate(plan.histories):
+            times = measure(engine, plan, history, plan.seed + number)
+            rows += build_rows(history, times)
+            for row in rows[-len(METHODS) :]:
+                print(row, flush=True)
+        engine.close()
+        engine.store.close()
+    build_results("first-token", plan.seed, model, rows).write(out)
+
+
+def measure(engine: Engine, plan: Plan, history: int, seed: int) -> dict[str, list[float]]:
+    """Measure the turns after a history: CPU seconds to the first token, by arm."""
+    texts = read_texts(seed, history, plan)
+    arms = {name: open_session(engine, name) for name in METHODS}
+    said = next(texts)
+    for resident in arms.values():
+        run_timed(engine, resident, said, plan.answer)
+    times: dict[str, list[float]] = {name: [] for name in METHODS}
+    for turn in range(plan.turns):
+        said = next(texts)
+        for name in list(METHODS)[:: 1 if turn % 2 else -1]:
+            run_steps(engine, arms[name], run_settle(engine, arms[name]))
+            times[name].append(run_timed(engine, arms[name], said, plan.answer))
+    for resident in arms.values():
+        engine.delete(resident.session.name).result()
+    return times
+
+
+def read_texts(seed: int, history: int, plan: Plan) -> Iterator[str]:
+    """Yield a user's text of the history's length, then those of the turns."""
+    tokens = 2 * history + 8 * plan.turns * plan.words
+    exchanges = generate(seed, tokens, split="held_out").exchanges
+    lines = iter([each.user for each in exchanges if each.tool_call is None])
+    for words in (int(history * _WORDS_PER_TOKEN), *[plan.words] * plan.turns):
+        text = ""
+        while len(text.split()) < words:
+            text = f"{text} {next(lines)}"
+        yield text.strip()
+
+
+def open_session(engine: Engine, name: str) -> ResidentSession:
+    """Open the session of an arm; one that names nothing has a budget that follows its length."""
+    spec = pb.SessionSpec(
+        session=name.replace(" ", "-"),
+        epoch=1,
+        budget=SLOT_ROWS if name == FULL else 0,
+        method=METHODS[name],
+        method_settings="{}",
+        seed=1,
+    )
+    return engine.swap_in(engine.open(spec, pb.SessionState()))
+
+
+def run_timed(engine: Engine, resident: ResidentSession, text: str, answer: int) -> float:
+    """Run a turn; return the CPU seconds to its first token."""
+    first = list[float]()
+
+    def note(event: pb.TurnEvent) -> None:
+        if event.HasField("token") and not first:
+            first.append(time.thread_time())
+
+    request = pb.TurnRequest(
+        session=resident.session.name,
+        epoch=1,
+        messages=[pb.Message(role="user", content=text)],
+        generate=True,
+        sampling=pb.Sampling(max_tokens=answer),
+    )
+    began = time.thread_time()
+    run_steps(engine, resident, run_turn(engine, resident, request, note))
+    return first[0] - began
+
+
+def build_rows(history: int, times: dict[str, list[float]]) -> list[Row]:
+    """The rows of one history; ratios are medians over pairs of the same turn."""
+    rows = list[Row]()
+    for name, values in times.items():
+        pairs = zip(values, times[FULL], strict=True)
+        ratio = round(median(one / other for one, other in pairs), 4)
+        condition = f"{name}, history of {history} tokens"
+        row = speed_row(condition, "first token", "CPU seconds", values, ratio_to=FULL, ratio=ratio)
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
