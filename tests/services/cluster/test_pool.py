@@ -1,7 +1,7 @@
 """Several workers behind one protocol: where sessions and their calls go."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 
