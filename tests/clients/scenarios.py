@@ -51,8 +51,12 @@ def tool(stage: Stage) -> None:
 
 
 def parallel(stage: Stage) -> None:
-    """Two commands in one answer."""
-    done = stage.agent.ask("Please run [cat note.txt] and [cat other.txt].")
+    """Two commands in one answer.
+
+    They take a second: Qwen Code 0.24 may lose the output of one that ends at once beside another.
+    """
+    commands = "[cat note.txt; sleep 1] and [cat other.txt; sleep 1]"
+    done = stage.agent.ask(f"Please run {commands}.")
     _require(done, "The results are:", "K4821", "M77é😀")
 
 
