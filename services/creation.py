@@ -93,8 +93,12 @@ class SessionCreator:
             MemoryReport(budget=settings.budget or info.max_budget),
         )
         session = replace(session, worker=await self._open_anywhere(session))
+        record = build_record(key, session)
         try:
-            await self._catalog.sessions.create(session, b"", build_record(key, session))
+            await self._quotas.add_session(
+                settings.tenant,
+                lambda limit: self._catalog.sessions.create(session, b"", record, limit),
+            )
         except ServiceError:
             # Whether it was committed may be unknown. If not, the worker's copy is an unknown
             # session, which the reconciliation deletes.

@@ -240,8 +240,7 @@ class ForkRunner:
         """
         assert child.settings.forked_from is not None, "a child has an origin"
         parent = child.settings.forked_from.session
-        commit = ForkCommit(child, parent, child.turns, state)
-        await self._catalog.sessions.fork(commit, build_record(key, child))
+        await self._commit(ForkCommit(child, parent, child.turns, state), key)
         try:
             await open_fork(
                 pb.ForkRequest(
@@ -257,6 +256,15 @@ class ForkRunner:
             self._sessions.add_created(child)
         self._start_repairs(child)
         return child
+
+    async def _commit(self, commit: ForkCommit, key: IdempotencyKey | None) -> None:
+        """Fork in the catalog. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
+        record = build_record(key, commit.session)
+        await self._quotas.add_session(
+            commit.session.settings.tenant,
+            lambda limit: self._catalog.sessions.fork(commit, record, limit),
+            keep=commit.parent,
+        )
 
     async def _fork_replaying(
         self, live: ActiveSession, parent: Session, child: Session, key: IdempotencyKey | None
@@ -292,8 +300,7 @@ class ForkRunner:
             result = await self._fork_in_worker(live, request)
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
             state = result.state.SerializeToString(deterministic=True)
-            commit = ForkCommit(child, live.id, child.turns, state)
-            await self._catalog.sessions.fork(commit, build_record(key, child))
+            await self._commit(ForkCommit(child, live.id, child.turns, state), key)
         except ServiceError:
             self._worker.forget(child.id)
             raise

@@ -6,6 +6,7 @@ from kvrecall.domain.errors import LimitExceeded, QuotaExceeded
 from kvrecall.domain.events import EventBus, QuotaReached
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
+from services.catalog.quota import check_room
 
 # make_room(tenant, keep) deletes sessions that no client deletes, all but the session `keep`.
 MakeRoom = Callable[[str, str], Awaitable[bool]]
@@ -39,15 +40,30 @@ class Quotas:
     async def check_new_session(self, tenant: str, tokens: int = 1, keep: str = "") -> None:
         """Raise QuotaExceeded unless the tenant may have one more session, of so many tokens.
 
-        The session `keep` is not deleted for it.
+        It spares work in vain: the session's commit counts again. The session `keep` is not deleted for it.
         """
-        limit = self._limits.tenant_sessions
-        while (count := await self._catalog.sessions.count(tenant)) >= limit:
-            if not await self._make_room(tenant, keep):
-                self._events.publish(QuotaReached(tenant))
-                message = f"the tenant has {count} sessions; the limit is {limit}: delete some"
-                raise QuotaExceeded(message, limit)
+
+        async def count(limit: int) -> None:
+            check_room(await self._catalog.sessions.count(tenant), limit, "sessions")
+
+        await self.add_session(tenant, count, keep)
         await self.check_quota(tenant, tokens, keep)
+
+    async def add_session(
+        self, tenant: str, add: Callable[[int], Awaitable[None]], keep: str = ""
+    ) -> None:
+        """Add a session by `add(limit)`, which counts the tenant's sessions in the same step.
+
+        While it raises QuotaExceeded room is made, but not of the session `keep`. Raises that if
+        there is none.
+        """
+        while True:
+            try:
+                return await add(self._limits.tenant_sessions)
+            except QuotaExceeded:
+                if not await self._make_room(tenant, keep):
+                    self._events.publish(QuotaReached(tenant))
+                    raise
 
     def check_metadata(self, metadata: Mapping[str, str] | None) -> None:
         """Raise LimitExceeded for metadata that is larger than a session may have."""

@@ -7,6 +7,8 @@ from dataclasses import replace
 from kvrecall.domain.errors import SessionBusy, UnknownConversation, UnknownItem, UnknownResponse
 from kvrecall.testing._catalog_state import CatalogState
 from services.catalog.claims import Claims
+from services.catalog.quota import check_room
+from services.catalog.records import IdempotencyRecord
 from services.catalog.responses.base import (
     ItemBounds,
     StoredConversation,
@@ -49,15 +51,27 @@ class InMemoryResponses:
 class InMemoryConversations:
     """Conversations, and the items of each by id, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
         self._conversations: dict[str, StoredConversation] = {}
         self._items: dict[str, dict[str, StoredItem]] = {}
         self._claims = Claims()
 
-    async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
-        """Add a conversation with its first items."""
+    async def create(
+        self,
+        conversation: StoredConversation,
+        items: Sequence[StoredItem],
+        record: IdempotencyRecord | None = None,
+        limit: int | None = None,
+    ) -> bool:
+        """Add a conversation; False if there is one of that id already. Raises QuotaExceeded."""
+        if conversation.id in self._conversations:
+            return False
+        check_room(await self.count(conversation.tenant), limit, "conversations")
+        self._state.store_record(record)
         self._conversations[conversation.id] = conversation
         self._items[conversation.id] = {item.id: item for item in items}
+        return True
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
         """Return a tenant's conversation. Raises UnknownConversation."""
@@ -87,15 +101,21 @@ class InMemoryConversations:
         del self._items[conversation_id]
 
     async def add_items(
-        self, conversation_id: str, items: Sequence[StoredItem], bounds: ItemBounds | None
+        self,
+        conversation_id: str,
+        items: Sequence[StoredItem],
+        bounds: ItemBounds | None,
+        record: IdempotencyRecord | None = None,
     ) -> None:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
         self._get(conversation_id)
+        self._state.require_new_record(record)
         known = self._items[conversation_id]
         added = known | {item.id: item for item in items if item.id not in known}
         if bounds is not None:
             bounds.check(len(added), measure(added.values()))
         self._items[conversation_id] = added
+        self._state.store_record(record)
 
     async def get_items(
         self, conversation_id: str, after: str | None, limit: int, newest_first: bool

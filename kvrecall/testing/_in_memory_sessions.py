@@ -10,6 +10,7 @@ from kvrecall.domain.state_machine import SessionState
 from kvrecall.testing._catalog_changes import build_child, pair_built
 from kvrecall.testing._catalog_state import CatalogState, StoredSession
 from services.catalog.claims import Claims
+from services.catalog.quota import check_room
 from services.catalog.records import (
     ForkCommit,
     IdempotencyRecord,
@@ -28,9 +29,14 @@ class InMemorySessions:
         self._claims = claims
 
     async def create(
-        self, session: Session, worker_state: bytes, record: IdempotencyRecord | None
+        self,
+        session: Session,
+        worker_state: bytes,
+        record: IdempotencyRecord | None,
+        limit: int | None = None,
     ) -> None:
-        """Add a session. Raises CatalogError when its id is taken."""
+        """Add a session. Raises QuotaExceeded, and CatalogError when its id is taken."""
+        check_room(await self.count(session.settings.tenant), limit, "sessions")
         self._state.require_new_record(record)
         self._state.add(StoredSession(session, worker_state, refs=session.shared))
         self._state.store_record(record, created=session.id)
@@ -83,8 +89,11 @@ class InMemorySessions:
         paused = sum(bool(each.outstanding) for each in sessions)
         return {SessionState.PAUSED: paused, SessionState.IDLE: len(sessions) - paused}
 
-    async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
-        """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
+    async def fork(
+        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None = None
+    ) -> None:
+        """Add a session that starts from another. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
+        check_room(await self.count(commit.session.settings.tenant), limit, "sessions")
         parent = self._state.get(commit.parent)
         if not 0 <= commit.turns <= parent.session.turns:
             raise UnknownTurn(commit.parent, commit.turns)

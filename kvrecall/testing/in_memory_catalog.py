@@ -53,7 +53,7 @@ class InMemoryCatalog:
         self.turns = InMemoryTurns(state)
         self.histories = InMemoryHistories(state)
         self.responses = InMemoryResponses(state)
-        self.conversations = InMemoryConversations()
+        self.conversations = InMemoryConversations(state)
         self.expiry = InMemoryExpiry(state)
         self.tool_calls = InMemoryToolCalls(state)
         self.repairs = InMemoryRepairs(state)

@@ -42,9 +42,16 @@ class Sessions(Protocol):
     """Sessions, from their creation to their deletion."""
 
     async def create(
-        self, session: Session, worker_state: bytes, record: IdempotencyRecord | None
+        self,
+        session: Session,
+        worker_state: bytes,
+        record: IdempotencyRecord | None,
+        limit: int | None = None,
     ) -> None:
-        """Add a session, whose lease starts with its own `epoch` and `worker`."""
+        """Add a session, whose lease starts with its own `epoch` and `worker`.
+
+        Raises QuotaExceeded if its tenant has `limit` sessions, however many are added at once.
+        """
         ...
 
     async def get(self, session_id: str, tenant: str | None = None) -> Session:
@@ -90,10 +97,13 @@ class Sessions(Protocol):
         """Count the idle and the paused sessions of all tenants; at some moment, roughly."""
         ...
 
-    async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
+    async def fork(
+        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None = None
+    ) -> None:
         """Add a session that starts from another, with an `epoch` and `worker` of its own.
 
-        Raises UnknownSession, also when pages that it shares are gone, and UnknownTurn. Its
+        Raises UnknownSession, also when pages that it shares are gone, UnknownTurn, and
+        QuotaExceeded as `create`. Its
         `shared` pages are referenced before the session exists: a crash leaves none unreferenced.
         """
         ...

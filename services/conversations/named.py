@@ -3,10 +3,15 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 
-from kvrecall.domain.errors import QuotaExceeded
+from pydantic import TypeAdapter
+
+from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
+from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.responses.base import (
     ItemBounds,
     StoredConversation,
@@ -16,6 +21,8 @@ from services.catalog.responses.base import (
 )
 from services.conversations.answer_claim import AnswerClaim
 from services.quotas import Quotas
+
+_ITEMS = TypeAdapter(Sequence[StoredItem])
 
 
 class NamedConversations:
@@ -35,19 +42,35 @@ class NamedConversations:
         return self._catalog.conversations
 
     async def create(
-        self, tenant: str, metadata: Mapping[str, str], items: Sequence[StoredItem]
+        self,
+        tenant: str,
+        metadata: Mapping[str, str],
+        items: Sequence[StoredItem],
+        key: IdempotencyKey | None = None,
     ) -> StoredConversation:
-        """Create a conversation with its first items. Raises QuotaExceeded, LimitExceeded."""
+        """Create a conversation with its first items, or return the one that the key's request has.
+
+        Raises QuotaExceeded, LimitExceeded, IdempotencyConflict.
+        """
         self._quotas.check_metadata(metadata)
         self._bounds.check(len(items), measure(items))
-        limit = self._limits.tenant_conversations
-        if await self._store.count(tenant) >= limit:
-            message = f"the tenant has {limit} conversations, which is the limit: delete some"
-            raise QuotaExceeded(message, limit)
-        id = f"conv_{secrets.token_hex(16)}"
+        id = self._name(key)
         created = StoredConversation(id, tenant, int(time.time()), dict(metadata))
-        await self._store.create(created, items)
-        return created
+        record = None if key is None else IdempotencyRecord(replace(key, session=id), "{}")
+        limit = self._limits.tenant_conversations
+        is_new = await self._store.create(created, items, record, limit)
+        if record is None or is_new:
+            return created
+        await self._catalog.idempotency.get(record.key)  # it was made for the same body
+        return await self.get(id, tenant)
+
+    def _name(self, key: IdempotencyKey | None) -> str:
+        """Return a random id, or the one that all requests with a key have in this catalog."""
+        if key is None:
+            return f"conv_{secrets.token_hex(16)}"
+        secret = self._catalog.id.encode()
+        digest = blake2b(f"{key.scope} {key.key}".encode(), digest_size=16, key=secret)
+        return f"conv_{digest.hexdigest()}"
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
         """Return a conversation."""
@@ -68,11 +91,29 @@ class NamedConversations:
         await self._store.delete(conversation_id)
 
     async def add_items(
-        self, conversation_id: str, tenant: str, items: Sequence[StoredItem]
-    ) -> None:
-        """Append items whose ids are new. Raises LimitExceeded."""
+        self,
+        conversation_id: str,
+        tenant: str,
+        items: Sequence[StoredItem],
+        key: IdempotencyKey | None = None,
+    ) -> Sequence[StoredItem]:
+        """Append items whose ids are new; return them, or those that the key's request has appended.
+
+        Raises LimitExceeded, IdempotencyConflict.
+        """
         await self.get(conversation_id, tenant)
-        await self._store.add_items(conversation_id, items, self._bounds)
+        record = None
+        if key is not None:
+            key = replace(key, session=conversation_id)
+            record = IdempotencyRecord(key, _ITEMS.dump_json(items).decode())
+        try:
+            await self._store.add_items(conversation_id, items, self._bounds, record)
+        except CatalogError:
+            answered = None if key is None else await self._catalog.idempotency.get(key)
+            if answered is None:
+                raise
+            return _ITEMS.validate_json(answered)
+        return items
 
     async def add_answer(self, conversation_id: str, items: Sequence[StoredItem]) -> None:
         """Append what an answer brought; one that was begun is added whatever the bounds."""

@@ -1,11 +1,14 @@
 """Quotas: each sees its own sessions only, and holds no more than it may."""
 
+import asyncio
+
 import pytest
 
 from kvrecall.domain.errors import InvalidRequest, LimitExceeded, QuotaExceeded, UnknownSession
 from kvrecall.domain.events import QuotaReached, TurnFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.forks import ForkRequest
 from services.reading.search import SessionQuery
 
@@ -69,6 +72,29 @@ class TestSessions:
         assert await harness.session(tenant="ben")
         await harness.service.delete(other)
         assert await harness.service.fork(session, ForkRequest())
+
+    async def test_of_creations_and_forks_at_once_no_more_succeed_than_there_is_room_for(
+        self, harness
+    ) -> None:
+        session = await harness.session(tenant="ann")
+        await harness.say(session, HELLO)
+        opened, worker_open = asyncio.Event(), harness.worker.open
+
+        async def open_late(request: pb.OpenRequest) -> None:
+            await opened.wait()
+            await worker_open(request)
+
+        harness.worker.open = open_late
+        creations = [asyncio.create_task(harness.session(tenant="ann")) for _ in range(50)]
+        await asyncio.sleep(
+            0.1
+        )  # by now as many as may are on the way, and there was room for each
+        forks = [harness.service.fork(session, ForkRequest(queue=True)) for _ in range(8)]
+        opened.set()
+        results = await asyncio.gather(*creations, *forks, return_exceptions=True)
+        refused = [each for each in results if isinstance(each, QuotaExceeded)]
+        assert len(refused) == len(results) - 1
+        assert len(await harness.catalog.sessions.get_ids()) == 2
 
     async def test_metadata_has_a_limit_in_bytes(self, harness) -> None:
         session = await harness.session(metadata={"key": "1234567"})

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
+from gateway.idempotency import Key, get_idempotency_key
 from gateway.ignored import IgnoredParts, Tolerance
 from gateway.openai.conversations.schemas import ConversationBody, ItemsBody, MetadataBody
 from gateway.openai.pages import After, Limit, Order, build_page
@@ -30,11 +31,16 @@ def _add_conversations(router: APIRouter, service: SessionService) -> None:
 
     @router.post("/conversations", tags=["openai"])
     async def create_conversation(
-        body: ConversationBody = ConversationBody(), tenant: Tenant = ""
+        request: Request,
+        body: ConversationBody = ConversationBody(),
+        key: Key = None,
+        tenant: Tenant = "",
     ) -> Json:
         """Create a conversation, to which responses that name it add their items."""
         items = _build_items(body.items or (), service)
-        return _describe(await conversations.create(tenant, body.metadata or {}, items))
+        idempotency = get_idempotency_key(request, key, body)
+        metadata = body.metadata or {}
+        return _describe(await conversations.create(tenant, metadata, items, idempotency))
 
     @router.get("/conversations/{conversation}", tags=["openai"])
     async def get_conversation(conversation: str, tenant: Tenant = "") -> Json:
@@ -59,10 +65,14 @@ def _add_items(router: APIRouter, service: SessionService) -> None:
     conversations = service.named_conversations
 
     @router.post("/conversations/{conversation}/items", tags=["openai"])
-    async def create_items(conversation: str, body: ItemsBody, tenant: Tenant = "") -> Json:
+    async def create_items(
+        request: Request, conversation: str, body: ItemsBody, key: Key = None, tenant: Tenant = ""
+    ) -> Json:
         """Append items to a conversation; the next response reads them."""
-        items = _build_items(body.items, service)
-        await conversations.add_items(conversation, tenant, items)
+        idempotency = get_idempotency_key(request, key, body)
+        items = await conversations.add_items(
+            conversation, tenant, _build_items(body.items, service), idempotency
+        )
         return build_page([json.loads(item.body) for item in items], len(items))
 
     @router.get("/conversations/{conversation}/items", tags=["openai"])

@@ -13,10 +13,12 @@ from typing import Any
 from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
+from services.catalog.quota import check_room
 from services.catalog.records import SessionPage
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
+from services.catalog.redis.shared_connection import Command
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.serialization import decode_cursor, encode_cursor
 
@@ -34,13 +36,16 @@ class RedisIndexes:
         self._keys = keys
         self._slots = slots
 
-    async def add(self, session: Session, last_event_at: float) -> None:
-        """List a session, and the pause it may start in, without an event before the given time."""
+    async def add(self, session: Session, last_event_at: float, limit: int | None = None) -> None:
+        """List a session, and the pause it may start in, without an event before the given time.
+
+        Raises QuotaExceeded if its tenant has `limit` others.
+        """
         tenant = session.settings.tenant
         name = self._keys.get_sessions(tenant)
         tenants = self._keys.tenants
         await self._redis.write(tenants, "ZADD", tenants, repr(time.time()), tenant)
-        await self._redis.write(name, "ZADD", name, repr(session.created_at), session.id)
+        await list_within(self._redis, name, session.created_at, session.id, limit, "sessions")
         if session.turns:
             await self.add_pause(session.id, session.turns, last_event_at)
 
@@ -191,6 +196,20 @@ class RedisIndexes:
             name = self._keys.get_sessions(tenant)
             await self._redis.read(name, "ZREM", name, *stale)
         return [session for session in sessions if session is not None]
+
+
+async def list_within(
+    redis: CatalogRedis, name: str, score: float, entry: str, limit: int | None, what: str
+) -> None:
+    """List an entry of a tenant's in one step with the check that there is room for it.
+
+    What is to be created is listed before: so its place is reserved, also by a creation that fails,
+    until the entry is found to be stale. Raises QuotaExceeded.
+    """
+    words: Command = (repr(score), entry, "" if limit is None else limit)
+    held = int(await redis.write(name, "EVAL", scripts.LIST_WITHIN, 1, name, *words))
+    if held >= 0:
+        check_room(held, limit, what)
 
 
 def _get_oldest_event(session: Session | None, turn: int) -> float | None:

@@ -45,11 +45,15 @@ class RedisSessions:
         self._deletion = deletion
 
     async def create(
-        self, session: Session, worker_state: bytes, record: IdempotencyRecord | None
+        self,
+        session: Session,
+        worker_state: bytes,
+        record: IdempotencyRecord | None,
+        limit: int | None = None,
     ) -> None:
-        """Add a session."""
+        """Add a session. Raises QuotaExceeded."""
         commit = build_create(session, worker_state)
-        await run_to_completion(self._add(session, commit, record))
+        await run_to_completion(self._add(session, commit, record, limit))
 
     async def get(self, session_id: str, tenant: str | None = None) -> Session:
         """Return the session as last committed, if it is the tenant's. Raises UnknownSession."""
@@ -92,9 +96,11 @@ class RedisSessions:
         """Count the idle and the paused sessions of all tenants, roughly."""
         return await self._indexes.count_by_state()
 
-    async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
-        """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
-        await run_to_completion(self._fork(commit, record))
+    async def fork(
+        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None = None
+    ) -> None:
+        """Add a session that starts from another. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
+        await run_to_completion(self._fork(commit, record, limit))
 
     async def restore(self, dump: SessionDump) -> None:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
@@ -106,18 +112,20 @@ class RedisSessions:
         """Delete the session and return the orphaned pages. Raises UnknownSession."""
         return await run_to_completion(self._deletion.delete(session_id, record))
 
-    async def _fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
+    async def _fork(
+        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None
+    ) -> None:
         child = commit.session
         now = await self._indexes.get_time()
         changes = await copies.build_fork(self._slots, commit, now)
         before = await self._page_refs.reserve_all(child.id, child.shared)
-        await self._add(child, changes, record, before)
+        await self._add(child, changes, record, limit, before)
         await self._set_length(child)
         await self._page_refs.confirm(child.id, child.shared)
         await self._deletion.end_creation(child.id)
 
     async def _restore(self, dump: SessionDump) -> None:
-        await self._add(dump.session, copies.build_restore(dump), None)
+        await self._add(dump.session, copies.build_restore(dump), None, None)
         await self._set_length(dump.session)
 
     async def _add(
@@ -125,12 +133,13 @@ class RedisSessions:
         session: Session,
         commit: RedisCommit,
         record: IdempotencyRecord | None,
+        limit: int | None,
         before: str = "",
     ) -> None:
         """Add a session: list it first, then commit it, then list it again if that took long."""
         await self._idempotency.reserve(record, session.id)
+        await self._indexes.add(session, last_event_at=commit.at, limit=limit)
         await self._expiry.add(session)
-        await self._indexes.add(session, last_event_at=commit.at)
         await self._slots.apply(session.id, commit, epoch=NEW, before=before)
         with suppress(CatalogError):
             await self._indexes.add(session, last_event_at=0.0)

@@ -154,9 +154,9 @@ def build_incomplete(session_id: str) -> CatalogError:
     )
 
 
-def require_own_slot(record: IdempotencyRecord, session_id: str) -> None:
-    """Check that a record can be stored in one step with a change of the session."""
-    assert record.key.session == session_id, "a record lies with the session its request names"
+def require_own_slot(record: IdempotencyRecord, id: str) -> None:
+    """Check that a record can be stored in one step with a change of a session or conversation."""
+    assert record.key.session == id, "a record lies with what its request names"
 
 
 def _build_refusal(

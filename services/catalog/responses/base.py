@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvrecall.domain.errors import LimitExceeded
+from services.catalog.records import IdempotencyRecord
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,23 @@ class Responses(Protocol):
 
 
 class StoredConversations(Protocol):
-    """Conversations that clients name by an id, each with its items in order."""
+    """Conversations that clients name by an id, each with its items in order.
 
-    async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
-        """Add a conversation with its first items."""
+    The idempotency record of a request names the conversation in place of a session, one that is
+    created too.
+    """
+
+    async def create(
+        self,
+        conversation: StoredConversation,
+        items: Sequence[StoredItem],
+        record: IdempotencyRecord | None = None,
+        limit: int | None = None,
+    ) -> bool:
+        """Add a conversation with its first items; False if there is one of that id already.
+
+        Raises QuotaExceeded if its tenant has `limit` conversations, of which none is that one.
+        """
         ...
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
@@ -132,12 +146,16 @@ class StoredConversations(Protocol):
         ...
 
     async def add_items(
-        self, conversation_id: str, items: Sequence[StoredItem], bounds: ItemBounds | None
+        self,
+        conversation_id: str,
+        items: Sequence[StoredItem],
+        bounds: ItemBounds | None,
+        record: IdempotencyRecord | None = None,
     ) -> None:
         """Append items; one whose id is there already is left out, so a call may be repeated.
 
-        Raises UnknownConversation, and LimitExceeded if the conversation would be over `bounds`:
-        then none is added.
+        Raises UnknownConversation, CatalogError if the request of the `record` was answered already,
+        and LimitExceeded if the conversation would be over `bounds`: then none is added.
         """
         ...
 

@@ -10,12 +10,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from kvrecall.domain.errors import UnknownConversation, UnknownItem, UnknownResponse, UnknownSession
+from kvrecall.domain.errors import (
+    CatalogError,
+    UnknownConversation,
+    UnknownItem,
+    UnknownResponse,
+    UnknownSession,
+)
 from services.cancellation import run_to_completion
+from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.idempotency import RedisIdempotency
+from services.catalog.redis.indexes import list_within
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.shared_connection import Argument, Command
+from services.catalog.redis.slot import require_own_slot
 from services.catalog.responses.base import (
     ItemBounds,
     StoredConversation,
@@ -73,11 +83,17 @@ class RedisConversations:
         self._redis = redis
         self._keys = keys
 
-    async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
-        """Add a conversation with its first items."""
+    async def create(
+        self,
+        conversation: StoredConversation,
+        items: Sequence[StoredItem],
+        record: IdempotencyRecord | None = None,
+        limit: int | None = None,
+    ) -> bool:
+        """Add a conversation; False if there is one of that id already. Raises QuotaExceeded."""
         index = self._keys.get_conversations(conversation.tenant)
-        await self._redis.write(index, "ZADD", index, repr(time.time()), conversation.id)
-        await self._add(conversation.id, items, None, conversation)
+        await list_within(self._redis, index, time.time(), conversation.id, limit, "conversations")
+        return await self._add(conversation.id, items, None, record, conversation)
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
         """Return a tenant's conversation. Raises UnknownConversation."""
@@ -110,10 +126,14 @@ class RedisConversations:
         await self._redis.write(index, "ZREM", index, conversation_id)
 
     async def add_items(
-        self, conversation_id: str, items: Sequence[StoredItem], bounds: ItemBounds | None
+        self,
+        conversation_id: str,
+        items: Sequence[StoredItem],
+        bounds: ItemBounds | None,
+        record: IdempotencyRecord | None = None,
     ) -> None:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
-        await self._add(conversation_id, items, bounds, None)
+        await self._add(conversation_id, items, bounds, record, None)
 
     async def get_items(
         self, conversation_id: str, after: str | None, limit: int, newest_first: bool
@@ -185,19 +205,29 @@ class RedisConversations:
         conversation_id: str,
         items: Sequence[StoredItem],
         bounds: ItemBounds | None,
+        record: IdempotencyRecord | None,
         created: StoredConversation | None,
-    ) -> None:
+    ) -> bool:
+        """Add items, and the conversation if it is `created`; False if that exists already."""
         names = self._names(conversation_id)
+        text = ""
+        if record is not None:
+            require_own_slot(record, conversation_id)
+            names.append(self._keys.get_record(record.key))
+            text = RedisIdempotency.encode(record, created="")
         first = ("", "") if created is None else (_encode(created), created.tenant)
-        words: list[Argument] = [*first, *_to_words(bounds)]
+        words: list[Argument] = [*first, *_to_words(bounds), text, RedisIdempotency.MILLISECONDS]
         for item in items:
             words += [item.id, item.body]
         call = ("EVAL", scripts.ADD_ITEMS, len(names), *names, *words)
         outcome, *found = await run_to_completion(self._redis.write(names[0], *call))
         if outcome == b"unknown":
             raise UnknownConversation(conversation_id)
+        if outcome == b"answered":
+            raise CatalogError("the request was answered already; ask for its answer")
         if outcome == b"full" and bounds is not None:
             bounds.check(*found)
+        return bool(outcome == b"done")
 
     async def _correct(self, index: str) -> None:
         """Remove what is left of creations and deletions that broke off, of a few random entries."""

@@ -12,6 +12,8 @@ from kvrecall.domain.errors import (
     UnknownResponse,
 )
 from services.catalog.claims import Claims
+from services.catalog.quota import check_room
+from services.catalog.records import IdempotencyRecord
 from services.catalog.responses.base import (
     ItemBounds,
     StoredConversation,
@@ -19,6 +21,7 @@ from services.catalog.responses.base import (
     StoredResponse,
 )
 from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import (
     Row,
     build_insert,
@@ -78,19 +81,31 @@ class SqliteResponses:
 class SqliteConversations:
     """Conversations and their items; claims are in memory, as one process uses the file."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, idempotency: SqliteIdempotency) -> None:
         self._database = database
+        self._idempotency = idempotency
         self._claims = Claims()
 
-    async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
-        """Add a conversation with its first items."""
+    async def create(
+        self,
+        conversation: StoredConversation,
+        items: Sequence[StoredItem],
+        record: IdempotencyRecord | None = None,
+        limit: int | None = None,
+    ) -> bool:
+        """Add a conversation; False if there is one of that id already. Raises QuotaExceeded."""
         row = {**asdict(conversation), "metadata": json.dumps(dict(conversation.metadata))}
 
-        def change(db: sqlite3.Connection) -> None:
+        def change(db: sqlite3.Connection) -> bool:
+            if _exists(db, conversation.id):
+                return False
+            check_room(_count(db, conversation.tenant), limit, "conversations")
             insert(db, "conversations", [row])
             _add_items(db, conversation.id, items)
+            self._idempotency.replace(db, record)
+            return True
 
-        await self._database.write(change, "")
+        return await self._database.write(change, "")
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
         """Return a tenant's conversation. Raises UnknownConversation."""
@@ -104,8 +119,7 @@ class SqliteConversations:
 
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's conversations."""
-        query = "SELECT count(*) FROM conversations WHERE tenant = :tenant"
-        return await self._database.read(lambda db: fetch_value(db, query, {"tenant": tenant}))
+        return await self._database.read(lambda db: _count(db, tenant))
 
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
         """Replace the metadata. Raises UnknownConversation."""
@@ -122,12 +136,17 @@ class SqliteConversations:
         self._claims.discard(conversation_id)
 
     async def add_items(
-        self, conversation_id: str, items: Sequence[StoredItem], bounds: ItemBounds | None
+        self,
+        conversation_id: str,
+        items: Sequence[StoredItem],
+        bounds: ItemBounds | None,
+        record: IdempotencyRecord | None = None,
     ) -> None:
         """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
             _require_conversation(db, conversation_id)
+            self._idempotency.store(db, record)
             _add_items(db, conversation_id, items)
             if bounds is not None:
                 bounds.check(*_measure(db, conversation_id))
@@ -213,9 +232,18 @@ def _measure(db: sqlite3.Connection, conversation: str) -> tuple[int, int]:
     return (0, 0) if row is None else (row[0], row[1])
 
 
-def _require_conversation(db: sqlite3.Connection, conversation: str) -> None:
+def _count(db: sqlite3.Connection, tenant: str) -> int:
+    query = "SELECT count(*) FROM conversations WHERE tenant = :tenant"
+    return int(fetch_value(db, query, {"tenant": tenant}))
+
+
+def _exists(db: sqlite3.Connection, conversation: str) -> bool:
     query = "SELECT 1 FROM conversations WHERE id = :id"
-    if fetch_one(db, query, {"id": conversation}) is None:
+    return fetch_one(db, query, {"id": conversation}) is not None
+
+
+def _require_conversation(db: sqlite3.Connection, conversation: str) -> None:
+    if not _exists(db, conversation):
         raise UnknownConversation(conversation)
 
 

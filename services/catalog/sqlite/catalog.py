@@ -38,7 +38,7 @@ class SqliteCatalog:
         self.turns = SqliteTurns(database, self.idempotency)
         self.histories = SqliteHistories(database)
         self.responses = SqliteResponses(database)
-        self.conversations = SqliteConversations(database)
+        self.conversations = SqliteConversations(database, self.idempotency)
         self.expiry = SqliteExpiry(database, reader)
         self.tool_calls = SqliteToolCalls(database, self.idempotency)
         self.repairs = SqliteRepairs(database)

@@ -41,6 +41,13 @@ class SqliteIdempotency:
             raise IdempotencyConflict(key.key)
         return str(row["response"])
 
+    def replace(self, db: sqlite3.Connection, record: IdempotencyRecord | None) -> None:
+        """Store a response in the caller's transaction, in place of one that is void."""
+        if record is not None:
+            key = {"scope": record.key.scope, "key": record.key.key}
+            db.execute("DELETE FROM idempotency_records WHERE scope = :scope AND key = :key", key)
+            self.store(db, record)
+
     def store(
         self, db: sqlite3.Connection, record: IdempotencyRecord | None, created: str = ""
     ) -> None:

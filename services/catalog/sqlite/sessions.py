@@ -8,6 +8,7 @@ from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from services.catalog.claims import Claims
+from services.catalog.quota import check_room
 from services.catalog.records import (
     ForkCommit,
     IdempotencyRecord,
@@ -49,11 +50,16 @@ class SqliteSessions:
         self._claims = claims
 
     async def create(
-        self, session: Session, worker_state: bytes, record: IdempotencyRecord | None
+        self,
+        session: Session,
+        worker_state: bytes,
+        record: IdempotencyRecord | None,
+        limit: int | None = None,
     ) -> None:
-        """Add a session."""
+        """Add a session. Raises QuotaExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
+            check_room(count_sessions(db, session.settings.tenant), limit, "sessions")
             add_session(db, session, worker_state, self._database.now())
             self._idempotency.store(db, record, created=session.id)
 
@@ -123,10 +129,14 @@ class SqliteSessions:
         """Count the idle and the paused sessions of all tenants."""
         return await self._reader.read(count_by_state)
 
-    async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
-        """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
+    async def fork(
+        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None = None
+    ) -> None:
+        """Add a session that starts from another. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
+            tenant = commit.session.settings.tenant
+            check_room(count_sessions(db, tenant), limit, "sessions")
             copies.fork(db, commit, self._database.now())
             self._idempotency.store(db, record, created=commit.session.id)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kvrecall.domain.errors import (
+    IdempotencyConflict,
     LimitExceeded,
     QuotaExceeded,
     SessionBusy,
@@ -13,6 +14,7 @@ from kvrecall.domain.errors import (
     UnknownItem,
 )
 from kvrecall.domain.limits import ServiceLimits
+from services.catalog.records import IdempotencyKey
 from services.catalog.responses.base import StoredItem
 from services.conversations.named import NamedConversations
 
@@ -112,3 +114,29 @@ async def test_another_tenants_conversation_is_unknown(named) -> None:
         await named.get_item(id, "ann", "msg_7")
     assert await named.get_items(id, "ann", None, 9, False) == ITEMS
     await named.delete(id, "ann")
+
+
+async def test_requests_of_one_key_make_one_conversation(named) -> None:
+    key = IdempotencyKey("ann POST /v1/conversations", "one", "body")
+    made = await asyncio.gather(
+        *(named.create("ann", {"a": "b"}, [StoredItem(f"msg_{n}", "{}")], key) for n in range(4))
+    )
+    assert made == [made[0]] * 4
+    assert len(await named.get_items(made[0].id, "ann", None, 9, False)) == 1
+    with pytest.raises(IdempotencyConflict):
+        await named.create("ann", {}, [], replace(key, fingerprint="other"))
+    other = await named.create("ann", {}, [], replace(key, key="two"))
+    assert other.id != made[0].id
+    with pytest.raises(QuotaExceeded):
+        await named.create("ann", {}, [], replace(key, key="three"))
+    assert await named.create("ann", {"a": "b"}, [], key) == made[0], "it takes no room again"
+
+
+async def test_requests_of_one_key_append_their_items_once(named) -> None:
+    id = (await named.create("ann", {}, [])).id
+    key = IdempotencyKey(f"ann POST /v1/conversations/{id}/items", "one", "body")
+    added = await asyncio.gather(
+        *(named.add_items(id, "ann", [StoredItem(f"msg_{n}", "{}")], key) for n in range(4))
+    )
+    assert added == [added[0]] * 4
+    assert await named.get_items(id, "ann", None, 9, False) == list(added[0])

@@ -261,3 +261,23 @@ async def test_answers_of_one_conversation_wait_for_one_another(api, call, ask, 
     found = [await first, await second]
     assert [each.headers["kvrecall-match"] for each in found] == ["built", "continued"]
     assert await read(id) == ["a", "ok", "c", "ok"]
+
+
+async def test_writes_that_are_repeated_under_their_key_are_made_once(api) -> None:
+    key = {"Idempotency-Key": "one"}
+    body = {"metadata": {"a": "b"}, "items": [{"role": "user", "content": "hello"}]}
+    made = await asyncio.gather(
+        *(api.http.post("/v1/conversations", json=body, headers=key) for _ in range(4))
+    )
+    first = made[0].json()
+    assert [(each.status_code, each.json()) for each in made] == [(200, first)] * 4
+    items = f"/v1/conversations/{first['id']}/items"
+    more = {"items": [{"role": "user", "content": "more"}]}
+    added = await asyncio.gather(*(api.http.post(items, json=more, headers=key) for _ in range(4)))
+    assert [(each.status_code, each.json()) for each in added] == [(200, added[0].json())] * 4
+    listed = (await api.http.get(items, params={"order": "asc"})).json()["data"]
+    assert [item["content"][0]["text"] for item in listed] == ["hello", "more"]
+    other = await api.http.post("/v1/conversations", json={}, headers=key)
+    assert other.json()["error"]["code"] == "idempotency_conflict"
+    unkeyed = (await api.http.post("/v1/conversations", json=body)).json()
+    assert unkeyed["id"] != first["id"]

@@ -1,16 +1,26 @@
 """Conversations that clients name: their items in order, and who may add some now."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from kvrecall.domain.errors import LimitExceeded, UnknownConversation, UnknownItem
+from kvrecall.domain.errors import (
+    CatalogError,
+    IdempotencyConflict,
+    LimitExceeded,
+    UnknownConversation,
+    UnknownItem,
+)
 from services.catalog.base import Catalog
+from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.responses.base import ItemBounds, StoredConversation, StoredItem
 
 MOST = ItemBounds(100, 10_000)
 CONVERSATION = StoredConversation("conv_1", "ann", 1_700_000_000, {"topic": "Grüße"})
 ITEMS = [StoredItem(f"msg_{number}", f'{{"n": {number}}}') for number in range(5)]
+
+KEY = IdempotencyKey("POST /v1/conversations", "one", "body")
 
 
 @pytest.fixture
@@ -146,3 +156,28 @@ async def test_one_holder_at_a_time_may_add_and_a_claim_ends_by_itself(stored: C
     assert not await calls.claim("conv_1", "one", 60)
     await calls.release("conv_1", "two")
     assert await calls.claim("conv_1", "one", 60)
+
+
+async def test_a_creation_that_comes_twice_is_one_whatever_the_quota(catalog: Catalog) -> None:
+    store = catalog.conversations
+    record = IdempotencyRecord(replace(KEY, session="conv_1"), "{}")
+    made = await asyncio.gather(
+        *(store.create(CONVERSATION, ITEMS[:2], record, 1) for _ in range(3))
+    )
+    assert sorted(made) == [False, False, True]
+    assert await ids(catalog) == ["msg_0", "msg_1"]
+    assert await catalog.idempotency.get(record.key) == "{}"
+    with pytest.raises(IdempotencyConflict):
+        await catalog.idempotency.get(replace(record.key, fingerprint="other"))
+    await store.delete("conv_1")
+    assert await store.create(CONVERSATION, ITEMS[:1], record, 1), "what was deleted is made again"
+    assert await ids(catalog) == ["msg_0"]
+
+
+async def test_items_of_one_request_are_added_once(stored: Catalog) -> None:
+    record = IdempotencyRecord(replace(KEY, session="conv_1"), '"first"')
+    await stored.conversations.add_items("conv_1", [StoredItem("msg_5", "{}")], MOST, record)
+    with pytest.raises(CatalogError):
+        await stored.conversations.add_items("conv_1", [StoredItem("msg_6", "{}")], MOST, record)
+    assert await stored.idempotency.get(record.key) == '"first"'
+    assert (await ids(stored))[-1] == "msg_5"
