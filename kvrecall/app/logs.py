@@ -76,6 +76,19 @@ def set_up_logs(
     logging.captureWarnings(True)
 
 
+def hide_variables() -> None:
+    """Keep variables out of tracebacks in a process whose logs were not set up.
+
+    structlog's own renderer shows them, and they hold messages. Does nothing where structlog is
+    configured.
+    """
+    if structlog.is_configured():
+        return
+    *processors, renderer = structlog.get_config()["processors"]
+    formatted = structlog.processors.ExceptionRenderer(format_error)
+    structlog.configure(processors=[*processors, formatted, renderer])
+
+
 def adopt_loggers() -> None:
     """Take over the loggers of imported libraries that write to standard error by themselves.
 

@@ -13,7 +13,7 @@ import torch
 
 from kvrecall.app.calibration import find_profile, measure_once
 from kvrecall.app.errors import CannotServe
-from kvrecall.app.logs import adopt_loggers
+from kvrecall.app.logs import adopt_loggers, hide_variables
 from kvrecall.app.models import get_recommended_sampling, resolve_model
 from kvrecall.app.settings import Quantization, Settings
 from kvrecall.app.start.memory import RowShape, get_free_memory, require_room
@@ -93,6 +93,7 @@ def build_worker_service(
     `ram_bytes` is the size of the RAM tier. Raises ModelRefused, ProfileRefused, and kvstore errors
     when the directory is in use or holds another model's pages.
     """
+    hide_variables()
     loaded, tokenizer = _load(str(model), dtype, quantize)
     _require_room(loaded, settings)
     profile = find_profile(data, loaded)

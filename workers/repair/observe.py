@@ -54,7 +54,8 @@ def observe_contrast(engine: Engine, resident: ResidentSession) -> Steps[Contras
     try:
         segments = yield from render_prompt(engine, resident.session, empty, generate=True)
     except BadMessages as error:
-        _log.info("repair without contrast", session=resident.session.name, error=str(error))
+        reason = type(error.__cause__ or error).__name__  # its message may quote what is rendered
+        _log.info("repair without contrast", session=resident.session.name, reason=reason)
         return None
     token_ids = [token for segment in segments for token in segment.token_ids]
     observed = yield from observe_signal(engine, resident, token_ids)

@@ -253,7 +253,7 @@ class JobLoop:
         if len(jobs) == 1:
             self._fail(jobs[0][0], error)
             return
-        _log.warning("joint forward pass failed", sessions=len(jobs), error=repr(error))
+        _log.warning("joint forward pass failed", sessions=len(jobs), reason=type(error).__name__)
         del error  # its traceback holds the memory of the failed pass
         for job, decoding in jobs:
             if (own := self._decode([(job, decoding)])) is not None:
@@ -287,7 +287,7 @@ class JobLoop:
             if len(jobs) == 1:
                 self._fail(jobs[0][0], error)
                 return
-            _log.warning("joint sampling failed", sessions=len(jobs), error=repr(error))
+            _log.warning("joint sampling failed", sessions=len(jobs), reason=type(error).__name__)
         else:
             for (job, _), token in zip(jobs, tokens, strict=True):
                 self._advance(job, token)
