@@ -36,14 +36,18 @@ class Admission:
             self.running -= 1
             self._slots.release()
 
-    async def _acquire(self) -> None:
-        limits = self._limits
+    def check_room(self) -> None:
+        """Raise Overloaded if there is no room in the queue now."""
         if self._slots.locked() and self.waiting >= self._queue:
             raise Overloaded(
                 f"{self.running} {self._what} run and {self.waiting} wait, which is the limit; "
                 "try again later",
-                limits.retry_after_seconds,
+                self._limits.retry_after_seconds,
             )
+
+    async def _acquire(self) -> None:
+        limits = self._limits
+        self.check_room()
         self.waiting += 1
         try:
             async with asyncio.timeout(limits.queue_seconds):

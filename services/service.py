@@ -244,6 +244,14 @@ class SessionService:
         self._check_accepting()
         await self._deleter.delete(session, key, tenant)
 
+    async def delete_unused(self, session: Session) -> bool:
+        """Delete a session unless a turn followed or one runs; return whether it was deleted."""
+        return await self._deleter.delete_unused(session)
+
+    def check_room(self) -> None:
+        """Raise Overloaded if a turn that came now would be refused for want of room."""
+        self._context.admission.check_room()
+
     async def move(self, session: str, worker: str | None, tenant: str | None = None) -> Session:
         """Move the session to the named worker, or to the best of the others; return the session.
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.session import Session
 from kvrecall.domain.tolerance.ignored import Ignored
 from services.cancellation import run_to_completion
 from services.conversations.continuation import Continuation, Match
@@ -126,15 +127,17 @@ async def start_choices(steps: Steps, place: Place | None, count: int) -> Choice
 
     Raises what a step raises; then none of the turns runs.
     """
-    created: list[str] = []
+    created: list[Session] = []
     turns: list[Continuation] = []
 
     async def discard() -> None:
-        """Delete the sessions, but for a repetition of the request, which finds them by its key."""
-        if steps.derive_key("") is None:
-            for session in created:
+        """Delete the sessions; of a request with a key those alone that no repetition has used."""
+        for session in created:
+            if steps.has_key:
+                await steps.api.delete_unused(session)
+            else:
                 with suppress(ServiceError):
-                    await steps.api.delete(session)
+                    await steps.api.delete(session.id)
 
     try:
         match: Match = "built" if place is None else "forked"
@@ -142,8 +145,9 @@ async def start_choices(steps: Steps, place: Place | None, count: int) -> Choice
         if place is None:
             *before, _ = steps.cut()
             if before:
-                place, appended = await steps.append(await steps.create(), before)
-                created.append(place.session.id)
+                place = await steps.create()
+                created.append(place.session)
+                place, appended = await steps.append(place, before)
         else:
             steps.check(place.number)
         for choice in range(count):
@@ -153,14 +157,16 @@ async def start_choices(steps: Steps, place: Place | None, count: int) -> Choice
                 if place is None
                 else steps.fork(place, step, branch=True)
             )
-            created.append(branch.session.id)
+            created.append(branch.session)
             # Begun at once: while it runs, no quota makes room for the next one by its deletion.
             turns.append(await steps.begin(branch, match, appended, choice))
     except BaseException:
         await run_to_completion(_close_all([turn.stream for turn in turns]))
         await run_to_completion(discard())
         raise
-    return Choices(tuple(turns), ChoicesStream([turn.stream for turn in turns], discard))
+    # Accepted answers of a request with a key are left to its repetition.
+    streams = [turn.stream for turn in turns]
+    return Choices(tuple(turns), ChoicesStream(streams, None if steps.has_key else discard))
 
 
 async def _close_all(turns: Sequence[ProgressStream]) -> None:

@@ -47,6 +47,14 @@ class SessionApi(Protocol):
         """Delete a session and its rows."""
         ...
 
+    async def delete_unused(self, session: Session) -> bool:
+        """Delete a session unless a turn followed or one runs; return whether it was deleted."""
+        ...
+
+    def check_room(self) -> None:
+        """Raise Overloaded if a turn that came now would be refused for want of room."""
+        ...
+
     async def count_tokens(
         self, messages: Sequence[Message], tools: Sequence[str], opening: str = ""
     ) -> int:

@@ -337,41 +337,31 @@ class Conversations:
         try:
             place, appended = await steps.append(new, before)
         except BaseException:
-            await run_to_completion(self._discard(steps, new))
+            await run_to_completion(self._api.delete_unused(new.session))
             raise
         return await self._begin_new(steps, place, "built", appended)
 
     async def _begin_new(
         self, steps: Steps, place: Place, match: Match, appended: int = 0
     ) -> Continuation:
-        """Start the turn in a new session, which is deleted unless the turn is committed.
+        """Start the turn in a new session, which is deleted if it is refused.
 
-        One that turns were appended to stays: a repeated request goes on from there.
+        A session whose turn was accepted is deleted unless the turn is committed, but not that of a
+        request with a key, of which a repetition goes on there. One that turns were appended to
+        stays: the next request goes on from there.
         """
 
         async def discard() -> None:
-            await self._discard(steps, place)
+            await self._api.delete_unused(place.session)
 
         try:
             found = await steps.begin(place, match, appended)
         except BaseException:
             await run_to_completion(discard())
             raise
-        if steps.in_background:
+        if steps.in_background or steps.has_key:
             return found
         return replace(found, stream=NewSessionStream(found.stream, discard))
-
-    async def _discard(self, steps: Steps, place: Place) -> None:
-        """Delete a new session, but for a repetition of the request, which finds it by its key.
-
-        Nothing is deleted that turns were added to.
-        """
-        if steps.derive_key("") is not None:
-            return
-        with suppress(ServiceError):
-            session = await self._catalog.sessions.get(place.session.id)
-            if session.turns == place.session.turns:
-                await self._api.delete(session.id)
 
     def _scope(self, settings: CreateSession, catalog: str = "") -> bytes:
         """Return everything but the messages that the tokens of a conversation depend on.

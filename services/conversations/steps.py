@@ -43,6 +43,11 @@ class Steps:
         """True if what becomes of the turn is stored beside its session."""
         return self._conversation.in_background
 
+    @property
+    def has_key(self) -> bool:
+        """True if the request may be repeated, and finds its sessions then."""
+        return self._conversation.key is not None
+
     def derive_key(self, step: str, session: str = "") -> IdempotencyKey | None:
         """Return the key of a step; None for a request without one."""
         key = self._conversation.key
@@ -86,17 +91,24 @@ class Steps:
         check_size(messages, limits)
 
     async def create(self, step: str = "create", branch: bool = False) -> Place:
-        """Create a session."""
+        """Create a session. Raises Overloaded before, where its turn would be refused behind it."""
         settings = replace(self._conversation.settings, matched=True, branch=branch)
+        self._check_room()
         session = await self.api.create(settings, self.derive_key(step))
         return Place(session, 0, 0)
 
     async def fork(self, place: Place, step: str = "fork", branch: bool = False) -> Place:
-        """Fork the session at the place."""
+        """Fork the session at the place. Raises Overloaded as `create`."""
         parent = place.session.id
+        self._check_room()
         request = ForkRequest(place.turn, queue=True, branch=branch)
         fork = await self.api.fork(parent, request, self.derive_key(step, parent))
         return replace(place, session=fork)
+
+    def _check_room(self) -> None:
+        """Raise Overloaded, but not for a request that may be answered already: that needs no room."""
+        if not self.has_key:
+            self.api.check_room()
 
     async def append(self, place: Place, turns: Sequence[tuple[int, int]]) -> tuple[Place, int]:
         """Append turns to a new session; return its place, and the number of tokens computed.
