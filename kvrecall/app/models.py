@@ -12,6 +12,7 @@ from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
 from reference import MODEL_PATH
 from workers.errors import ModelRefused
 from workers.model.gguf_file import get_conversion_folder, refuse_unusable
+from workers.model.weights import describe_pickle, find_pickle
 
 REFERENCE = "reference"
 # In reports and result files, with the number of its weights: files without one have the first ones,
@@ -91,6 +92,8 @@ def check_model(name: str) -> None:
                 f"the folder {name} could not be loaded: it has no config.json; a model's folder has "
                 "config.json, weights and a tokenizer, as `save_pretrained` and the hub write them"
             )
+        if pickle := find_pickle(path):
+            raise ModelRefused(f"the folder {name} could not be loaded: {describe_pickle(pickle)}")
     elif path.exists():
         raise ModelRefused(f"{name} is a file, but no .gguf file; {_EXPECTED}")
     elif not _is_hub_name(name) or path.parent.is_dir():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from workers.errors import Cancelled, EmbedderRefused
+from workers.model.weights import PICKLES, describe_pickle, find_pickle
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -66,10 +68,33 @@ def _load(model: str, device: str) -> "SentenceTransformer":
     from sentence_transformers import SentenceTransformer
 
     try:
-        return SentenceTransformer(model or str(get_model_path()), device=device)
+        folder = _find_folder(model) if model else Path(get_model_path())
+        for each in (folder, *folder.glob("[0-9]*_*")):  # the encoder, and its further modules
+            if pickle := find_pickle(each):
+                raise ValueError(describe_pickle(pickle))
+        return SentenceTransformer(
+            str(folder), device=device, model_kwargs={"use_safetensors": True}
+        )
     except (OSError, ValueError) as error:
         raise EmbedderRefused(
             f"the sentence encoder {model or 'packaged with kvrecall'} cannot be loaded: {error}; "
             "set `embedder` to a directory or hub name of a sentence-transformers model, or leave "
             "it empty for the packaged one"
         ) from error
+
+
+def _find_folder(model: str) -> Path:
+    """Return the folder of an encoder; one of the hub is fetched, without weights in other formats.
+
+    Raises OSError or ValueError.
+    """
+    if Path(model).is_dir() or Path(model).is_absolute():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    name = model if "/" in model else f"sentence-transformers/{model}"
+    unread = [*PICKLES, "*.h5", "*.msgpack", "*.onnx", "openvino/*"]
+    try:
+        return Path(snapshot_download(name, ignore_patterns=unread))
+    except Exception as error:  # of the HTTP library that the hub's has
+        raise OSError(str(error)) from error

@@ -20,6 +20,7 @@ from workers.errors import ModelRefused
 from workers.model import attention
 from workers.model.packed_linear import can_pack, pack_linears
 from workers.model.quantized_linear import Quantization, quantize_linears
+from workers.model.weights import describe_pickle, find_pickle
 from workers.primitives.products import cpu_has_bfloat16
 
 # Settings that the shape of a model's rows is computed from.
@@ -103,7 +104,7 @@ def load_model(
     pack: bool = True,
     quantize: Quantization | None = None,
 ) -> LoadedModel:
-    """Load a model by path or hub name.
+    """Load a model by path or hub name, from weights in safetensors alone.
 
     Args:
         name: Path or hub name.
@@ -121,12 +122,16 @@ def load_model(
     if quantize:
         _refuse_quantization(dtype, device)
         dtype = torch.bfloat16
+    refuse_pickle(name)
     try:
         config = AutoConfig.from_pretrained(name)
         refuse_unsupported(config)
         attention.register()
         module = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype or choose_dtype(config.dtype), attn_implementation=attention.NAME
+            name,
+            dtype=dtype or choose_dtype(config.dtype),
+            attn_implementation=attention.NAME,
+            use_safetensors=True,  # of a hub's names
         )
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{name} could not be loaded: {error}") from error
@@ -137,6 +142,12 @@ def load_model(
     if pack and can_pack(module):
         pack_linears(module)
     return model
+
+
+def refuse_pickle(name: str | Path) -> None:
+    """Raise ModelRefused for a folder whose weights are a pickle."""
+    if pickle := find_pickle(Path(name).expanduser()):
+        raise ModelRefused(f"the folder {name} could not be loaded: {describe_pickle(pickle)}")
 
 
 def cache_argument(module: PreTrainedModel) -> str:

