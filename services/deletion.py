@@ -98,12 +98,14 @@ class Retention:
         """Delete the tenant's matched sessions that expire next; return whether there was one.
 
         Their clients know of no session and delete none. `keep` is left alone, and so are
-        sessions of stored responses, which clients may delete.
+        sessions of stored responses, which clients may delete, and those without a turn of their own:
+        another request has just created them, and goes on there.
         """
         made = False
         for session in await self._catalog.expiry.get_next(tenant, _ROOM_AT_ONCE):
             settings = session.settings
-            if settings.matched and not settings.stored and session.id != keep:
+            is_free = settings.matched and not settings.stored and _has_own_turn(session)
+            if is_free and session.id != keep:
                 made |= await self._deleter.delete_unused(session)
         return made
 
@@ -111,3 +113,8 @@ class Retention:
         while True:
             await self.sweep()
             await asyncio.sleep(SWEEP_SECONDS)
+
+
+def _has_own_turn(session: Session) -> bool:
+    origin = session.settings.forked_from
+    return session.turns > (0 if origin is None else origin.turn)

@@ -26,6 +26,7 @@ from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
 from services.tool_calls.output import read_signal
+from services.turn_log import get_turn
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset(
@@ -136,7 +137,7 @@ class RepairRunner:
         )
         if not repair.output:
             return request, text or signal_text(repair.messages)
-        (turn,) = await self._catalog.turns.get_after(session.id, session.turns - 1, 1)
+        turn = await get_turn(self._catalog.turns, session.id, session.turns)
         start = turn.outcome.prompt_tokens
         request.token_ids.extend(turn.token_ids[start : start + repair.output])
         return request, signal_text([] if turn.outcome.message is None else [turn.outcome.message])

@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.errors import IdempotencyConflict, Overloaded, WorkerLost, WorkerRefused
+from kvrecall.domain.errors import (
+    IdempotencyConflict,
+    Overloaded,
+    QuotaExceeded,
+    WorkerLost,
+    WorkerRefused,
+)
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 from services.conversations.continuation import Conversation
 
@@ -109,6 +116,40 @@ async def test_of_requests_repeated_at_once_one_that_leaves_takes_nothing_from_t
     assert len(answered) == 3
     assert await harness.catalog.sessions.get_ids() == [answered[0].session]
     assert {each.session for each in answered} == {answered[0].session}
+
+
+class TestQuota:
+    @pytest.fixture
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(queue_seconds=5, drain_seconds=5, tenant_sessions=3)
+
+    async def test_requests_at_the_quota_make_no_room_of_sessions_that_others_have_just_created(
+        self, harness
+    ) -> None:
+        settings = replace(BASE.settings, tenant="ann", expires_after_seconds=3600)
+        opened, worker_open = asyncio.Event(), harness.worker.open
+
+        async def open_late(request: pb.OpenRequest) -> None:
+            await opened.wait()
+            await worker_open(request)
+
+        harness.worker.open = open_late
+        asked = [
+            asyncio.create_task(
+                answer(
+                    harness,
+                    replace(BASE, messages=(Message("user", f"{number}"),), settings=settings),
+                )
+            )
+            for number in range(12)
+        ]
+        await asyncio.sleep(0.1)  # by now all are on the way, and there was room for each
+        opened.set()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [each for each in results if isinstance(each, BaseException)]
+        assert {type(each) for each in refused} <= {QuotaExceeded}
+        assert len(results) - len(refused) >= 3
+        assert await harness.catalog.sessions.count("ann") == 3
 
 
 class TestOverload:
