@@ -19,6 +19,7 @@ from limits.errors import StorageError
 
 from kvrecall.domain.errors import RateLimited
 from kvrecall.domain.events import ServiceEvent, TurnFinished
+from kvrecall.telemetry.outage import Outage
 from services.access.principals import Principal, get_current_principal
 from services.access.settings import AccessSettings
 
@@ -67,6 +68,8 @@ class Rates:
             ),
         }
         self._charges: set[asyncio.Task[None]] = set()
+        self._uncounted = Outage(_log, "rates cannot be counted", "rates are counted again")
+        self._uncharged = Outage(_log, "tokens cannot be counted", "tokens are counted again")
 
     async def admit(self, principal: Principal, computes: bool) -> RateReport:
         """Count a request, and return what is left. Raises RateLimited.
@@ -77,10 +80,12 @@ class Rates:
             tokens = await self._read_tokens(principal)
             if computes and tokens is not None and tokens.remaining < 1:
                 raise _build_refusal("tokens", tokens)
-            return RateReport(await self._count(principal), tokens)
+            report = RateReport(await self._count(principal), tokens)
         except StorageError as error:
-            _log.warning("rates cannot be counted", reason=type(error.storage_error).__name__)
+            self._uncounted.note(type(error.storage_error).__name__)
             return RateReport()
+        self._uncounted.end()
+        return report
 
     def observe(self, event: ServiceEvent) -> None:
         """Charge the tokens of a committed turn to the sender of its request."""
@@ -133,7 +138,9 @@ class Rates:
                     counter = _build_name(kind, name, minute)
                     await self._storage.incr(counter, 2 * _MINUTE, amount=tokens)
         except StorageError as error:
-            _log.warning("tokens cannot be counted", reason=type(error.storage_error).__name__)
+            self._uncharged.note(type(error.storage_error).__name__)
+        else:
+            self._uncharged.end()
 
 
 def build_token_window(limit: int, before: int, current: int, second: float) -> Window:

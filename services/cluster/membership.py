@@ -11,6 +11,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import RegistryError, WorkerLost, WorkerRefused
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.outage import Outage
 from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.registry import Registry
 from services.cluster.settings import WireSettings
@@ -73,6 +74,9 @@ class Membership:
     _releases: dict[str, dict[str, PendingRelease]] = field(default_factory=dict)
     _looks: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
     _failures: dict[str, str] = field(default_factory=dict)
+    _outage: Outage = field(
+        default_factory=lambda: Outage(_log, "registry unread", "registry read again")
+    )
     _closed: bool = False
     _watching: "asyncio.Task[None] | None" = None
 
@@ -150,8 +154,10 @@ class Membership:
             async with asyncio.timeout(self.settings.look_seconds):
                 announced = {record.name: record for record in await self.registry.records()}
         except (RegistryError, TimeoutError) as error:
-            _log.warning("registry unread", reason=str(error) or "it did not answer in time")
+            self._outage.note(str(error) or "it did not answer in time")
             announced = {node.name: node.record for node in self.by_name.values()}
+        else:
+            self._outage.end()
         for noted in (self._failures, self._incompatible):
             for name in noted.keys() - announced.keys():
                 del noted[name]

@@ -14,6 +14,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from kvrecall.telemetry.outage import Outage
 from services.feed.notices import Notice
 
 _log = structlog.get_logger(__name__)
@@ -52,7 +53,9 @@ class RedisRelay:
         self._origin = uuid4().hex
         self._unsent: asyncio.Queue[Notice] = asyncio.Queue(_UNSENT)
         self._tasks: list[asyncio.Task[None]] = []
-        self._failing = False
+        self._outage = Outage(
+            _log, "events of other gateways not available", "events of other gateways again"
+        )
         self.listening = asyncio.Event()
 
     def start(self, receive: Callable[[Notice], None]) -> None:
@@ -84,9 +87,7 @@ class RedisRelay:
                 await work(redis)
             except _FAILURES as error:
                 self.listening.clear()
-                if not self._failing:  # once, however long it lasts
-                    _log.warning("events of other gateways not available", reason=str(error))
-                self._failing = True
+                self._outage.note(str(error))
             finally:
                 with suppress(*_FAILURES):
                     await redis.aclose()
@@ -100,7 +101,7 @@ class RedisRelay:
                 if message is None:
                     continue
                 if message["type"] == "subscribe":
-                    self._failing = False
+                    self._outage.end()
                     self.listening.set()
                 elif message["type"] == "message":
                     self._receive(message["data"], receive)

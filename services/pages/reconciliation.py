@@ -15,11 +15,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.outage import Outage
 from services.catalog.records import OrphanedPages
 from services.context import ServiceContext
 
@@ -42,6 +44,7 @@ class Reconciler:
         self._reconciled: dict[str, float] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._joined_at: dict[str, float] = {}
+        self._outages: dict[str, Outage] = {}
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -123,7 +126,8 @@ class Reconciler:
     def _begin(self, workers: Iterable[str]) -> None:
         """Begin with each worker that is not being reconciled; forget those that left."""
         names = set(workers)
-        for seen in (self._reconciled, self._joined_at):
+        seen: dict[str, Any]
+        for seen in (self._reconciled, self._joined_at, self._outages):
             for name in seen.keys() - names:
                 del seen[name]
         for name in names - self._running.keys():
@@ -135,8 +139,12 @@ class Reconciler:
         try:
             await self.reconcile(worker)
         except ServiceError as error:
-            _log.warning("reconciliation incomplete", worker=worker, reason=error.message)
+            new = Outage(_log, "reconciliation incomplete", "reconciliation goes on")
+            self._outages.setdefault(worker, new).note(error.message, worker=worker)
         except Exception:  # an error here must not end later rounds
             _log.exception("reconciliation failed", worker=worker)
+        else:
+            if worker in self._outages:
+                self._outages.pop(worker).end(worker=worker)
         finally:
             del self._running[worker]

@@ -1,9 +1,14 @@
-"""The log of a worker's registration: a line at the beginning of an outage, few meanwhile, one at the end."""
+"""The log of an outage: a line at its beginning, at most one a minute meanwhile, one at its end."""
+
+from itertools import pairwise
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
-from workers.rpc.registration import Outage
+from kvrecall.telemetry.outage import Outage
+
+EVENTS = (structlog.get_logger(), "registry unreachable", "registry reachable again")
 
 
 @pytest.fixture
@@ -13,7 +18,7 @@ def times() -> list[float]:
 
 
 def test_an_outage_is_logged_ever_more_rarely_and_its_end_once(times: list[float]) -> None:
-    outage = Outage(lambda: times[-1])
+    outage = Outage(*EVENTS, lambda: times[-1])
     with capture_logs() as lines:
         for second in range(3600):
             times.append(1000.0 + second)
@@ -28,11 +33,13 @@ def test_an_outage_is_logged_ever_more_rarely_and_its_end_once(times: list[float
         "seconds": 0,
     }
     assert 3 < len(failures) < 15
+    seconds = [each["seconds"] for each in failures]
+    assert all(later - earlier >= 60 for earlier, later in pairwise(seconds))
     assert (end["event"], end["seconds"]) == ("registry reachable again", 3599)
 
 
 def test_the_next_outage_is_logged_at_once(times: list[float]) -> None:
-    outage = Outage(lambda: times[-1])
+    outage = Outage(*EVENTS, lambda: times[-1])
     with capture_logs() as lines:
         outage.note("one")
         outage.end()
@@ -42,5 +49,5 @@ def test_the_next_outage_is_logged_at_once(times: list[float]) -> None:
 
 def test_a_registry_that_answers_is_not_mentioned() -> None:
     with capture_logs() as lines:
-        Outage().end()
+        Outage(*EVENTS).end()
     assert lines == []

@@ -1,7 +1,6 @@
 """Registration of a worker for gateways: a record in Redis that expires unless it is renewed."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,9 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from kvrecall.protocol.v1 import WORKER_RECORD_SECONDS, worker_key, workers_key
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.telemetry.outage import Outage
 
 _RENEWALS_PER_RECORD = 3
-# Between two lines about the same outage.
-_FIRST_SILENCE_SECONDS = 10.0
-_LONGEST_SILENCE_SECONDS = 600.0
 
 _log = structlog.get_logger(__name__)
 
@@ -39,7 +36,7 @@ class Registration:
         self._key = worker_key(namespace, name)
         self._record = record
         self._on_failure = on_failure
-        self._outage = Outage()
+        self._outage = Outage(_log, "registry unreachable", "registry reachable again")
         self._draining = False
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
@@ -91,29 +88,3 @@ class Registration:
             self._outage.note(str(error))
         else:
             self._outage.end()
-
-
-class Outage:
-    """Log lines of a registry that does not answer: the first failure, then ever fewer, then the end."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began: float | None = None
-        self._next = 0.0
-
-    def note(self, reason: str) -> None:
-        """Log a failure, unless the last line is too recent: each wait is twice the time so far."""
-        now = self._clock()
-        if self._began is None:
-            self._began = self._next = now
-        if now < self._next:
-            return
-        seconds = now - self._began
-        self._next = now + max(_FIRST_SILENCE_SECONDS, min(2 * seconds, _LONGEST_SILENCE_SECONDS))
-        _log.warning("registry unreachable", reason=reason, seconds=round(seconds))
-
-    def end(self) -> None:
-        """Log that the registry answers again, if it did not."""
-        if self._began is not None:
-            _log.info("registry reachable again", seconds=round(self._clock() - self._began))
-        self._began = None

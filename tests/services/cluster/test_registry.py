@@ -1,17 +1,21 @@
 """Workers register themselves in a real Redis, and gateways find them there until they expire."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
 from kvrecall.app.redis import redis_client
 from kvrecall.domain.errors import RegistryError
 from kvrecall.protocol.v1 import WORKER_RECORD_SECONDS, worker_key
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.cluster.pool import WorkerPool
 from services.cluster.registry import RedisRegistry
+from services.cluster.settings import WireSettings
 from workers.rpc.registration import Registration
 
 
@@ -116,3 +120,30 @@ async def test_an_unreachable_redis_stops_no_worker(redis_process: Callable[...,
     await until(is_back)
     await one.stop()
     await registry.close()
+
+
+async def test_a_registry_that_is_silent_is_logged_at_its_end_and_its_return(
+    redis_process: Callable[..., Any],
+) -> None:
+    """A gateway reads it many times a minute."""
+    server = redis_process()
+    settings = WireSettings(watch_seconds=0.02, look_seconds=0.2)
+    with capture_logs() as logs:
+        pool = await WorkerPool.start(RedisRegistry(redis_client(server.url), "silent"), settings)
+
+        def count(event: str) -> int:
+            return sum(each["event"] == event for each in logs)
+
+        async def is_read_again() -> bool:
+            return count("registry read again") == count("registry unread")
+
+        try:
+            for _ in range(2):
+                server.signal(signal.SIGSTOP)
+                await asyncio.sleep(2)  # some ten attempts
+                server.signal(signal.SIGCONT)
+                await until(is_read_again)
+        finally:
+            server.signal(signal.SIGCONT)
+            await pool.close()
+    assert (count("registry unread"), count("registry read again")) == (2, 2)
