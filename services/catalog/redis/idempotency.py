@@ -1,12 +1,20 @@
 """Responses by idempotency key in the Redis catalog; each expires after a day."""
 
+import asyncio
 import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from kvrecall.domain.errors import CatalogError, IdempotencyConflict
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
+
+# The longest time that a creation keeps others with its key waiting, if its process was killed.
+_CLAIM_SECONDS = 10.0
+_PAUSE_SECONDS = 0.02
 
 
 class RedisIdempotency:
@@ -27,15 +35,38 @@ class RedisIdempotency:
         """Encode a record; `created` is the session that its request created (empty: none)."""
         return json.dumps([created, record.key.fingerprint, record.response])
 
-    async def reserve(self, record: IdempotencyRecord | None, created: str) -> None:
-        """Store a record before its request creates a session; it is invalid without the session.
+    @asynccontextmanager
+    async def reserved(self, record: IdempotencyRecord | None, created: str) -> AsyncIterator[None]:
+        """Store a record; inside, its request creates a session, without which it is invalid.
 
-        Raises CatalogError when there is a valid record under the key.
+        Of requests with one key each waits until the one before has its session: its record would be
+        taken for invalid until then. Raises CatalogError when there is a valid record under the key.
         """
         if record is None:
+            yield
             return
         name = self._keys.get_record(record.key)
-        text = self.encode(record, created)
+        claim = f"{name}:claim"
+        await self._claim(claim, created)
+        try:
+            await self._reserve(name, self.encode(record, created))
+            yield
+        finally:
+            with suppress(CatalogError):  # it expires soon
+                await self._redis.read(claim, "EVAL", scripts.DELETE_IF_EQUAL, 1, claim, created)
+
+    async def _claim(self, claim: str, holder: str) -> None:
+        """Wait until no other request with the key creates a session. Raises CatalogError."""
+        words = (holder, holder, round(1000 * _CLAIM_SECONDS))
+        until = time.monotonic() + 2 * _CLAIM_SECONDS
+        while time.monotonic() < until:
+            found = await self._redis.read(claim, "EVAL", scripts.SET_IF_EQUAL, 1, claim, *words)
+            if bytes(found) == holder.encode():
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+        raise CatalogError("other requests with this idempotency key go on; send it again later")
+
+    async def _reserve(self, name: str, text: str) -> None:
         found = await self._set_if_equal(name, text, "")
         if found != text and not await self._is_valid(found):
             found = await self._set_if_equal(name, text, found)

@@ -137,10 +137,10 @@ class RedisSessions:
         before: str = "",
     ) -> None:
         """Add a session: list it first, then commit it, then list it again if that took long."""
-        await self._idempotency.reserve(record, session.id)
-        await self._indexes.add(session, last_event_at=commit.at, limit=limit)
-        await self._expiry.add(session)
-        await self._slots.apply(session.id, commit, epoch=NEW, before=before)
+        async with self._idempotency.reserved(record, session.id):
+            await self._indexes.add(session, last_event_at=commit.at, limit=limit)
+            await self._expiry.add(session)
+            await self._slots.apply(session.id, commit, epoch=NEW, before=before)
         with suppress(CatalogError):
             await self._indexes.add(session, last_event_at=0.0)
 

@@ -174,6 +174,20 @@ async def test_a_stored_response_is_returned_for_the_same_key_and_body_only(
         await catalog.idempotency.get(replace(key, fingerprint="other"))
 
 
+async def test_of_creations_under_one_key_at_once_one_succeeds(
+    catalog: Catalog, make_session
+) -> None:
+    key = IdempotencyKey("POST /v1/sessions", "key", "body")
+    creations = [
+        catalog.sessions.create(make_session(id), b"", IdempotencyRecord(key, id))
+        for id in ("a", "b", "c", "d")
+    ]
+    results = await asyncio.gather(*creations, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in results) == ["CatalogError"] * 3 + ["NoneType"]
+    (created,) = await catalog.sessions.get_ids()
+    assert await catalog.idempotency.get(key) == created
+
+
 async def test_a_cancelled_commit_is_stored_whole_or_not_at_all(
     catalog: Catalog,
     make_session: MakeSession,
