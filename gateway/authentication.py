@@ -41,6 +41,7 @@ class Authentication:
                 _read_credentials(scope),
                 rule.scopes,
                 computes=rule.computes and scope["method"] == "POST",
+                monitors=rule.monitors,
             )
         except ServiceError as error:
             await service_error_response(scope["path"], error)(scope, receive, send)

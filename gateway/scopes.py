@@ -13,22 +13,25 @@ from services.access.principals import ALL_SCOPES, Scope
 class Rule:
     """Routes by path, and the scopes of which a key needs one; none: no key is needed.
 
-    `computes`: a POST takes tokens of the model, and so counts for the rates of tokens.
+    `computes`: a POST takes tokens of the model, and so counts for the rates of tokens. `monitors`:
+    it is served while the catalog is away.
     """
 
     paths: re.Pattern[str]
     scopes: frozenset[Scope]
     computes: bool = False
+    monitors: bool = False
 
 
-def _rule(paths: str, *scopes: Scope, computes: bool = False) -> Rule:
-    return Rule(re.compile(paths), frozenset(scopes), computes)
+def _rule(paths: str, *scopes: Scope, computes: bool = False, monitors: bool = False) -> Rule:
+    return Rule(re.compile(paths), frozenset(scopes), computes, monitors)
 
 
 # The first that matches the whole path counts.
 RULES = (
     _rule(r"/|/healthz|/readyz|/health|/openapi\.json|/docs|/console(/.*)?"),
-    _rule(r"/metrics|/v1/workers", Scope.ADMIN),
+    _rule(r"/metrics", Scope.ADMIN, monitors=True),
+    _rule(r"/v1/workers", Scope.ADMIN),
     _rule(r"/version|/v1/(methods|worker|models(/.*)?)", *Scope),
     _rule(r"/v1/((chat/)?completions|responses|messages)", Scope.INFER, computes=True),
     _rule(r"/v1/(chat|responses|conversations|messages)(/.*)?", Scope.INFER),

@@ -170,6 +170,11 @@ EPISODES = (
 CATALOG = (
     histogram("catalog_seconds", "Time of calls of the catalog.", buckets.IO, op=CATALOG_CALLS),
     counter("catalog_errors_total", "Calls that the catalog failed.", op=CATALOG_CALLS),
+    gauge(
+        "catalog_up",
+        "1 if the catalog answered the last scrape's question within 2 seconds, 0 if it did not: "
+        "then what this page says of sessions is what was known before.",
+    ),
 )
 GATEWAY: tuple[Family, ...] = (
     *HTTP,

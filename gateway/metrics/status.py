@@ -1,7 +1,6 @@
 """Gauges of the gateway that are read at each scrape."""
 
 import time
-from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.metrics.page import Metrics
@@ -33,8 +32,7 @@ class StatusGauges:
         metrics.set("orphaned_sessions", status.orphaned_sessions)
         await self._set_workers()
         if time.monotonic() - self._counted_at >= _COUNT_SECONDS:
-            with suppress(ServiceError):
-                await self._count_sessions()
+            await self._count_sessions()
 
     async def _set_workers(self) -> None:
         workers = await self._status.find_workers()
@@ -46,5 +44,11 @@ class StatusGauges:
 
     async def _count_sessions(self) -> None:
         self._counted_at = time.monotonic()
-        for state, count in (await self._status.count_sessions()).items():
+        try:
+            counts = await self._status.count_sessions()
+        except ServiceError:
+            self._metrics.set("catalog_up", 0.0)
+            return
+        self._metrics.set("catalog_up", 1.0)
+        for state, count in counts.items():
             self._metrics.set("sessions", count, state=state.value)

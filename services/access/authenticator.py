@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 import structlog
 
 from kvrecall.domain.errors import CatalogError, InvalidRequest, Unauthenticated
-from services.access.cache import KeyCache
+from services.access.cache import KeyCache, ask_catalog
 from services.access.keys import ApiKey, digest_key, get_pepper_id, parse_key
 from services.access.principals import (
     MAX_TENANT_LENGTH,
@@ -63,22 +63,25 @@ class Authenticator:
         self._touched: OrderedDict[str, float] = OrderedDict()
         self._touches: set[asyncio.Task[None]] = set()
 
-    async def authenticate(self, credentials: Credentials) -> Principal:
+    async def authenticate(
+        self, credentials: Credentials, patience: float | None = None
+    ) -> Principal:
         """Return the sender of a request. Raises Unauthenticated, InvalidRequest, CatalogError.
 
         A trusted proxy's word counts first: it names a tenant. Then the key counts. Without both a
-        sender is believed only while no key is needed.
+        sender is believed only while no key is needed. With `patience` what the catalog said last
+        counts where it does not answer within these seconds.
         """
         proxied = self._is_trusted(credentials.peer)
         if proxied and credentials.tenant is not None:
             return _believe(credentials.tenant)
-        if (proxied or self._policy.open) and not await self._needs_key():
+        if (proxied or self._policy.open) and not await self._needs_key(patience):
             return _believe(credentials.tenant)
         if credentials.key is None:
             raise Unauthenticated(_NO_KEY)
         if self._api_key is not None and hmac.compare_digest(_hash(credentials.key), self._api_key):
             return Principal("", key="api-key")
-        return await self._identify(credentials.key)
+        return await self._identify(credentials.key, patience)
 
     async def stop(self) -> None:
         """Wait until last uses are written."""
@@ -95,19 +98,25 @@ class Authenticator:
         mapped = getattr(address, "ipv4_mapped", None) or address
         return any(mapped in network for network in self._policy.trusted_proxies)
 
-    async def _needs_key(self) -> bool:
+    async def _needs_key(self, patience: float | None) -> bool:
         """Return whether there is a key. One that was made elsewhere counts within seconds."""
         if self._api_key is not None or self._keys_exist:
             return True
         now = time.monotonic()
         if now >= self._looked_at + self._policy.cache_seconds:
-            self._keys_exist = await self._keys.exist()  # once true, always: keys are never deleted
-            self._looked_at = now
+            try:
+                # Once true, always: keys are never deleted.
+                self._keys_exist = await ask_catalog(self._keys.exist(), patience)
+            except CatalogError:
+                if patience is None or self._looked_at == float("-inf"):
+                    raise
+            else:
+                self._looked_at = now
         return self._keys_exist
 
-    async def _identify(self, text: str) -> Principal:
+    async def _identify(self, text: str, patience: float | None) -> Principal:
         key = parse_key(text)
-        record = None if key is None else await self._cache.get(key.id)
+        record = None if key is None else await self._cache.get(key.id, patience)
         if key is None or record is None or not self._verify(record, key):
             raise Unauthenticated(_WRONG_KEY)
         if not record.is_usable(time.time()):

@@ -5,12 +5,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from kvrecall.domain.errors import CatalogError
 from services.catalog.api_keys.base import KeyRecord
 
 # Entries of known and, apart, of unknown ids: a flood of guesses displaces no key in use.
 _ENTRIES = 10_000
 _READS_AT_ONCE = 16
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,19 @@ class KeyCache:
         self._reading: dict[str, asyncio.Task[_Entry]] = {}
         self._slots = asyncio.Semaphore(_READS_AT_ONCE)
 
-    async def get(self, key_id: str) -> KeyRecord | None:
-        """Return a key, None if there is none of that id. Raises CatalogError."""
+    async def get(self, key_id: str, patience: float | None = None) -> KeyRecord | None:
+        """Return a key, None if there is none of that id. Raises CatalogError.
+
+        With `patience` what was read last counts where the catalog does not answer within these
+        seconds.
+        """
         entry = self._known.get(key_id) or self._unknown.get(key_id)
         if entry is None or entry.until <= time.monotonic():
-            entry = await self._get_read(key_id)
+            try:
+                entry = await ask_catalog(self._get_read(key_id), patience)
+            except CatalogError:
+                if patience is None or entry is None:
+                    raise
         return entry.record
 
     async def _get_read(self, key_id: str) -> _Entry:
@@ -49,9 +60,14 @@ class KeyCache:
         if task is None:
             task = asyncio.create_task(self._load(key_id), name="key read")
             self._reading[key_id] = task
-            task.add_done_callback(lambda _: self._reading.pop(key_id, None))
+            task.add_done_callback(lambda done: self._end_read(key_id, done))
         # Shielded: others may wait for it too. Its error is theirs, so each raises it.
         return await asyncio.shield(task)
+
+    def _end_read(self, key_id: str, done: "asyncio.Task[_Entry]") -> None:
+        self._reading.pop(key_id, None)
+        if not done.cancelled():
+            done.exception()  # nobody may wait for it any more
 
     async def _load(self, key_id: str) -> _Entry:
         async with self._slots:
@@ -65,3 +81,12 @@ class KeyCache:
         if len(entries) > _ENTRIES:
             entries.popitem(last=False)
         return entry
+
+
+async def ask_catalog(read: Awaitable[_T], patience: float | None) -> _T:
+    """Wait for the catalog. Raises CatalogError, also where it does not answer in `patience` seconds."""
+    try:
+        async with asyncio.timeout(patience):
+            return await read
+    except TimeoutError as error:
+        raise CatalogError(f"the catalog did not answer within {patience:g} seconds") from error

@@ -10,6 +10,8 @@ from services.access.rates import RateReport, Rates
 from services.catalog.api_keys.base import ApiKeys
 
 OPEN = AccessPolicy()
+# A catalog's answer is waited for so long by what must be served without it.
+_PATIENCE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,24 @@ class AccessControl:
         self._rates = rates
 
     async def admit(
-        self, credentials: Credentials, scopes: Iterable[Scope], *, computes: bool = False
+        self,
+        credentials: Credentials,
+        scopes: Iterable[Scope],
+        *,
+        computes: bool = False,
+        monitors: bool = False,
     ) -> Admitted:
         """Admit a request that needs one of the scopes; `computes`: it takes tokens of a model.
 
+        One that `monitors` is served while the catalog is away: what that said last of its key counts
+        then, and it has no rates.
         The caller serves it under `acting_as(principal)`, to whom its tokens are charged. Raises
         Unauthenticated, InsufficientScope, RateLimited, InvalidRequest, CatalogError.
         """
-        principal = await self._authenticator.authenticate(credentials)
+        patience = _PATIENCE_SECONDS if monitors else None
+        principal = await self._authenticator.authenticate(credentials, patience)
         principal.require(scopes)
-        if self._rates is None:
+        if self._rates is None or monitors:
             return Admitted(principal, RateReport())
         return Admitted(principal, await self._rates.admit(principal, computes))
 

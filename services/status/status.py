@@ -1,12 +1,12 @@
 """The state of the service at a moment: its load, its sessions, its workers."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Literal
 
-from kvrecall.domain.errors import CatalogError, ServiceError
+from kvrecall.domain.errors import ServiceError
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.state_machine import SessionState
+from services.access.cache import ask_catalog
 from services.admission import Admission
 from services.context import ServiceContext
 from services.feed.feed import Feed
@@ -56,13 +56,7 @@ class ServiceStatus:
 
     async def check_catalog(self) -> None:
         """Read from the catalog. Raises CatalogError if it does not answer in time."""
-        try:
-            async with asyncio.timeout(_CATALOG_SECONDS):
-                await self._context.catalog.sessions.count("")
-        except TimeoutError as error:
-            raise CatalogError(
-                f"the catalog did not answer within {_CATALOG_SECONDS:g} seconds"
-            ) from error
+        await ask_catalog(self._context.catalog.sessions.count(""), _CATALOG_SECONDS)
 
     async def find_failed_tiers(self) -> list[str]:
         """Return the tiers that fail now, as WORKER/TIER. Raises WorkerLost if no worker answers."""
@@ -75,8 +69,8 @@ class ServiceStatus:
         )
 
     async def count_sessions(self) -> Mapping[SessionState, int]:
-        """Count the sessions of the catalog by state. Raises CatalogError."""
-        return await self._context.catalog.sessions.count_by_state()
+        """Count the sessions by state. Raises CatalogError if the catalog does not answer in time."""
+        return await ask_catalog(self._context.catalog.sessions.count_by_state(), _CATALOG_SECONDS)
 
     async def find_workers(self) -> Mapping[str, bool]:
         """Return the workers seen so far by name, and whether each is reached now.
