@@ -1,6 +1,6 @@
 """First tokens of an open session that names nothing, beside the full cache's.
 
-`OMP_NUM_THREADS=1 python -m benchmarks.first_token` holds a conversation in two sessions of one worker:
+`OMP_NUM_THREADS=1 python -m benchmarks.settling.first_token` holds a conversation in two sessions of one worker:
 one keeps the full cache, one names no setting, as a client's that knows nothing of kvrecall. Each begins
 with a history of so many tokens. Turns of some lines of a user follow, and each answer is settled in the
 pause behind it. The time to a turn's first token is CPU time of the worker's thread, so that other work
@@ -26,7 +26,7 @@ from workers.engine.session import ResidentSession
 from workers.tasks.settle import run_settle
 from workers.tasks.turn import run_turn
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 FULL, DEFAULT = "full cache", "nothing named"
 METHODS = {FULL: "full", DEFAULT: "icecache"}
 SLOT_ROWS = 8192

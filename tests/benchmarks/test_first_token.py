@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.first_token import DEFAULT, FULL, build_rows, main
+from benchmarks.settling.first_token import DEFAULT, FULL, build_rows, main
 
 
 def test_turns_are_compared_with_the_full_caches_of_the_same_turn() -> None:
