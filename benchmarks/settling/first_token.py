@@ -18,6 +18,7 @@ from statistics import median
 
 from benchmarks.settling.__main__ import open_engine
 from evals.replay_session import run_steps
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.reporting.results import Row, build_results, speed_row
 from reference.conversation import generate
@@ -28,9 +29,9 @@ from workers.tasks.turn import run_turn
 
 RESULTS = Path(__file__).parents[1] / "results"
 FULL, DEFAULT = "full cache", "nothing named"
-METHODS = {FULL: "full", DEFAULT: "icecache"}
+METHODS = {FULL: "full", DEFAULT: ServiceLimits().default_method}
 SLOT_ROWS = 8192
-# Generated words have more tokens than one; a longer conversation is generated than is held.
+# A generated word has more than one token.
 _WORDS_PER_TOKEN = 0.75
 
 

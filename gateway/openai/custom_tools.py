@@ -68,11 +68,11 @@ def read_input(arguments: str) -> str:
 
 
 class InputGrowth:
-    """What the text of a custom tool's call gains while its arguments arrive in pieces."""
+    """Growth of the text of a custom tool's call while its arguments arrive in pieces."""
 
     def __init__(self) -> None:
         self._arguments = ""
-        self._told = 0  # characters
+        self._sent = 0  # characters
 
     def add(self, piece: str) -> str:
         """Return the text that a piece of the arguments adds; empty if it adds none."""
@@ -80,9 +80,9 @@ class InputGrowth:
         return self.end(_read_so_far(self._arguments))
 
     def end(self, text: str) -> str:
-        """Return what of the whole text was not told."""
-        fresh = text[self._told :]
-        self._told += len(fresh)
+        """Return the part of the whole text that was not sent yet."""
+        fresh = text[self._sent :]
+        self._sent += len(fresh)
         return fresh
 
 

@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 import structlog
 
 from kvrecall.domain.errors import CatalogError, InvalidRequest, Unauthenticated
-from services.access.cache import KeyCache, ask_catalog
+from services.access.cache import KeyCache
 from services.access.keys import ApiKey, digest_key, get_pepper_id, parse_key
 from services.access.principals import (
     MAX_TENANT_LENGTH,
@@ -23,6 +23,7 @@ from services.access.principals import (
 )
 from services.access.settings import REVOCATION_SECONDS
 from services.catalog.api_keys.base import ApiKeys, KeyRecord
+from services.catalog.waiting import ask_catalog
 
 # The last use of a key is written at most this often, by each gateway.
 _TOUCH_SECONDS = 60.0

@@ -5,15 +5,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from kvrecall.domain.errors import CatalogError
 from services.catalog.api_keys.base import KeyRecord
+from services.catalog.waiting import ask_catalog
 
 # Entries of known and, apart, of unknown ids: a flood of guesses displaces no key in use.
 _ENTRIES = 10_000
 _READS_AT_ONCE = 16
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class KeyCache:
     def _end_read(self, key_id: str, done: "asyncio.Task[_Entry]") -> None:
         self._reading.pop(key_id, None)
         if not done.cancelled():
-            done.exception()  # nobody may wait for it any more
+            done.exception()  # seen here: asyncio logs it where no caller waits
 
     async def _load(self, key_id: str) -> _Entry:
         async with self._slots:
@@ -81,12 +80,3 @@ class KeyCache:
         if len(entries) > _ENTRIES:
             entries.popitem(last=False)
         return entry
-
-
-async def ask_catalog(read: Awaitable[_T], patience: float | None) -> _T:
-    """Wait for the catalog. Raises CatalogError, also where it does not answer in `patience` seconds."""
-    try:
-        async with asyncio.timeout(patience):
-            return await read
-    except TimeoutError as error:
-        raise CatalogError(f"the catalog did not answer within {patience:g} seconds") from error

@@ -6,8 +6,8 @@ from typing import Literal
 from kvrecall.domain.errors import ServiceError
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.state_machine import SessionState
-from services.access.cache import ask_catalog
 from services.admission import Admission
+from services.catalog.waiting import ask_catalog
 from services.context import ServiceContext
 from services.feed.feed import Feed
 from services.pages.collector import PageCollector

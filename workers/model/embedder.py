@@ -96,5 +96,5 @@ def _find_folder(model: str) -> Path:
     unread = [*PICKLES, "*.h5", "*.msgpack", "*.onnx", "openvino/*"]
     try:
         return Path(snapshot_download(name, ignore_patterns=unread))
-    except Exception as error:  # of the HTTP library that the hub's has
+    except Exception as error:  # the hub's client raises those of its HTTP library
         raise OSError(str(error)) from error

@@ -97,7 +97,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Begun:
-    """A response in the background as its client is told of it, and the stream of its events."""
+    """A response in the background as its client gets it, and the stream of its events."""
 
     found: Continuation
     response: Json
@@ -115,7 +115,7 @@ class Begun:
 
     @property
     def ignored(self) -> tuple[Ignored, ...]:
-        """What of the messages was mended."""
+        """Parts of the messages that were mended."""
         return self.found.ignored
 
     @property
@@ -134,8 +134,8 @@ class BackgroundResponses:
     async def start(self, answering: Answering, key: IdempotencyKey | None) -> Begun:
         """Store the response in progress and go on without its client.
 
-        A repeated request waits for the first one, as for its turn, and is told of the response that
-        it has stored. Raises as `Answering.start`.
+        A repeated request waits for the first one, as for its turn, and gets the response that it
+        stored. Raises as `Answering.start`.
         """
         found = await answering.start(key)
         head = answering.encode(found).head

@@ -125,9 +125,9 @@ def check_choice(choices: list[Any], answer: Answer, opening: str) -> None:
     assert text.removeprefix(opening).strip() == answer.text.strip()
     assert (end.text, end.finish_reason) == ("", answer.finish)
     assert all(choice.finish_reason is None and choice.text for choice in rest)
-    told = [choice.logprobs for choice in choices if choice.logprobs is not None]
-    assert bool(told) == answer.logprobs
-    for logprobs in told:
+    reported = [choice.logprobs for choice in choices if choice.logprobs is not None]
+    assert bool(reported) == answer.logprobs
+    for logprobs in reported:
         check_logprobs(logprobs, text)
 
 

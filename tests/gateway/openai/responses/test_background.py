@@ -253,13 +253,13 @@ async def test_a_repeated_request_waits_until_the_first_has_stored_its_end(
     ]
     await asyncio.wait(repeats, timeout=1.5)
     gate.set()
-    (told, other), begun = await asyncio.gather(asyncio.gather(*repeats), first)
-    assert (told.status_code, other.status_code) == (200, 200)
-    assert told.text == other.text
+    (repeated, other), begun = await asyncio.gather(asyncio.gather(*repeats), first)
+    assert (repeated.status_code, other.status_code) == (200, 200)
+    assert repeated.text == other.text
     assert stored == ["in_progress", "completed"], "nothing is computed or stored again"
     if stream:
-        assert "response.completed" in told.text
-        assert begun.headers["kvrecall-session"] == told.headers["kvrecall-session"]
+        assert "response.completed" in repeated.text
+        assert begun.headers["kvrecall-session"] == repeated.headers["kvrecall-session"]
     else:
-        assert told.json() == await get(api, begun.json()["id"])
-        assert told.json()["status"] == "completed"
+        assert repeated.json() == await get(api, begun.json()["id"])
+        assert repeated.json()["status"] == "completed"
