@@ -91,8 +91,8 @@ class MessageEvents:
     def __init__(self, model: str, marked: bool, begun: bool, found: Continuation) -> None:
         """Begin with the head of the message.
 
-        begun: the client began the answer, so that white space at its ends is part of it. Otherwise
-        a text has none, as in the session.
+        begun: the client began the answer, so that white space at its end is part of it. Otherwise
+        a text has none there, as in the session.
         """
         self._begun = begun
         self._space = ""  # sent when more text follows
@@ -138,17 +138,18 @@ class MessageEvents:
         return _encode(**members)
 
     def _piece(self, kind: str, text: str) -> bytes:
-        if not self._begun:
-            text = self._space + text if self._open == kind else text.lstrip()
-            visible = text.rstrip()
-            self._space, text = text[len(visible) :], visible
-        if not text:
+        """Encode a piece of text; of a whole answer, white space waits until something follows it."""
+        text = self._space + text
+        visible = text if self._begun else text.rstrip()
+        if not visible:
+            self._space = text
             return b""
         events = b""
         if self._open != kind:
             events = self._stop_piece() + self._start({"type": kind, kind: "", **_SIGNED[kind]})
             self._open = kind
-        return events + self._delta({"type": f"{kind}_delta", kind: text})
+        self._space = text[len(visible) :]
+        return events + self._delta({"type": f"{kind}_delta", kind: visible})
 
     def _call(self, piece: CallPiece) -> bytes:
         events = b""
@@ -178,6 +179,7 @@ class MessageEvents:
         if self._open:
             events += self._stop()
         self._open = ""
+        self._space = ""
         return events
 
     def _stop(self) -> bytes:

@@ -10,9 +10,12 @@ tools or settings.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise, takewhile
+from math import isfinite
+from typing import Any
 
 from kvrecall.domain.errors import CallsOutstanding, DuplicateCall, ToolResultWithoutCall
 from kvrecall.domain.messages import Message, ToolCall
@@ -83,8 +86,14 @@ def build_history(
     placed = _join_calls([Placed(index, each) for index, each in enumerate(messages, -hidden)])
     if mend:
         mended = mend_order(placed, asked)
-        return History(start, mended.messages, mended.ignored)
-    return History(start, tuple(_order(placed, asked)))
+        return History(start, tuple(map(_drop_name, mended.messages)), mended.ignored)
+    return History(start, tuple(map(_drop_name, _order(placed, asked))))
+
+
+def _drop_name(message: Message) -> Message:
+    """Drop a name that is not in the canonical form, so that no template renders it."""
+    named = message.name and message.role != "user"
+    return replace(message, name="") if named else message
 
 
 def _join_calls(messages: Sequence[Placed]) -> list[Placed]:
@@ -155,13 +164,13 @@ def _digest(content: bytes) -> bytes:
 def _canonical(message: Message, place: int) -> bytes:
     """Return a message without what differs between clients: ids, spaces in arguments, names.
 
-    An answer has no white space at its ends: a client that put it together from a stream may have
-    kept some. Only a user's name reaches the model.
+    An answer has no white space at its end: a client that put it together from a stream may have
+    kept some. That at its beginning may be the indentation of code. Only users have names here.
     """
     is_reply = message.role == "assistant"
     parts = [
         message.role,
-        message.content.strip() if is_reply else message.content,
+        message.content.rstrip() if is_reply else message.content,
         str(place),
         message.name if message.role == "user" else "",
     ]
@@ -173,12 +182,45 @@ def _canonical(message: Message, place: int) -> bytes:
 
 
 def canonical_json(text: str) -> str:
-    """Return a JSON text without what differs between writers; any other text as it is."""
+    """Return a JSON text without what differs between writers; any other text as it is.
+
+    Writers choose spaces, escapes, the order of members and the notation of a number. A text with
+    two members of one name, or with a number that a double does not hold exactly, is any other text:
+    read as a value it would be equal to a different one.
+    """
     try:
-        value = json.loads(replace_in_json(text))
+        value = json.loads(
+            replace_in_json(text),
+            object_pairs_hook=_read_object,
+            parse_float=_read_float,
+            parse_int=_read_int,
+        )
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError):
+    except (ValueError, ArithmeticError, RecursionError):
         return text
+
+
+def _read_object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises ValueError for two members of one name."""
+    read = dict(members)
+    if len(read) < len(members):
+        raise ValueError("two members of an object have the same name")
+    return read
+
+
+def _read_float(text: str) -> float:
+    """Return a number. Raises ValueError, ArithmeticError for one that a double does not hold."""
+    value = float(text)
+    if not isfinite(value) or Decimal(text) != Decimal(repr(value)):
+        raise ValueError("a number has more digits, or is greater, than a double can hold")
+    return value
+
+
+def _read_int(text: str) -> int:
+    """Return an integer. Raises ValueError for a zero with a sign, and for too many digits."""
+    if text == "-0":
+        raise ValueError("an integer has no negative zero")
+    return int(text)
 
 
 def _get_places(messages: Sequence[Message]) -> Iterator[int]:

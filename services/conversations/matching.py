@@ -374,7 +374,7 @@ class Conversations:
             del fields["template_arguments"]
         if settings.repair_on is not None:
             fields["repair_on"] = sorted(settings.repair_on)
-        fields["tools"] = sorted(canonical_json(tool) for tool in settings.tools)
+        fields["tools"] = [canonical_json(tool) for tool in settings.tools]
         scope = [catalog or self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()
 

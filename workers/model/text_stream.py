@@ -56,7 +56,7 @@ class TextStream:
         """Start a stream that ends at any of the `stop` strings.
 
         reasons: whether the prompt ends within the reasoning; None if the answer itself tells.
-        calls: False leaves calls in the text; verbatim: the text keeps the white space at its ends.
+        calls: False leaves calls in the text; verbatim: the text keeps the white space at its end.
         """
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
@@ -134,7 +134,7 @@ class TextStream:
     def parse(self) -> ParsedAnswer:
         """Return the parts of the whole answer, once it is finished."""
         text = self._calls.text
-        text = text if self._verbatim else text.strip()
+        text = text if self._verbatim else text.rstrip()
         return ParsedAnswer(text, self._reasoning.text, tuple(self._calls.calls))
 
     def _decode(self, token_id: int) -> str:

@@ -112,15 +112,14 @@ class ResponseEvents:
 
     def _write(self, kind: _Kind, piece: str) -> bytes:
         """Encode a piece of text; white space waits until something follows it."""
-        goes_on = self._open == kind
-        text = self._space + piece if goes_on else piece.lstrip()
+        text = self._space + piece
         visible = text.rstrip()
-        if not visible and not goes_on:
+        if not visible:
+            self._space = text
             return b""
+        goes_on = self._open == kind
         events = b"" if goes_on else self._end_text("completed") + self._begin_text(kind)
         self._space = text[len(visible) :]
-        if not visible:
-            return events
         self._pieces.append(visible)
         if kind == "reasoning":
             return events + self._part_event("reasoning_text.delta", delta=visible)

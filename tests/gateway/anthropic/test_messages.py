@@ -201,6 +201,19 @@ async def test_reasoning_is_a_block_before_the_text(api, parse_events) -> None:
     assert [data["index"] for data in blocks] == [0] * 5 + [1] * 3
 
 
+async def test_a_streamed_text_is_indented_as_the_whole_one(api, parse_events) -> None:
+    found = await api.service.conversations.turn(
+        Conversation((Message("user", "a"),), CreateSession(), TurnRequest(()))
+    )
+    await read_outcome(found.stream)
+    pieces: list[TurnProgress]
+    pieces = [ReasoningDelta("hm"), TextDelta("  "), TextDelta("  x = 1"), TextDelta(" \n")]
+    encoder = MessageEvents("m", False, False, found)
+    events = parse_events(b"".join(encoder.encode(each) for each in pieces).decode())
+    texts = [data["delta"].get("text", "") for _, data in events if "delta" in data]
+    assert "".join(texts) == "    x = 1"
+
+
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "s"}
 IMAGE = {"type": "image", "source": {}}
 

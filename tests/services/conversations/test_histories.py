@@ -34,7 +34,7 @@ def test_clients_that_repeat_a_conversation_in_other_clothes_mean_the_same() -> 
         Message("assistant", "", calls, name="helper"),
         Message("tool", "2", tool_call_id="y", name="count"),
         Message("tool", "4711", tool_call_id="x"),
-        Message("assistant", " It is 4711.\n"),
+        Message("assistant", "It is 4711. \n"),
         SAID[-1],
     )
     assert last(*echoed) == last(*SAID)
@@ -104,7 +104,7 @@ def test_digests_are_those_that_catalogs_have_stored() -> None:
         [
             Message("system", 'quotes " and \\ and é and \ud800'),
             Message("user", "two\nlines", name="ann"),
-            Message("assistant", " ok ", (call,)),
+            Message("assistant", "ok ", (call,)),
             Message("tool", "found", tool_call_id="c"),
             Message("assistant", ""),
         ],

@@ -109,6 +109,20 @@ async def test_no_session_of_another_tenant_or_of_other_settings_is_continued(
     assert (await harness.service.get(session))[0].turns == 1
 
 
+async def test_tools_are_the_same_in_the_same_order(harness) -> None:
+    """A template renders them in their order; members of an object have none."""
+    tools = ('{"function": {"name": "f"}, "type": "function"}', '{"function": {"name": "g"}}')
+    harness.worker.script = ["one", "two", "three"]
+    _, session, outcome = await ask(harness, user("a"), settings=replace(SETTINGS, tools=tools))
+    said = [user("a"), outcome.message, user("b")]
+    match, other, _ = await ask(harness, *said, settings=replace(SETTINGS, tools=tools[::-1]))
+    assert match == "built"
+    assert other != session
+    rewritten = ('{"type":"function","function":{"name":"f"}}', tools[1])
+    match, again, _ = await ask(harness, *said, settings=replace(SETTINGS, tools=rewritten))
+    assert (match, again) == ("continued", session)
+
+
 async def test_results_of_tools_end_the_pause_under_the_ids_of_the_session(harness) -> None:
     calls = [pb.ToolCall(id="s1", name="f", arguments='{"x": 1}'), pb.ToolCall(id="s2", name="g")]
     calls[1].arguments = "{}"

@@ -58,6 +58,13 @@ def test_the_first_of_several_stop_strings_counts(tokenizer: ChatTokenizer) -> N
     assert stream.stop_sequence == "two"
 
 
+def test_the_whole_answer_begins_as_its_pieces_do(tokenizer: ChatTokenizer) -> None:
+    """White space there may be the indentation of code."""
+    sent, stream = _stream(tokenizer, "    return 1\n\n")
+    assert "".join(sent) == "    return 1\n\n"
+    assert stream.parse().text == "    return 1"
+
+
 def test_a_tool_call_is_not_sent(tokenizer: ChatTokenizer) -> None:
     call = '<tool_call>{"name": "lookup", "arguments": {"city": "Oslo"}}</tool_call>'
     sent, stream = _stream(tokenizer, f"Let me look. {call}")

@@ -192,13 +192,14 @@ def put_together(pieces: list[str | ToolCall]) -> Json:
     return events.complete(outcome)
 
 
-def test_text_and_calls_in_any_order_are_items_without_white_space_around_them() -> None:
+def test_text_and_calls_in_any_order_are_items_without_white_space_behind_them() -> None:
+    """That before a text may be the indentation of code."""
     call = ToolCall("c1", "f", "{}")
-    pieces: list[str | ToolCall] = ["\n", " one", "  ", "two \n", call, "\n\n", call, " three"]
+    pieces: list[str | ToolCall] = ["  ", "  one", "  ", "two \n", call, "\n\n", call, " three"]
     response = put_together(pieces)
     texts = [
         item["content"][0]["text"] if item["type"] == "message" else item["name"]
         for item in response["output"]
     ]
-    assert texts == ["one  two", "f", "f", "three"]
+    assert texts == ["    one  two", "f", "f", " three"]
     assert len({item["id"] for item in response["output"]}) == 4
