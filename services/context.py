@@ -5,10 +5,12 @@ from typing import Self
 
 from kvrecall.domain.events import EventBus
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.sandbox.settings import SandboxSettings
 from services.admission import Admission
 from services.catalog.base import Catalog
 from services.catalog.observed import ObservedCatalog
 from services.cluster.worker_client import Worker
+from services.grammars.checks import GrammarChecks
 from services.quarantine import Quarantine
 from services.quotas import Quotas
 from services.sessions.manager import SessionManager
@@ -27,9 +29,12 @@ class ServiceContext:
     creations: Admission
     quotas: Quotas
     quarantine: Quarantine
+    grammars: GrammarChecks
 
     @classmethod
-    def create(cls, catalog: Catalog, worker: Worker, limits: ServiceLimits) -> Self:
+    def create(
+        cls, catalog: Catalog, worker: Worker, limits: ServiceLimits, sandbox: SandboxSettings
+    ) -> Self:
         """Build the context of one service."""
         events = EventBus()
         observed = ObservedCatalog(catalog, events.publish)
@@ -47,4 +52,5 @@ class ServiceContext:
             ),
             quotas=Quotas(observed, events, limits),
             quarantine=Quarantine(limits.quarantine_seconds),
+            grammars=GrammarChecks(sandbox, events.publish),
         )

@@ -25,6 +25,7 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import message_to_wire, worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.sandbox.settings import SandboxSettings
 from kvrecall.telemetry.spans import span
 from services.access.control import AccessControl
 from services.background import BackgroundTasks
@@ -62,7 +63,7 @@ class SessionService:
 
     It owns the worker and the catalog that it is given: `stop` closes both. Without `access` every
     caller is believed while the catalog has no key. A `relay` carries events from and to the other
-    gateways of the catalog.
+    gateways of the catalog. `sandbox` limits what grammars of requests may take.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class SessionService:
         limits: ServiceLimits,
         access: AccessControl | None = None,
         relay: Relay | None = None,
+        sandbox: SandboxSettings | None = None,
     ) -> None:
-        self._context = ServiceContext.create(catalog, worker, limits)
+        self._context = ServiceContext.create(catalog, worker, limits, sandbox or SandboxSettings())
         catalog = self._catalog = self._context.catalog
         self._worker = worker
         self.reading = SessionReader(catalog, worker, self.get_state, lambda: self.info)
@@ -100,7 +102,7 @@ class SessionService:
         self._deleter = SessionDeleter(self._context, self._background, self._collector)
         self._retention = Retention(self._context, self._deleter)
         self._quotas.use(self._retention.make_room)
-        self.conversations = Conversations(catalog, self)
+        self.conversations = Conversations(catalog, self, self._context.grammars)
         self._reconciler = Reconciler(self._context)
         self._running: set[asyncio.Task[None]] = set()
         self._info: WorkerInfo | None = None
@@ -199,6 +201,7 @@ class SessionService:
         await self._background.stop()
         await self.feed.stop()
         await self.access.stop()
+        self._context.grammars.close()
         await self._worker.close()
         await self._catalog.close()
 

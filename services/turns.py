@@ -39,7 +39,7 @@ from services.catalog.serialization import OUTCOME, pack
 from services.context import ServiceContext
 from services.episode_router import EpisodeRouter
 from services.pages.prefix_sharing import PrefixSharing
-from services.planning.constraints import check_constraint
+from services.planning.constraints import ConstraintChecks
 from services.planning.turn_clock import TurnClock
 from services.planning.turn_context import TurnContext
 from services.repair_runner import repair_details, signal_text
@@ -63,6 +63,7 @@ class TurnRunner:
         self._background = background
         self._router = router
         self._prefixes = PrefixSharing(context)
+        self._constraints = ConstraintChecks(context.grammars)
 
     async def run(
         self,
@@ -139,7 +140,8 @@ class TurnRunner:
             plan_turn(session, request, self._context.limits)
         if request.sampling is not None:
             constraint = request.sampling.constraint
-            await check_constraint(constraint, session.settings.tools, call_format)
+            settings = session.settings
+            await self._constraints.check(constraint, settings.tools, call_format, settings.tenant)
         await self._context.quotas.check_quota(session.settings.tenant, keep=session.id)
         if request.compare_with:
             try:

@@ -36,4 +36,5 @@ async def build_service(settings: Settings, metrics: Metrics | None = None) -> S
         await worker.close()
         await catalog.close()
         raise CannotServe(refusal.message) from refusal
-    return SessionService(worker, catalog, settings.service, access, build_relay(settings))
+    relay = build_relay(settings)
+    return SessionService(worker, catalog, settings.service, access, relay, settings.sandbox)

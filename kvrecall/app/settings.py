@@ -10,6 +10,7 @@ from gateway.grpc.settings import GrpcSettings
 from gateway.settings import GatewaySettings
 from kvrecall.app.models import SMOLLM2, is_reference
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.sandbox.settings import SandboxSettings
 from kvstore.settings import StoreSettings
 from services.access.settings import AccessSettings
 from services.cluster.settings import WireSettings
@@ -89,6 +90,7 @@ class Settings(BaseSettings):
     grpc: GrpcSettings = GrpcSettings()
     server: ServerSettings = ServerSettings()
     wire: WireSettings = WireSettings()
+    sandbox: SandboxSettings = SandboxSettings()
 
     @property
     def is_reference_model(self) -> bool:

@@ -20,6 +20,7 @@ from kvrecall.app.start.memory import RowShape, get_free_memory, require_room
 from kvrecall.app.start.preflight import describe_lock
 from kvrecall.app.tiers import TIERS, durable_tiers
 from kvrecall.metrics.page import Metrics
+from kvrecall.sandbox.settings import SandboxSettings
 from kvstore.errors import (
     DirectoryLockedError,
     ForeignPageError,
@@ -61,6 +62,7 @@ def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerSe
             quantize=settings.quantize,
             tiers=settings.store,
             metrics=metrics,
+            sandbox=settings.sandbox,
         )
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
@@ -87,6 +89,7 @@ def build_worker_service(
     quantize: Quantization | None = None,
     tiers: StoreSettings = TIERS,
     metrics: Metrics | None = None,
+    sandbox: SandboxSettings | None = None,
 ) -> WorkerService:
     """The worker service of a model: rows under `data`/pages, layer profile under `data`/profiles.
 
@@ -108,6 +111,7 @@ def build_worker_service(
         profile.sensitivity if profile else None,
         partial(measure_once, loaded, tokenizer, data, str(model)) if measurable else None,
         metrics,
+        sandbox,
     )
     return WorkerService(
         Scheduler(Engine(parts)),

@@ -101,7 +101,8 @@ async def _build_service(settings: Settings) -> "SessionService":
     except CannotServe:
         await catalog.close()
         raise
-    service = SessionService(pool, catalog, settings.service, access, build_relay(settings))
+    relay = build_relay(settings)
+    service = SessionService(pool, catalog, settings.service, access, relay, settings.sandbox)
     pool.on_join(service.worker_joined)
     return service
 

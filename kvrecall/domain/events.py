@@ -314,6 +314,14 @@ class MembersIgnored:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class GrammarCompiled:
+    """A tenant's grammar was compiled for a check, whether it can be or not: so many CPU seconds."""
+
+    tenant: str
+    cpu_seconds: float
+
+
 ServiceEvent = (
     StateChanged
     | TurnBegan
@@ -341,6 +349,7 @@ ServiceEvent = (
     | SessionForked
     | QuotaReached
     | MembersIgnored
+    | GrammarCompiled
 )
 Observer = Callable[[ServiceEvent], None]
 

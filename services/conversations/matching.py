@@ -49,7 +49,8 @@ from services.conversations.leftovers import NewSessionStream
 from services.conversations.mending import mend_messages
 from services.conversations.responses import RecordedStream, read_messages
 from services.conversations.steps import Place, Steps
-from services.planning.constraints import check_constraint
+from services.grammars.checks import GrammarChecks
+from services.planning.constraints import ConstraintChecks
 
 # Places of a history that are looked up: its last ones, and of the others the first ones.
 _LAST_PLACES = 512
@@ -66,9 +67,10 @@ Begun = TypeVar("Begun")
 class Conversations:
     """Finds, forks or builds the session of a conversation and starts its turn."""
 
-    def __init__(self, catalog: Catalog, api: SessionApi) -> None:
+    def __init__(self, catalog: Catalog, api: SessionApi, grammars: GrammarChecks) -> None:
         self._catalog = catalog
         self._api = api
+        self._constraints = ConstraintChecks(grammars)
 
     @property
     def _mends(self) -> bool:
@@ -115,7 +117,7 @@ class Conversations:
     ) -> Completions:
         """Start completions of plain prompts. Raises as `start_completions`."""
         for turn in turns:
-            await self._check_answer(turn, ())
+            await self._check_answer(turn, (), settings.tenant)
         return await start_completions(self._api, settings, turns)
 
     async def turn_in(
@@ -133,7 +135,8 @@ class Conversations:
         steps = Steps(self._api, conversation, History(begin(b""), ()))
         if await self._is_repeated(steps, place):
             return await steps.begin(place, "repeated")
-        await self._check_answer(conversation.turn, session.settings.tools)
+        own = session.settings
+        await self._check_answer(conversation.turn, own.tools, own.tenant)
         new = await read_new(self._catalog, self._api.limits, session, conversation, only_new)
         steps = Steps(self._api, conversation, new)
         steps.check(0)
@@ -147,7 +150,7 @@ class Conversations:
         conversation = self._check_messages(conversation)
         settings = replace(conversation.settings, expires_after_seconds=ALONE_SECONDS)
         conversation = replace(conversation, settings=settings, key=None)
-        await self._check_answer(conversation.turn, conversation.settings.tools)
+        await self._check_answer(conversation.turn, settings.tools, settings.tenant)
         opening = conversation.opening
         start = begin(secrets.token_bytes(32))
         messages = (*opening, *conversation.messages)
@@ -175,7 +178,8 @@ class Conversations:
         history = build_history(start, conversation.messages, calls, mend=self._mends)
         for entry in await self._catalog.histories.find([start.hex()]):
             session = await self._catalog.sessions.get(entry.session, conversation.settings.tenant)
-            await self._check_answer(conversation.turn, session.settings.tools)
+            own = session.settings
+            await self._check_answer(conversation.turn, own.tools, own.tenant)
             steps = Steps(self._api, conversation, history)
             return await self._continue(steps, Place(session, entry.turn, 0))
         raise UnknownSession(place.session)
@@ -212,7 +216,8 @@ class Conversations:
         Its messages are checked already. Sessions that are `gone` hold nothing. Raises as `turn`
         does for a history that no session can have.
         """
-        await self._check_answer(conversation.turn, conversation.settings.tools)
+        own = conversation.settings
+        await self._check_answer(conversation.turn, own.tools, own.tenant)
         opening, history = await self._read(conversation)
         async for number, entry in self._find(history, conversation.follows):
             if entry.session in gone:
@@ -236,11 +241,11 @@ class Conversations:
                 check_message(message, f"messages[{index}]")
         return conversation
 
-    async def _check_answer(self, turn: TurnRequest, tools: Sequence[str]) -> None:
+    async def _check_answer(self, turn: TurnRequest, tools: Sequence[str], tenant: str) -> None:
         """Raise InvalidRequest if an answer with these tools cannot be what the turn asks for."""
         if turn.sampling is not None:
             form = self._api.info.call_format
-            await check_constraint(turn.sampling.constraint, tools, form)
+            await self._constraints.check(turn.sampling.constraint, tools, form, tenant)
 
     async def _read_reply(self, place: ReplyPlace, tenant: str) -> Message:
         session = await self._catalog.sessions.get(place.session, tenant)

@@ -1,12 +1,9 @@
-"""Check of a turn's constraint before anything is begun: by llguidance, as workers compile it."""
+"""Checks of a turn's constraint before anything is begun, with grammars as workers compile them."""
 
-import asyncio
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
-
-from llguidance import LLMatcher
 
 from kvrecall.domain.answer.constraints import (
     FREE,
@@ -21,61 +18,92 @@ from kvrecall.domain.answer.constraints import (
 )
 from kvrecall.domain.answer.text_grammars import check_grammar, quote_grammar
 from kvrecall.domain.errors import InvalidRequest
+from kvrecall.sandbox.verdict import Verdict
+from services.grammars.checks import GrammarChecks
 
 
-async def check_constraint(constraint: Constraint, tools: Sequence[str], call_format: str) -> None:
-    """Check that a worker can do what a turn asks for. Raises InvalidRequest with the member.
+class ConstraintChecks:
+    """Checks that a worker can do what a turn asks for, before a session is begun for it."""
 
-    tools: JSON texts of the session's tools; call_format: the form of the model's calls (empty: it
-    is not known, so there are none).
-    Schemas are compiled on another thread, and the outcomes kept, as agents send the same ones with
-    every request.
-    """
-    if constraint == FREE and not tools:
-        return
-    _check_choice(constraint, [get_tool(tool)[0] for tool in tools], call_format)
-    if constraint.schema:
-        schema = json.loads(constraint.schema)
-        await _check_schema(schema, constraint.strict, "response_format")
-    if constraint.grammar:
-        problem = await asyncio.to_thread(_find_grammar_problem, constraint.grammar)
-        if problem:
-            raise InvalidRequest("grammar", f"the grammar cannot be followed: {problem}")
-    if constraint.tool_choice is ToolChoice.NONE or not call_format:
-        return
-    for index, tool in enumerate(tools):
-        name, schema, strict = get_tool(tool)
-        if constraint.tools and name not in constraint.tools:
-            continue
-        field = f"tools[{index}].function"
-        if strict:
-            await _check_strict(schema, field, call_format)
-        if (text := find_text_grammar(schema)) is not None:
-            await _check_text_grammar(text[1], f"{field}.parameters", call_format)
+    def __init__(self, grammars: GrammarChecks) -> None:
+        self._grammars = grammars
 
+    async def check(
+        self, constraint: Constraint, tools: Sequence[str], call_format: str, tenant: str
+    ) -> None:
+        """Check a constraint. Raises InvalidRequest with the member, and Overloaded.
 
-async def _check_strict(schema: dict[str, Any], field: str, call_format: str) -> None:
-    """Raise InvalidRequest unless every call of a tool can be held to its schema."""
-    if call_format == UNGUIDED_CALLS:
-        message = "calls of this model cannot be held to a schema; leave strict out"
-        raise InvalidRequest(f"{field}.strict", message, openai_code="unsupported_parameter")
-    await _check_schema(schema, True, f"{field}.parameters")
-    if call_format == TAGGED_CALLS and (keyword := find_untagged(schema)):
-        message = f"calls of this model cannot be held to {keyword!r}; leave it or strict out"
-        raise InvalidRequest(f"{field}.parameters", message)
+        tools: JSON texts of the session's tools; call_format: the form of the model's calls (empty:
+        it is not known, so there are none); tenant: whose grammars are compiled.
+        """
+        if constraint == FREE and not tools:
+            return
+        _check_choice(constraint, [get_tool(tool)[0] for tool in tools], call_format)
+        check = _GrammarCheck(self._grammars, call_format, tenant)
+        if constraint.schema:
+            schema = json.loads(constraint.schema)
+            await check.require_schema(schema, constraint.strict, "response_format")
+        if constraint.grammar:
+            await check.require_lark(constraint.grammar, "grammar")
+        if constraint.tool_choice is ToolChoice.NONE or not call_format:
+            return
+        for index, tool in enumerate(tools):
+            name, schema, strict = get_tool(tool)
+            if constraint.tools and name not in constraint.tools:
+                continue
+            field = f"tools[{index}].function"
+            if strict:
+                await check.require_strict(schema, field)
+            if (text := find_text_grammar(schema)) is not None:
+                await check.require_text(text[1], f"{field}.parameters")
 
 
-async def _check_text_grammar(grammar: str, field: str, call_format: str) -> None:
-    """Raise InvalidRequest unless a text can be held to a grammar, where calls are held to any."""
-    try:
-        check_grammar(grammar)
-        if call_format not in (TAGGED_CALLS, UNGUIDED_CALLS):
-            grammar = quote_grammar(grammar)
-        problem = await asyncio.to_thread(_find_grammar_problem, grammar)
-    except ValueError as error:
-        problem = str(error)
-    if problem:
-        raise InvalidRequest(field, f"the grammar cannot be followed: {problem}")
+@dataclass
+class _GrammarCheck:
+    """Checks of one turn's grammars, which together take the CPU seconds of one: `spent` so far."""
+
+    grammars: GrammarChecks
+    call_format: str
+    tenant: str
+    spent: float = 0.0
+
+    async def require_schema(self, schema: dict[str, Any], strict: bool, field: str) -> None:
+        """Raise InvalidRequest unless a schema can be followed."""
+        text = json.dumps(to_grammar_schema(schema, strict))
+        self._require(field, "schema", await self.grammars.compile_schema(text, self.tenant))
+
+    async def require_lark(self, grammar: str, field: str) -> None:
+        """Raise InvalidRequest unless a grammar can be followed."""
+        self._require(field, "grammar", await self.grammars.compile_lark(grammar, self.tenant))
+
+    async def require_strict(self, schema: dict[str, Any], field: str) -> None:
+        """Raise InvalidRequest unless every call of a tool can be held to its schema."""
+        if self.call_format == UNGUIDED_CALLS:
+            message = "calls of this model cannot be held to a schema; leave strict out"
+            raise InvalidRequest(f"{field}.strict", message, openai_code="unsupported_parameter")
+        await self.require_schema(schema, True, f"{field}.parameters")
+        if self.call_format == TAGGED_CALLS and (keyword := find_untagged(schema)):
+            message = f"calls of this model cannot be held to {keyword!r}; leave it or strict out"
+            raise InvalidRequest(f"{field}.parameters", message)
+
+    async def require_text(self, grammar: str, field: str) -> None:
+        """Raise InvalidRequest unless a text can be held to a grammar, where calls are held to any."""
+        try:
+            check_grammar(grammar)
+            if self.call_format not in (TAGGED_CALLS, UNGUIDED_CALLS):
+                grammar = quote_grammar(grammar)
+        except ValueError as error:
+            raise InvalidRequest(field, f"the grammar cannot be followed: {error}") from error
+        await self.require_lark(grammar, field)
+
+    def _require(self, field: str, what: str, verdict: Verdict) -> None:
+        if verdict.problem:
+            raise InvalidRequest(field, f"the {what} cannot be followed: {verdict.problem}")
+        self.spent += verdict.cpu_seconds
+        if self.spent > self.grammars.cpu_seconds:
+            raise InvalidRequest(
+                field, "it and the grammars before it are too complex together; ask for fewer"
+            )
 
 
 def _check_choice(constraint: Constraint, names: Sequence[str], call_format: str) -> None:
@@ -96,23 +124,3 @@ def _check_choice(constraint: Constraint, names: Sequence[str], call_format: str
     if not call_format or unguided:
         message = "a call is required, but the form of this model's calls is not known"
         raise InvalidRequest("tool_choice", message, openai_code="unsupported_parameter")
-
-
-async def _check_schema(schema: dict[str, Any], strict: bool, field: str) -> None:
-    text = json.dumps(to_grammar_schema(schema, strict))
-    if problem := await asyncio.to_thread(_find_problem, text):
-        raise InvalidRequest(field, f"the schema cannot be followed: {problem}")
-
-
-@lru_cache(maxsize=256)
-def _find_problem(schema: str) -> str:
-    """Return why a schema cannot be compiled, with the keyword that is at fault; empty if it can."""
-    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
-    return problem.strip()[:300]
-
-
-@lru_cache(maxsize=256)
-def _find_grammar_problem(grammar: str) -> str:
-    """Return why a grammar in Lark's syntax cannot be compiled; empty if it can."""
-    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar))
-    return problem.strip()[:300]

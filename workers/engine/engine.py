@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.sandbox.settings import SandboxSettings
 from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
@@ -48,6 +49,7 @@ class Parts:
     layer_sensitivity: tuple[float, ...] | None = None
     measure_sensitivity: "Callable[[], Generator[None, int, tuple[float, ...]]] | None" = None
     metrics: Metrics = field(default_factory=create_metrics)
+    sandbox: SandboxSettings | None = None
 
 
 class Engine:
@@ -59,7 +61,7 @@ class Engine:
     def __init__(self, parts: Parts) -> None:
         self.model = parts.model
         self.tokenizer = parts.tokenizer
-        self.grammars = Grammars(parts.tokenizer)
+        self.grammars = Grammars(parts.tokenizer, parts.sandbox)
         self.store = parts.store
         self.settings = parts.settings
         self.metrics = parts.metrics
@@ -80,6 +82,7 @@ class Engine:
         self.prefilled_tokens = 0
         self.store_io = StoreIO(self.store, self.cache.transfers)
         self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
+        self.compiler = ThreadPoolExecutor(2, thread_name_prefix="compile")
 
     # Life cycle
 
@@ -224,7 +227,9 @@ class Engine:
 
     def close(self) -> None:
         """Finish all rendering, and all reads and writes of the store."""
-        self.renderer.shutdown(cancel_futures=True)
+        self.grammars.close()
+        for threads in (self.renderer, self.compiler):
+            threads.shutdown(cancel_futures=True)
         self.store_io.close()
 
     def bound(self, session: WorkerSession) -> list[int]:

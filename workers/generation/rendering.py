@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from typing import TypeVar
 
 from kvrecall.domain.answer.constraints import FREE
@@ -34,18 +34,18 @@ def render_prompt(
             recent, messages, tools, generate, arguments=arguments, opening=opening
         )
 
-    return (yield from _off_thread(engine, render))
+    return (yield from _off_thread(engine.renderer, render))
 
 
 def encode_text(engine: Engine, text: str) -> Steps[list[int]]:
     """Encode plain text."""
-    return (yield from _off_thread(engine, lambda: engine.tokenizer.encode(text)))
+    return (yield from _off_thread(engine.renderer, lambda: engine.tokenizer.encode(text)))
 
 
 def build_grammars(
     engine: Engine, session: WorkerSession, sampling: Sampling
 ) -> Steps[CompiledGrammars]:
-    """Compile the grammars of a turn's answer. Raises BadSettings for what cannot be.
+    """Compile the grammars of a turn's answer. Raises BadSettings for what cannot be, Overloaded.
 
     The vocabulary, which log-probabilities are reported by as well, is built with the first.
     """
@@ -53,13 +53,15 @@ def build_grammars(
     reports = (sampling.top_logprobs, sampling.prompt_logprobs) != (None, None)
     if sampling.constraint == FREE and not reports and not tools:
         return CompiledGrammars()
-    return (
-        yield from _off_thread(engine, lambda: engine.grammars.build(sampling.constraint, tools))
-    )
+
+    def build() -> CompiledGrammars:
+        return engine.grammars.build(sampling.constraint, tools)
+
+    return (yield from _off_thread(engine.compiler, build))
 
 
-def _off_thread(engine: Engine, work: Callable[[], _T]) -> Steps[_T]:
-    """Run work on a renderer's thread and wait for it. Raises the errors of the work."""
-    done: Future[_T] = engine.renderer.submit(work)
+def _off_thread(threads: Executor, work: Callable[[], _T]) -> Steps[_T]:
+    """Run work on another thread and wait for it. Raises the errors of the work."""
+    done: Future[_T] = threads.submit(work)
     yield done
     return done.result()

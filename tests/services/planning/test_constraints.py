@@ -1,19 +1,27 @@
 """Constraints that no worker could follow are refused by the member and the keyword at fault."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
-from services.planning.constraints import check_constraint
+from kvrecall.sandbox.settings import SandboxSettings
+from services.grammars.checks import GrammarChecks
+from services.planning.constraints import ConstraintChecks
 
+CHECKS = ConstraintChecks(GrammarChecks(SandboxSettings(), lambda _: None))
 UNSUPPORTED = {"type": "object", "properties": {"a": {"not": {}}}}
 
 
 def make_tool(name: str, **members: Any) -> str:
     return json.dumps({"type": "function", "function": {"name": name, **members}})
+
+
+async def check_constraint(constraint: Constraint, tools: Sequence[str], call_format: str) -> None:
+    await CHECKS.check(constraint, tools, call_format, "ann")
 
 
 async def refuse(

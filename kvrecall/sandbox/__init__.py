@@ -1,0 +1,1 @@
+"""Grammars that clients choose, compiled in child processes with limits of CPU time and memory."""

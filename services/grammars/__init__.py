@@ -1,0 +1,1 @@
+"""Grammars of requests: whether a worker can hold an answer to them."""
