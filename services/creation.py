@@ -95,9 +95,9 @@ class SessionCreator:
         session = replace(session, worker=await self._open_anywhere(session))
         record = build_record(key, session)
         try:
-            await self._quotas.add_session(
+            await self._quotas.keep_within(
                 settings.tenant,
-                lambda limit: self._catalog.sessions.create(session, b"", record, limit),
+                lambda limits: self._catalog.sessions.create(session, b"", record, limits),
             )
         except ServiceError:
             # Whether it was committed may be unknown. If not, the worker's copy is an unknown

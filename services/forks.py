@@ -260,9 +260,9 @@ class ForkRunner:
     async def _commit(self, commit: ForkCommit, key: IdempotencyKey | None) -> None:
         """Fork in the catalog. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
         record = build_record(key, commit.session)
-        await self._quotas.add_session(
+        await self._quotas.keep_within(
             commit.session.settings.tenant,
-            lambda limit: self._catalog.sessions.fork(commit, record, limit),
+            lambda limits: self._catalog.sessions.fork(commit, record, limits),
             keep=commit.parent,
         )
 

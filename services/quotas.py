@@ -1,13 +1,16 @@
-"""Isolation of tenants, and their quotas: sessions, tokens, bytes of rows."""
+"""Isolation of tenants, and their quotas: sessions, conversations, tokens, bytes in the catalog."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import TypeVar
 
 from kvrecall.domain.errors import LimitExceeded, QuotaExceeded
 from kvrecall.domain.events import EventBus, QuotaReached
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
-from services.catalog.quota import check_room
+from services.catalog.quota import TenantLimits, TenantUse
 
+T = TypeVar("T")
 # make_room(tenant, keep) deletes sessions that no client deletes, all but the session `keep`.
 MakeRoom = Callable[[str, str], Awaitable[bool]]
 
@@ -37,29 +40,45 @@ class Quotas:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
         await self._catalog.sessions.get(session, tenant)
 
+    @property
+    def limits(self) -> TenantLimits:
+        """What one tenant may have. The bytes of rows are those of its tokens."""
+        limits = self._limits
+        most = [] if limits.tenant_tokens is None else [limits.tenant_tokens]
+        if limits.tenant_bytes is not None and self._token_bytes:
+            most.append(limits.tenant_bytes // self._token_bytes)
+        return TenantLimits(
+            sessions=limits.tenant_sessions,
+            conversations=limits.tenant_conversations,
+            tokens=min(most, default=None),
+            bytes=limits.tenant_catalog_bytes,
+        )
+
     async def check_new_session(self, tenant: str, tokens: int = 1, keep: str = "") -> None:
         """Raise QuotaExceeded unless the tenant may have one more session, of so many tokens.
 
         It spares work in vain: the session's commit counts again. The session `keep` is not deleted for it.
         """
+        await self._require(tenant, TenantUse(sessions=1, tokens=tokens, bytes=1), keep)
 
-        async def count(limit: int) -> None:
-            check_room(await self._catalog.sessions.count(tenant), limit, "sessions")
+    async def check_quota(self, tenant: str, more: int = 1, keep: str = "") -> None:
+        """Raise QuotaExceeded unless the tenant may hold `more` tokens, with the bytes of their rows.
 
-        await self.add_session(tenant, count, keep)
-        await self.check_quota(tenant, tokens, keep)
+        Rows that sessions share count for each of them. The session `keep` is not deleted for them.
+        """
+        await self._require(tenant, TenantUse(tokens=more, bytes=1), keep)
 
-    async def add_session(
-        self, tenant: str, add: Callable[[int], Awaitable[None]], keep: str = ""
-    ) -> None:
-        """Add a session by `add(limit)`, which counts the tenant's sessions in the same step.
+    async def keep_within(
+        self, tenant: str, write: Callable[[TenantLimits], Awaitable[T]], keep: str = ""
+    ) -> T:
+        """Run `write(limits)`, which counts what the tenant has in the same step, and return its result.
 
         While it raises QuotaExceeded room is made, but not of the session `keep`. Raises that if
         there is none.
         """
         while True:
             try:
-                return await add(self._limits.tenant_sessions)
+                return await write(self.limits)
             except QuotaExceeded:
                 if not await self._make_room(tenant, keep):
                     self._events.publish(QuotaReached(tenant))
@@ -73,35 +92,14 @@ class Quotas:
             message = f"the metadata has {size} bytes; the limit is {limit}"
             raise LimitExceeded("metadata", message, limit)
 
-    async def check_quota(self, tenant: str, more: int = 1, keep: str = "") -> None:
-        """Raise QuotaExceeded unless the tenant may hold `more` tokens, with the bytes of their rows.
+    async def _require(self, tenant: str, more: TenantUse, keep: str) -> None:
+        """Raise QuotaExceeded unless the tenant may have so much more."""
 
-        Rows that sessions share count for each of them. The session `keep` is not deleted for them.
-        """
-        limits = (
-            ("tokens", self._limits.tenant_tokens, 1),
-            ("bytes", self._limits.tenant_bytes, self._token_bytes),
-        )
-        for what, limit, size in limits:
-            if limit is not None:
-                await self._check(tenant, more, keep, what, limit, size)
+        async def count(limits: TenantLimits) -> None:
+            use = asdict(await self._catalog.sessions.get_use(tenant))
+            limits.check(TenantUse(**{name: use[name] + n for name, n in asdict(more).items()}))
 
-    async def _check(
-        self, tenant: str, more: int, keep: str, what: str, limit: int, size: int
-    ) -> None:
-        """Raise QuotaExceeded unless tokens of this size stay within a limit."""
-        while True:
-            held = await self._catalog.sessions.get_tenant_tokens(tenant)
-            if (held + more) * size <= limit:
-                return
-            if not await self._make_room(tenant, keep):
-                break
-        self._events.publish(QuotaReached(tenant))
-        message = (
-            f"the tenant's sessions hold {held * size} {what}; the limit is {limit}: delete some "
-            "sessions"
-        )
-        raise QuotaExceeded(message, limit)
+        await self.keep_within(tenant, count, keep)
 
 
 async def _keep_all(tenant: str, keep: str) -> bool:

@@ -93,7 +93,7 @@ class SessionService:
         self._turns = TurnRunner(self._context, self._background, EpisodeRouter(self._context))
         self._creator = SessionCreator(self._context)
         self._forks = ForkRunner(self._context, self._background)
-        self.responses = ResponseStore(catalog, limits)
+        self.responses = ResponseStore(catalog, self._quotas, limits)
         self.named_conversations = NamedConversations(catalog, self._quotas, limits)
         self._reports = ToolReports(self._context, self._background)
         self._timeouts = ToolCallTimeouts(self._context)

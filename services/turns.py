@@ -334,7 +334,11 @@ class TurnRunner:
         if turn.key is not None:
             record = IdempotencyRecord(turn.key, OUTCOME.dump_json(outcome).decode())
         with span("commit"):
-            await self._context.catalog.turns.commit(commit, epoch, record)
+            await self._context.quotas.keep_within(
+                turn.session.settings.tenant,
+                lambda limits: self._context.catalog.turns.commit(commit, epoch, record, limits),
+                keep=live.id,
+            )
         live.needs_reopen = False
         live.repairs_pending = False
         live.unsettled = outcome.memory.unsettled > 0

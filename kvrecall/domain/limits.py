@@ -184,6 +184,12 @@ class ServiceLimits(BaseModel):
         description="Quota of one tenant in bytes of rows: its tokens, times the bytes that a token's "
         "rows take uncompressed. Unset: unlimited.",
     )
+    tenant_catalog_bytes: int = Field(
+        default=4 << 30,
+        ge=1024,
+        description="Quota of one tenant in bytes of the catalog: logs and states of its sessions, "
+        "conversations, stored responses.",
+    )
     tenant_sessions: int = Field(
         default=200_000,
         ge=1,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-from kvrecall.testing._catalog_state import StoredSession
+from kvrecall.testing._catalog_state import StoredSession, measure_turns
 from services.catalog.records import EpisodeSet, ForkCommit, TurnCommit
 
 
@@ -16,6 +16,7 @@ def build_child(parent: StoredSession, commit: ForkCommit) -> StoredSession:
     turns = commit.turns
     stored = StoredSession(child, commit.worker_state, refs=child.shared)
     stored.turns = [replace(turn, session=child.id) for turn in parent.turns[:turns]]
+    stored.size = measure_turns(stored.turns)
     at_end = turns == parent.session.turns
     now = time.time()
     for call in parent.calls.values():
@@ -39,6 +40,7 @@ def append_turn(stored: StoredSession, commit: TurnCommit) -> None:
     outcome = turn.outcome
     now = time.time()
     stored.turns.append(turn)
+    stored.size += measure_turns([turn])
     stored.session = replace(
         stored.session,
         turns=turn.number,

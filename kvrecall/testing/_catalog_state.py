@@ -1,7 +1,8 @@
 """The state of an InMemoryCatalog: sessions in plain dicts, and rules that span them."""
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 
 from kvrecall.domain.errors import (
     CatalogError,
@@ -12,6 +13,7 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
+from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     CREATION_SECONDS,
     REPAIRS_RETAINED,
@@ -26,6 +28,13 @@ from services.catalog.records import (
     RepairRecord,
     SegmentRecord,
 )
+from services.catalog.responses.base import (
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+    measure,
+)
+from services.catalog.serialization import MESSAGES, encode_tokens
 
 
 @dataclass
@@ -49,6 +58,9 @@ class StoredSession:
     history: dict[int, int] = field(default_factory=dict)
     expires_at: float | None = None
     states: dict[int, bytes] = field(default_factory=dict)
+
+    # The bytes of its log, as its tenant's quota counts them.
+    size: int = 0
 
     def to_session(self) -> Session:
         """Return the session as last committed."""
@@ -112,6 +124,9 @@ class CatalogState:
         self.retained: dict[str, int] = {}
         self.orphaned: dict[str, int] = {}
         self.histories: dict[str, HistoryEntry] = {}
+        self.conversations: dict[str, StoredConversation] = {}
+        self.items: dict[str, dict[str, StoredItem]] = {}
+        self.responses: dict[str, tuple[StoredResponse, float]] = {}
         # By session, the monotonic time at which its creation began.
         self.creations: dict[str, float] = {}
         self._records: dict[tuple[str, str], StoredRecord] = {}
@@ -146,6 +161,26 @@ class CatalogState:
         if session_id in self.sessions:
             raise CatalogError(f"there is a session {session_id!r} already")
         self.sessions[session_id] = stored
+
+    def get_use(self, tenant: str) -> TenantUse:
+        """Return what a tenant has."""
+        sessions = [each for each in self.sessions.values() if _is_of(each, tenant)]
+        own = [each for each in self.conversations.values() if each.tenant == tenant]
+        bodies = [each.body for each, _ in self.responses.values() if each.tenant == tenant]
+        return TenantUse(
+            sessions=len(sessions),
+            conversations=len(own),
+            tokens=sum(each.session.memory.length for each in sessions),
+            bytes=sum(each.size for each in sessions)
+            + sum(measure(self.items[each.id].values()) for each in own)
+            + sum(len(body.encode()) for body in bodies),
+        )
+
+    def require_room(self, tenant: str, limits: TenantLimits, **added: int) -> None:
+        """Raise QuotaExceeded if a tenant may not have so much more."""
+        if limits != UNLIMITED:
+            use = asdict(self.get_use(tenant))
+            limits.check(TenantUse(**{name: use[name] + added.get(name, 0) for name in use}))
 
     def have_pages(self, shared: SharedPages) -> bool:
         """Return whether an owner's first pages still exist."""
@@ -209,3 +244,15 @@ class CatalogState:
             key = record.key
             stored = StoredRecord(created, key.fingerprint, record.response)
             self._records[key.scope, key.key] = stored
+
+
+def measure_turns(turns: Iterable[Turn]) -> int:
+    """Return the bytes that turns take in the log."""
+    return sum(
+        len(MESSAGES.dump_json(turn.messages)) + len(encode_tokens(turn.token_ids))
+        for turn in turns
+    )
+
+
+def _is_of(stored: StoredSession, tenant: str) -> bool:
+    return stored.session.settings.tenant == tenant

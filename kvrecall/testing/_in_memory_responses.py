@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvrecall.domain.errors import SessionBusy, UnknownConversation, UnknownItem, UnknownResponse
 from kvrecall.testing._catalog_state import CatalogState
 from services.catalog.claims import Claims
-from services.catalog.quota import check_room
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.responses.base import (
     ItemBounds,
@@ -23,16 +23,21 @@ class InMemoryResponses:
 
     def __init__(self, state: CatalogState) -> None:
         self._state = state
-        self._responses: dict[str, tuple[StoredResponse, float]] = {}
 
-    async def store(self, response: StoredResponse, seconds: float) -> None:
-        """Store a response for so long. Raises UnknownSession."""
+    async def store(
+        self, response: StoredResponse, seconds: float, limits: TenantLimits = UNLIMITED
+    ) -> None:
+        """Store a response for so long. Raises UnknownSession, QuotaExceeded."""
         self._state.get(response.session)
-        self._responses[response.id] = (response, time.monotonic() + seconds)
+        known, _ = self._state.responses.get(response.id, (None, 0.0))
+        before = 0 if known is None else len(known.body.encode())
+        size = len(response.body.encode()) - before
+        self._state.require_room(response.tenant, limits, bytes=size)
+        self._state.responses[response.id] = (response, time.monotonic() + seconds)
 
     async def get(self, response_id: str, tenant: str) -> StoredResponse:
         """Return a tenant's response. Raises UnknownResponse."""
-        response, until = self._responses.get(response_id, (None, 0.0))
+        response, until = self._state.responses.get(response_id, (None, 0.0))
         if (
             response is None
             or response.tenant != tenant
@@ -45,7 +50,7 @@ class InMemoryResponses:
     async def delete(self, response_id: str, tenant: str) -> None:
         """Delete a tenant's response. Raises UnknownResponse."""
         await self.get(response_id, tenant)
-        del self._responses[response_id]
+        del self._state.responses[response_id]
 
 
 class InMemoryConversations:
@@ -53,8 +58,6 @@ class InMemoryConversations:
 
     def __init__(self, state: CatalogState) -> None:
         self._state = state
-        self._conversations: dict[str, StoredConversation] = {}
-        self._items: dict[str, dict[str, StoredItem]] = {}
         self._claims = Claims()
 
     async def create(
@@ -62,15 +65,16 @@ class InMemoryConversations:
         conversation: StoredConversation,
         items: Sequence[StoredItem],
         record: IdempotencyRecord | None = None,
-        limit: int | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> bool:
         """Add a conversation; False if there is one of that id already. Raises QuotaExceeded."""
-        if conversation.id in self._conversations:
+        if conversation.id in self._state.conversations:
             return False
-        check_room(await self.count(conversation.tenant), limit, "conversations")
+        size = measure(items)
+        self._state.require_room(conversation.tenant, limits, conversations=1, bytes=size)
         self._state.store_record(record)
-        self._conversations[conversation.id] = conversation
-        self._items[conversation.id] = {item.id: item for item in items}
+        self._state.conversations[conversation.id] = conversation
+        self._state.items[conversation.id] = {item.id: item for item in items}
         return True
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
@@ -81,24 +85,20 @@ class InMemoryConversations:
         return found
 
     def _get(self, conversation_id: str) -> StoredConversation:
-        if conversation_id not in self._conversations:
+        if conversation_id not in self._state.conversations:
             raise UnknownConversation(conversation_id)
-        return self._conversations[conversation_id]
-
-    async def count(self, tenant: str) -> int:
-        """Return the number of the tenant's conversations."""
-        return sum(each.tenant == tenant for each in self._conversations.values())
+        return self._state.conversations[conversation_id]
 
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
         """Replace the metadata. Raises UnknownConversation."""
         found = self._get(conversation_id)
-        self._conversations[conversation_id] = replace(found, metadata=dict(metadata))
+        self._state.conversations[conversation_id] = replace(found, metadata=dict(metadata))
 
     async def delete(self, conversation_id: str) -> None:
         """Delete a conversation with its items. Raises UnknownConversation."""
         self._get(conversation_id)
-        del self._conversations[conversation_id]
-        del self._items[conversation_id]
+        del self._state.conversations[conversation_id]
+        del self._state.items[conversation_id]
 
     async def add_items(
         self,
@@ -106,15 +106,21 @@ class InMemoryConversations:
         items: Sequence[StoredItem],
         bounds: ItemBounds | None,
         record: IdempotencyRecord | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
-        self._get(conversation_id)
+        """Append the items whose ids are new.
+
+        Raises UnknownConversation, LimitExceeded, QuotaExceeded.
+        """
+        tenant = self._get(conversation_id).tenant
         self._state.require_new_record(record)
-        known = self._items[conversation_id]
+        known = self._state.items[conversation_id]
         added = known | {item.id: item for item in items if item.id not in known}
         if bounds is not None:
             bounds.check(len(added), measure(added.values()))
-        self._items[conversation_id] = added
+        size = measure(added.values()) - measure(known.values())
+        self._state.require_room(tenant, limits, bytes=size)
+        self._state.items[conversation_id] = added
         self._state.store_record(record)
 
     async def get_items(
@@ -122,7 +128,7 @@ class InMemoryConversations:
     ) -> list[StoredItem]:
         """Return up to `limit` items. Raises UnknownConversation, UnknownItem for `after`."""
         self._get(conversation_id)
-        items = list(self._items[conversation_id].values())
+        items = list(self._state.items[conversation_id].values())
         ordered = items[::-1] if newest_first else items
         if after is None:
             return ordered[:limit]
@@ -134,13 +140,13 @@ class InMemoryConversations:
     async def get_all(self, conversation_id: str, bounds: ItemBounds) -> list[StoredItem]:
         """Return all items in order. Raises UnknownConversation, LimitExceeded."""
         self._get(conversation_id)
-        items = list(self._items[conversation_id].values())
+        items = list(self._state.items[conversation_id].values())
         bounds.check(len(items), measure(items), "conversation")
         return items
 
     async def get_item(self, conversation_id: str, item_id: str) -> StoredItem:
         """Return an item. Raises UnknownItem."""
-        items = self._items.get(conversation_id, {})
+        items = self._state.items.get(conversation_id, {})
         if item_id not in items:
             raise UnknownItem(item_id)
         return items[item_id]
@@ -148,7 +154,7 @@ class InMemoryConversations:
     async def delete_item(self, conversation_id: str, item_id: str) -> None:
         """Delete an item. Raises UnknownItem."""
         await self.get_item(conversation_id, item_id)
-        del self._items[conversation_id][item_id]
+        del self._state.items[conversation_id][item_id]
 
     async def claim(self, conversation_id: str, holder: str, seconds: float) -> bool:
         """Claim the conversation, or extend the holder's claim; False if another one has it."""

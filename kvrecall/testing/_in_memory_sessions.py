@@ -10,7 +10,7 @@ from kvrecall.domain.state_machine import SessionState
 from kvrecall.testing._catalog_changes import build_child, pair_built
 from kvrecall.testing._catalog_state import CatalogState, StoredSession
 from services.catalog.claims import Claims
-from services.catalog.quota import check_room
+from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     ForkCommit,
     IdempotencyRecord,
@@ -33,10 +33,10 @@ class InMemorySessions:
         session: Session,
         worker_state: bytes,
         record: IdempotencyRecord | None,
-        limit: int | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session. Raises QuotaExceeded, and CatalogError when its id is taken."""
-        check_room(await self.count(session.settings.tenant), limit, "sessions")
+        self._state.require_room(session.settings.tenant, limits, sessions=1)
         self._state.require_new_record(record)
         self._state.add(StoredSession(session, worker_state, refs=session.shared))
         self._state.store_record(record, created=session.id)
@@ -73,10 +73,9 @@ class InMemorySessions:
         """Return the ids of all sessions, oldest first."""
         return [session.id for session in self._sort()]
 
-    async def get_tenant_tokens(self, tenant: str) -> int:
-        """Return the number of tokens in the tenant's sessions."""
-        sessions = [stored.session for stored in self._state.sessions.values()]
-        return sum(each.memory.length for each in sessions if each.settings.tenant == tenant)
+    async def get_use(self, tenant: str) -> TenantUse:
+        """Return what the tenant has."""
+        return self._state.get_use(tenant)
 
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's sessions."""
@@ -90,10 +89,12 @@ class InMemorySessions:
         return {SessionState.PAUSED: paused, SessionState.IDLE: len(sessions) - paused}
 
     async def fork(
-        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None = None
+        self,
+        commit: ForkCommit,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
-        check_room(await self.count(commit.session.settings.tenant), limit, "sessions")
         parent = self._state.get(commit.parent)
         if not 0 <= commit.turns <= parent.session.turns:
             raise UnknownTurn(commit.parent, commit.turns)
@@ -101,7 +102,11 @@ class InMemorySessions:
             if not self._state.have_pages(shared):
                 raise UnknownSession(shared.owner)
         self._state.require_new_record(record)
-        self._state.add(build_child(parent, commit))
+        child = build_child(parent, commit)
+        tokens = commit.session.memory.length
+        tenant = commit.session.settings.tenant
+        self._state.require_room(tenant, limits, sessions=1, tokens=tokens, bytes=child.size)
+        self._state.add(child)
         self._state.creations.pop(commit.session.id, None)
         self._state.orphaned.pop(commit.session.id, None)
         self._state.store_record(record, created=commit.session.id)

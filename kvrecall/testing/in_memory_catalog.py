@@ -14,11 +14,12 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.testing._catalog_changes import append_turn, mark_done, pair_built
-from kvrecall.testing._catalog_state import CatalogState, StoredSession
+from kvrecall.testing._catalog_state import CatalogState, StoredSession, measure_turns
 from kvrecall.testing._in_memory_keys import InMemoryApiKeys
 from kvrecall.testing._in_memory_responses import InMemoryConversations, InMemoryResponses
 from kvrecall.testing._in_memory_sessions import InMemorySessions
 from services.catalog.claims import Claims
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import (
     BuildCommit,
     EpisodeSet,
@@ -98,9 +99,13 @@ class InMemoryTurns:
         self._state = state
 
     async def commit(
-        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+        self,
+        commit: TurnCommit,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
+        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch, QuotaExceeded."""
         turn = commit.turn
         stored = self._state.get_fenced(turn.session, epoch)
         if turn.number != stored.session.turns + 1:
@@ -109,6 +114,10 @@ class InMemoryTurns:
                 f"{stored.session.turns}"
             )
         self._state.require_new_record(record)
+        tokens = turn.outcome.memory.length - stored.session.memory.length
+        size = measure_turns([turn])
+        tenant = stored.session.settings.tenant
+        self._state.require_room(tenant, limits, tokens=tokens, bytes=size)
         append_turn(stored, commit)
         if commit.history:
             entry = HistoryEntry(commit.history, turn.session, turn.number)
@@ -205,10 +214,14 @@ class InMemoryToolCalls:
         epoch: int,
         record: IdempotencyRecord | None,
         piece: tuple[int, str] | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
+        """Store the reported state of a call. Raises UnknownSession, StaleEpoch, QuotaExceeded."""
         stored = self._state.get_fenced(session_id, epoch)
         self._state.require_new_record(record)
+        size = 0 if piece is None else len(piece[1].encode())
+        self._state.require_room(stored.session.settings.tenant, limits, bytes=size)
+        stored.size += size
         before = stored.calls.get((call.turn, call.position))
         if before is not None:
             reported = replace(

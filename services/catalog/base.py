@@ -16,6 +16,7 @@ from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.api_keys.base import ApiKeys
+from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     BuildCommit,
     EpisodeSet,
@@ -46,11 +47,12 @@ class Sessions(Protocol):
         session: Session,
         worker_state: bytes,
         record: IdempotencyRecord | None,
-        limit: int | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session, whose lease starts with its own `epoch` and `worker`.
 
-        Raises QuotaExceeded if its tenant has `limit` sessions, however many are added at once.
+        Raises QuotaExceeded if its tenant would be over its limits, however many are added at once:
+        so does each write that is given limits.
         """
         ...
 
@@ -85,8 +87,11 @@ class Sessions(Protocol):
         """Return the ids of all sessions, oldest first."""
         ...
 
-    async def get_tenant_tokens(self, tenant: str) -> int:
-        """Return the number of tokens in the tenant's sessions; shared rows count per session."""
+    async def get_use(self, tenant: str) -> TenantUse:
+        """Return what the tenant has; tokens of shared rows count per session.
+
+        With it count writes that have begun: they may have been refused, or have failed.
+        """
         ...
 
     async def count(self, tenant: str) -> int:
@@ -98,7 +103,10 @@ class Sessions(Protocol):
         ...
 
     async def fork(
-        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None = None
+        self,
+        commit: ForkCommit,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session that starts from another, with an `epoch` and `worker` of its own.
 
@@ -146,7 +154,11 @@ class Turns(Protocol):
     """The turn log of each session."""
 
     async def commit(
-        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+        self,
+        commit: TurnCommit,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Append a turn with everything it changes, in one transaction.
 
@@ -219,6 +231,7 @@ class ToolCalls(Protocol):
         epoch: int,
         record: IdempotencyRecord | None,
         piece: tuple[int, str] | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Store the reported state of a call: start, output so far, status, result and batch.
 

@@ -57,8 +57,9 @@ class NamedConversations:
         id = self._name(key)
         created = StoredConversation(id, tenant, int(time.time()), dict(metadata))
         record = None if key is None else IdempotencyRecord(replace(key, session=id), "{}")
-        limit = self._limits.tenant_conversations
-        is_new = await self._store.create(created, items, record, limit)
+        is_new = await self._quotas.keep_within(
+            tenant, lambda limits: self._store.create(created, items, record, limits)
+        )
         if record is None or is_new:
             return created
         await self._catalog.idempotency.get(record.key)  # it was made for the same body
@@ -99,7 +100,7 @@ class NamedConversations:
     ) -> Sequence[StoredItem]:
         """Append items whose ids are new; return them, or those that the key's request has appended.
 
-        Raises LimitExceeded, IdempotencyConflict.
+        Raises LimitExceeded, QuotaExceeded, IdempotencyConflict.
         """
         await self.get(conversation_id, tenant)
         record = None
@@ -107,7 +108,12 @@ class NamedConversations:
             key = replace(key, session=conversation_id)
             record = IdempotencyRecord(key, _ITEMS.dump_json(items).decode())
         try:
-            await self._store.add_items(conversation_id, items, self._bounds, record)
+            await self._quotas.keep_within(
+                tenant,
+                lambda limits: self._store.add_items(
+                    conversation_id, items, self._bounds, record, limits
+                ),
+            )
         except CatalogError:
             answered = None if key is None else await self._catalog.idempotency.get(key)
             if answered is None:

@@ -12,6 +12,7 @@ from services.catalog.base import Catalog
 from services.catalog.responses.base import StoredResponse
 from services.conversations.answer_claim import AnswerClaim
 from services.conversations.histories import extend
+from services.quotas import Quotas
 from services.turn_stream import ProgressStream, TurnEnded, TurnProgress
 
 _DAY_SECONDS = 86_400.0
@@ -23,14 +24,19 @@ class ResponseStore:
     Another tenant's response is unknown.
     """
 
-    def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
+    def __init__(self, catalog: Catalog, quotas: Quotas, limits: ServiceLimits) -> None:
         self._catalog = catalog
+        self._quotas = quotas
         self._claim_seconds = limits.claim_seconds
         self._seconds = limits.response_days * _DAY_SECONDS
 
     async def store(self, response: StoredResponse) -> None:
-        """Store a response for `response_days`."""
-        await self._catalog.responses.store(response, self._seconds)
+        """Store a response for `response_days`. Raises QuotaExceeded."""
+        await self._quotas.keep_within(
+            response.tenant,
+            lambda limits: self._catalog.responses.store(response, self._seconds, limits),
+            keep=response.session,
+        )
 
     async def get(self, response_id: str, tenant: str) -> StoredResponse:
         """Return a response."""

@@ -33,6 +33,7 @@ class ToolReports:
         self._sessions = context.sessions
         self._events = context.events
         self._limits = context.limits
+        self._quotas = context.quotas
         self._background = background
 
     async def find(self, key: IdempotencyKey | None) -> EventReceipt | None:
@@ -43,7 +44,10 @@ class ToolReports:
     async def record(
         self, live: ActiveSession, event: ToolEvent, key: IdempotencyKey | None
     ) -> EventReceipt:
-        """Record an event and start the repair that it calls for. Raises as `apply_event`."""
+        """Record an event and start the repair that it calls for.
+
+        Raises as `apply_event`, and QuotaExceeded.
+        """
         session = await self._catalog.sessions.get(live.id)
         call = await self._catalog.tool_calls.get(live.id, event.call_id)
         stored = await read_stored_pieces(self._catalog, live.id, call, event)
@@ -56,8 +60,13 @@ class ToolReports:
                 record = IdempotencyRecord(key, _RECEIPT.dump_json(acknowledged).decode())
             grown = changed.output.pieces > call.output.pieces
             piece = (get_piece_index(call, event), event.text) if grown else None
-            await self._catalog.tool_calls.commit(
-                live.id, changed, await self._sessions.epoch(live), record, piece
+            epoch = await self._sessions.epoch(live)
+            await self._quotas.keep_within(
+                session.settings.tenant,
+                lambda limits: self._catalog.tool_calls.commit(
+                    live.id, changed, epoch, record, piece, limits
+                ),
+                keep=live.id,
             )
         if changed is not call or late:
             self._events.publish(

@@ -89,7 +89,7 @@ async def test_a_tenants_name_is_plain(api: Any, name: Any) -> None:
 class TestQuota:
     @pytest.fixture
     def service_settings(self) -> ServiceLimits:
-        return ServiceLimits(queue_seconds=5, tenant_tokens=5)
+        return ServiceLimits(queue_seconds=5, tenant_tokens=7)
 
     async def test_a_tenant_over_its_quota_gets_the_limit_and_is_counted(self, api: Any) -> None:
         session = await create_session(api, ANN)
@@ -104,7 +104,7 @@ class TestQuota:
         ):
             answer = await api.http.post(path, json=body, headers=ANN)
             assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
-            assert answer.json()["limit"] == 5
+            assert answer.json()["limit"] == 7
             assert "Retry-After" not in answer.headers
         assert await create_session(api, BEN)
         assert "kvrecall_quota_refusals_total 3.0" in (await api.http.get("/metrics")).text

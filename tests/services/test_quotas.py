@@ -128,7 +128,7 @@ class TestQuota:
         session = await harness.session(tenant="ann")
         await harness.say(session, HELLO)
         child = await harness.service.fork(session, ForkRequest())
-        assert await harness.catalog.sessions.get_tenant_tokens("ann") == 8
+        assert (await harness.catalog.sessions.get_use("ann")).tokens == 8
         with pytest.raises(QuotaExceeded):
             await harness.service.fork(session, ForkRequest())
         await harness.service.delete(child.id)

@@ -23,6 +23,8 @@ from kvrecall.domain.errors import CatalogError
 from services.catalog.api_keys.redis import RedisApiKeys
 from services.catalog.redis.client import CatalogRedis, Client
 from services.catalog.redis.conversations.expiry import RedisExpiry
+from services.catalog.redis.bounds.session_growth import SessionGrowth
+from services.catalog.redis.bounds.tenant_use import RedisTenantUse
 from services.catalog.redis.conversations.histories import RedisHistories
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
@@ -49,7 +51,9 @@ class RedisCatalog:
     def __init__(self, redis: CatalogRedis, keys: Keys, upgrade: CatalogUpgrade, id: str) -> None:
         self.id = id
         slots = SessionSlots(redis, keys)
-        indexes = RedisIndexes(redis, keys, slots)
+        use = RedisTenantUse(redis, keys)
+        growth = SessionGrowth(slots, use)
+        indexes = RedisIndexes(redis, keys, slots, use)
         self.expiry = RedisExpiry(redis, keys, slots, indexes)
         prefixes = RedisPrefixes(redis, keys, slots)
         refs = OwnerRefs(redis, slots)
@@ -60,17 +64,24 @@ class RedisCatalog:
         self.api_keys = RedisApiKeys(redis, keys)
         self.page_refs = RedisPageRefs(redis, slots, refs, prefixes, deletion)
         self.sessions = RedisSessions(
-            slots, indexes, self.expiry, self.idempotency, self.page_refs, deletion
+            slots,
+            indexes,
+            self.expiry,
+            self.idempotency,
+            self.page_refs,
+            deletion,
+            use,
+            growth,
         )
         self.leases = RedisLeases(redis, keys, slots)
         self.histories = RedisHistories(redis, keys)
-        self.responses = RedisResponses(redis, keys)
-        self.conversations = RedisConversations(redis, keys)
+        self.responses = RedisResponses(redis, keys, use)
+        self.conversations = RedisConversations(redis, keys, use)
         self.turns = RedisTurns(
-            slots, indexes, self.page_refs, prefixes, self.histories, self.expiry
+            slots, indexes, self.page_refs, prefixes, self.histories, self.expiry, growth
         )
-        self.tool_calls = RedisToolCalls(slots, indexes)
-        self.repairs = RedisRepairs(slots, indexes)
+        self.tool_calls = RedisToolCalls(slots, indexes, growth)
+        self.repairs = RedisRepairs(slots, growth)
         self.episodes = RedisEpisodes(slots)
 
     @classmethod

@@ -85,6 +85,11 @@ class RedisCommit:
         """Store an idempotency record that does not exist yet."""
         return self.expect(0, "EXISTS", RECORD).run("SET", RECORD, text, "PX", milliseconds)
 
+    def count_bytes(self) -> int:
+        """Return the most bytes that the session may grow by."""
+        texts = (word for word in self.commands if isinstance(word, str | bytes))
+        return sum(len(word.encode() if isinstance(word, str) else word) for word in texts)
+
     def to_arguments(self) -> list[Argument]:
         """Return conditions and commands as APPLY_COMMIT takes them."""
         conditions = [word for condition in self.conditions for word in condition]

@@ -1,21 +1,19 @@
-"""Indexes across sessions in the Redis catalog: ids, pauses by age, token counts by tenant.
+"""Indexes across sessions in the Redis catalog: ids, and pauses by age.
 
 These lie in slots of their own, so no commit changes them in the same step. A session is listed
 before it is created and unlisted after it is deleted: an entry without a session is skipped, and
-removed once it is old. Lengths are written after the commit, with their sum in one step; some are
-compared with their sessions at each query, so what a crash left out is found.
+removed once it is old.
 """
 
 import time
-from contextlib import suppress
 from typing import Any
 
-from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
-from services.catalog.quota import check_room
+from services.catalog.quota import build_refusal
 from services.catalog.records import SessionPage
 from services.catalog.redis import scripts
+from services.catalog.redis.bounds.tenant_use import RedisTenantUse
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.shared_connection import Command
@@ -24,17 +22,18 @@ from services.catalog.serialization import decode_cursor, encode_cursor
 
 # An entry without a session that is older was left by a crash: the session is not being created.
 _STALE_SECONDS = 3600.0
-# The number of lengths that a query compares with their sessions.
-_LENGTHS_COMPARED = 4
 
 
 class RedisIndexes:
-    """Sessions by age and tenant, pauses by last event, lengths by tenant. Raises CatalogError."""
+    """Sessions by age and tenant, pauses by last event. Raises CatalogError."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys, slots: SessionSlots) -> None:
+    def __init__(
+        self, redis: CatalogRedis, keys: Keys, slots: SessionSlots, use: RedisTenantUse
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._slots = slots
+        self._use = use
 
     async def add(self, session: Session, last_event_at: float, limit: int | None = None) -> None:
         """List a session, and the pause it may start in, without an event before the given time.
@@ -53,7 +52,7 @@ class RedisIndexes:
         """Unlist a deleted session."""
         sessions = self._keys.get_sessions(tenant)
         await self._redis.write(sessions, "ZREM", sessions, session_id)
-        await self._change_length(self._keys.get_lengths(tenant), session_id, "", "*")
+        await self._use.remove(tenant, session_id)
 
     async def get_ids(self) -> list[str]:
         """Return the ids of all sessions, oldest first."""
@@ -139,35 +138,6 @@ class RedisIndexes:
                 await self._redis.read(waiting, "ZREM", waiting, entry)
         return idle
 
-    async def set_length(self, session_id: str, tenant: str, length: int) -> None:
-        """Note a session's number of tokens after a commit, which stands even if this fails."""
-        name = self._keys.get_lengths(tenant)
-        with suppress(CatalogError):
-            await self._change_length(name, session_id, str(length), "*")
-
-    async def get_tokens(self, tenant: str) -> int:
-        """Return the number of tokens in a tenant's sessions."""
-        name = self._keys.get_lengths(tenant)
-        await self._correct_lengths(name)
-        return int(await self._redis.read(name, "HGET", name, "") or 0)
-
-    async def _correct_lengths(self, name: str) -> None:
-        """Compare a few random lengths with their sessions, and correct them."""
-        command = ("HRANDFIELD", name, _LENGTHS_COMPARED, "WITHVALUES")
-        drawn = _pair(await self._redis.read(name, *command))
-        listed = [(session, length) for session, length in drawn if session]
-        metas = [self._keys.get_meta(session.decode()) for session, _ in listed]
-        lengths = await self._redis.read_each([(meta, ("HGET", meta, "length")) for meta in metas])
-        for (session, noted), length in zip(listed, lengths, strict=True):
-            if noted != length:
-                await self._change_length(name, session, length or "", noted)
-
-    async def _change_length(
-        self, name: str, session: str | bytes, length: str | bytes, noted: str | bytes
-    ) -> None:
-        call = ("EVAL", scripts.CHANGE_LENGTH, 1, name, session, length, noted)
-        await self._redis.read(name, *call)
-
     async def _remove_tenants(self, idle: list[tuple[str, float]]) -> None:
         """Remove tenants without sessions, except those that may be creating one now."""
         name = self._keys.tenants
@@ -209,7 +179,8 @@ async def list_within(
     words: Command = (repr(score), entry, "" if limit is None else limit)
     held = int(await redis.write(name, "EVAL", scripts.LIST_WITHIN, 1, name, *words))
     if held >= 0:
-        check_room(held, limit, what)
+        assert limit is not None, "only a limit that was sent is reached"
+        raise build_refusal(what, held + 1, limit)
 
 
 def _get_oldest_event(session: Session | None, turn: int) -> float | None:

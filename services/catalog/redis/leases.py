@@ -44,5 +44,5 @@ class RedisLeases:
     async def take_over(self, session_id: str, worker: str) -> int:
         """Start a new epoch and return it. Raises UnknownSession."""
         commit = build_take_over(worker)
-        epoch, _ = await run_to_completion(self._slots.apply(session_id, commit))
-        return epoch
+        applied = await run_to_completion(self._slots.apply(session_id, commit))
+        return applied.epoch

@@ -4,8 +4,8 @@ from kvrecall.domain.errors import CatalogError, UnknownSession
 from services.cancellation import run_to_completion
 from services.catalog.records import RepairCommit, RepairRecord
 from services.catalog.redis import mapping
+from services.catalog.redis.bounds.session_growth import SessionGrowth
 from services.catalog.redis.commits import build_repair
-from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META, REPAIRS
 from services.catalog.redis.slot import ChangedMeanwhile, SessionSlots
 
@@ -15,9 +15,9 @@ _MAX_ATTEMPTS = 8
 class RedisRepairs:
     """Repairs that were run, and which ones are still due."""
 
-    def __init__(self, slots: SessionSlots, indexes: RedisIndexes) -> None:
+    def __init__(self, slots: SessionSlots, growth: SessionGrowth) -> None:
         self._slots = slots
-        self._indexes = indexes
+        self._growth = growth
 
     async def commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
         """Store the result of a repair. Raises UnknownSession, StaleEpoch."""
@@ -33,12 +33,8 @@ class RedisRepairs:
         return mapping.from_repair_entries(entries, int(last))[:limit]
 
     async def _commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
-        tenant = await self._apply(session_id, commit, epoch)
-        if commit.memory is not None:
-            await self._indexes.set_length(session_id, tenant, commit.memory.length)
-
-    async def _apply(self, session_id: str, commit: RepairCommit, epoch: int) -> str:
-        """Commit the repair to the turn that is the last one then; return the session's tenant."""
+        """Commit the repair to the turn that is the last one then."""
+        tokens = None if commit.memory is None else commit.memory.length
         for _ in range(_MAX_ATTEMPTS):
             exists, (turns, calls) = await self._slots.read(
                 session_id, ("HMGET", META, "turns", "calls")
@@ -47,10 +43,10 @@ class RedisRepairs:
                 raise UnknownSession(session_id)
             changes = build_repair(commit, int(turns), int(calls))
             try:
-                _, tenant = await self._slots.apply(session_id, changes, epoch=epoch)
+                await self._growth.apply(session_id, changes, tokens=tokens, epoch=epoch)
             except ChangedMeanwhile:
                 continue
-            return tenant
+            return
         raise CatalogError(
             f"session {session_id!r} had turns committed faster than a repair could be; try again"
         )

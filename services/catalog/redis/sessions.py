@@ -3,10 +3,11 @@
 from contextlib import suppress
 
 from kvrecall.domain.commit_points import CommitPoint
-from kvrecall.domain.errors import CatalogError, UnknownSession
+from kvrecall.domain.errors import CatalogError, QuotaExceeded, UnknownSession
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from services.cancellation import run_to_completion
+from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     ForkCommit,
     IdempotencyRecord,
@@ -15,6 +16,8 @@ from services.catalog.records import (
     SessionPage,
 )
 from services.catalog.redis import copies, mapping
+from services.catalog.redis.bounds.session_growth import SessionGrowth
+from services.catalog.redis.bounds.tenant_use import RedisTenantUse
 from services.catalog.redis.commits import RedisCommit, build_create
 from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.deletion import SessionDeletion
@@ -36,6 +39,8 @@ class RedisSessions:
         idempotency: RedisIdempotency,
         page_refs: RedisPageRefs,
         deletion: SessionDeletion,
+        use: RedisTenantUse,
+        growth: SessionGrowth,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
@@ -43,17 +48,19 @@ class RedisSessions:
         self._idempotency = idempotency
         self._page_refs = page_refs
         self._deletion = deletion
+        self._use = use
+        self._growth = growth
 
     async def create(
         self,
         session: Session,
         worker_state: bytes,
         record: IdempotencyRecord | None,
-        limit: int | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session. Raises QuotaExceeded."""
         commit = build_create(session, worker_state)
-        await run_to_completion(self._add(session, commit, record, limit))
+        await run_to_completion(self._add(session, commit, record, limits))
 
     async def get(self, session_id: str, tenant: str | None = None) -> Session:
         """Return the session as last committed, if it is the tenant's. Raises UnknownSession."""
@@ -84,9 +91,9 @@ class RedisSessions:
         """Return the ids of all sessions, oldest first."""
         return await self._indexes.get_ids()
 
-    async def get_tenant_tokens(self, tenant: str) -> int:
-        """Return the number of tokens in the tenant's sessions."""
-        return await self._indexes.get_tokens(tenant)
+    async def get_use(self, tenant: str) -> TenantUse:
+        """Return what the tenant has, with writes that have begun."""
+        return await self._use.get(tenant)
 
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's sessions."""
@@ -97,10 +104,13 @@ class RedisSessions:
         return await self._indexes.count_by_state()
 
     async def fork(
-        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None = None
+        self,
+        commit: ForkCommit,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
-        await run_to_completion(self._fork(commit, record, limit))
+        await run_to_completion(self._fork(commit, record, limits))
 
     async def restore(self, dump: SessionDump) -> None:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
@@ -113,37 +123,44 @@ class RedisSessions:
         return await run_to_completion(self._deletion.delete(session_id, record))
 
     async def _fork(
-        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None
+        self, commit: ForkCommit, record: IdempotencyRecord | None, limits: TenantLimits
     ) -> None:
         child = commit.session
         now = await self._indexes.get_time()
         changes = await copies.build_fork(self._slots, commit, now)
         before = await self._page_refs.reserve_all(child.id, child.shared)
-        await self._add(child, changes, record, limit, before)
-        await self._set_length(child)
+        await self._add(child, changes, record, limits, before)
         await self._page_refs.confirm(child.id, child.shared)
         await self._deletion.end_creation(child.id)
 
     async def _restore(self, dump: SessionDump) -> None:
-        await self._add(dump.session, copies.build_restore(dump), None, None)
-        await self._set_length(dump.session)
+        await self._add(dump.session, copies.build_restore(dump), None, UNLIMITED)
 
     async def _add(
         self,
         session: Session,
         commit: RedisCommit,
         record: IdempotencyRecord | None,
-        limit: int | None,
+        limits: TenantLimits,
         before: str = "",
     ) -> None:
         """Add a session: list it first, then commit it, then list it again if that took long."""
         async with self._idempotency.reserved(record, session.id):
-            await self._indexes.add(session, last_event_at=commit.at, limit=limit)
+            await self._indexes.add(session, last_event_at=commit.at, limit=limits.sessions)
             await self._expiry.add(session)
-            await self._slots.apply(session.id, commit, epoch=NEW, before=before)
+            try:
+                await self._growth.apply(
+                    session.id,
+                    commit,
+                    tokens=session.memory.length or None,
+                    limits=limits,
+                    tenant=session.settings.tenant,
+                    epoch=NEW,
+                    before=before,
+                )
+            except QuotaExceeded:
+                await self._indexes.remove(session.id, session.settings.tenant)
+                await self._expiry.remove(session.id, session.settings.tenant)
+                raise
         with suppress(CatalogError):
             await self._indexes.add(session, last_event_at=0.0)
-
-    async def _set_length(self, session: Session) -> None:
-        tenant = session.settings.tenant
-        await self._indexes.set_length(session.id, tenant, session.memory.length)

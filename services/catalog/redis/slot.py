@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownSession
@@ -20,6 +20,14 @@ from services.catalog.redis.shared_connection import Argument, Command
 NEW = "new"
 _DECODED_SESSIONS = 1024
 _DECODED_BYTES = 8192
+
+
+class Applied(NamedTuple):
+    """A commit that was applied: epoch and tenant of the session, and the bytes that it grew by."""
+
+    epoch: int
+    tenant: str
+    grown: int
 
 
 class ChangedMeanwhile(CatalogError):
@@ -44,8 +52,8 @@ class SessionSlots:
         epoch: int | str = "",
         before: str = "",
         record: IdempotencyRecord | None = None,
-    ) -> tuple[int, str]:
-        """Apply a commit in one step; return the session's epoch and its tenant.
+    ) -> Applied:
+        """Apply a commit in one step.
 
         `epoch` is the required one (empty: any; NEW: the session must not exist), `before` the last
         time for the commit, in the server's Unix seconds. A commit carries an id: sent again after
@@ -61,8 +69,8 @@ class SessionSlots:
         call = ("EVAL", scripts.APPLY_COMMIT, len(names), *names, *header, *commit.to_arguments())
         outcome, *details = await self._redis.write(names[META], *call)
         if outcome == b"done":
-            current, _, tenant = details[0].decode().partition(" ")
-            return int(current), tenant
+            current, grown, tenant = details[0].decode().split(" ", 2)
+            return Applied(int(current), tenant, int(grown))
         raise _build_refusal(session_id, epoch, outcome.decode(), details)
 
     async def get_each(

@@ -5,8 +5,10 @@ from itertools import takewhile
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import mapping, scripts
+from services.catalog.redis.bounds.session_growth import SessionGrowth
 from services.catalog.redis.commits import build_call_report
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import CALLS
@@ -16,8 +18,9 @@ from services.catalog.redis.slot import SessionSlots
 class RedisToolCalls:
     """Tool calls and what clients report of them."""
 
-    def __init__(self, slots: SessionSlots, indexes: RedisIndexes) -> None:
+    def __init__(self, slots: SessionSlots, indexes: RedisIndexes, growth: SessionGrowth) -> None:
         self._slots = slots
+        self._growth = growth
         self._indexes = indexes
 
     async def get(self, session_id: str, call_id: str) -> PendingCall:
@@ -43,10 +46,15 @@ class RedisToolCalls:
         epoch: int,
         record: IdempotencyRecord | None,
         piece: tuple[int, str] | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
+        """Store the reported state of a call. Raises UnknownSession, StaleEpoch, QuotaExceeded."""
         commit = build_call_report(call, await self._indexes.get_time(), piece)
-        await run_to_completion(self._slots.apply(session_id, commit, epoch=epoch, record=record))
+        await run_to_completion(
+            self._growth.apply(
+                session_id, commit, tokens=None, limits=limits, epoch=epoch, record=record
+            )
+        )
 
     async def get_time(self) -> float:
         """Return the time of the clock that events are stored under."""

@@ -2,12 +2,15 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable
 
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import Turn
 from services.cancellation import run_to_completion
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import HistoryEntry, IdempotencyRecord, SettleCommit, TurnCommit
 from services.catalog.redis import mapping
+from services.catalog.redis.bounds.session_growth import SessionGrowth
 from services.catalog.redis.commits import build_settled, build_turn
 from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.conversations.histories import RedisHistories
@@ -30,6 +33,7 @@ class RedisTurns:
         prefixes: RedisPrefixes,
         histories: RedisHistories,
         expiry: RedisExpiry,
+        growth: SessionGrowth,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
@@ -37,12 +41,17 @@ class RedisTurns:
         self._prefixes = prefixes
         self._histories = histories
         self._expiry = expiry
+        self._growth = growth
 
     async def commit(
-        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+        self,
+        commit: TurnCommit,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
-        await run_to_completion(self._commit(commit, epoch, record))
+        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch, QuotaExceeded."""
+        await run_to_completion(self._commit(commit, epoch, record, limits))
 
     async def commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
         """Replace the worker state and the memory report. Raises UnknownSession, StaleEpoch."""
@@ -80,11 +89,15 @@ class RedisTurns:
 
     async def _commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
         changes = build_settled(commit, epoch)
-        _, tenant = await self._slots.apply(session_id, changes, epoch=epoch)
-        await self._indexes.set_length(session_id, tenant, commit.memory.length)
+        tokens = commit.memory.length
+        await self._growth.apply(session_id, changes, tokens=tokens, epoch=epoch)
 
     async def _commit(
-        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+        self,
+        commit: TurnCommit,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits,
     ) -> None:
         turn = commit.turn
         at = await self._indexes.get_time() if commit.calls else time.time()
@@ -93,10 +106,12 @@ class RedisTurns:
             await self._indexes.add_pause(turn.session, turn.number, changes.at)
         for shared in commit.shared or ():
             await self._page_refs.add_ref(turn.session, shared)
-        _, tenant = await self._slots.apply(turn.session, changes, epoch=epoch, record=record)
+        tokens = turn.outcome.memory.length
+        applied = await self._growth.apply(
+            turn.session, changes, tokens=tokens, limits=limits, epoch=epoch, record=record
+        )
         # The commit stands from here on, whatever becomes of the indexes.
-        length = turn.outcome.memory.length
-        followups = [self._indexes.set_length(turn.session, tenant, length)]
+        followups: list[Awaitable[object]] = []
         if commit.shared is not None:
             followups.append(self._page_refs.reconcile(turn.session, commit.shared))
         if commit.prefix is not None:
@@ -105,5 +120,5 @@ class RedisTurns:
             entry = HistoryEntry(commit.history, turn.session, turn.number)
             followups.append(self._histories.add(entry))
         if commit.lifetime is not None:
-            followups.append(self._expiry.set(turn.session, tenant, commit.lifetime))
+            followups.append(self._expiry.set(turn.session, applied.tenant, commit.lifetime))
         await asyncio.gather(*followups)

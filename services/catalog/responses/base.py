@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvrecall.domain.errors import LimitExceeded
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 
 
@@ -85,11 +86,13 @@ def drop_origin(opening: str, catalog: str) -> str:
 class Responses(Protocol):
     """Responses by their ids."""
 
-    async def store(self, response: StoredResponse, seconds: float) -> None:
+    async def store(
+        self, response: StoredResponse, seconds: float, limits: TenantLimits = UNLIMITED
+    ) -> None:
         """Store a response for so long; one of the same id is replaced.
 
         Deletes some of those that have expired: it costs no more than they did. Raises
-        UnknownSession.
+        UnknownSession, and QuotaExceeded if the tenant would be over its limits.
         """
         ...
 
@@ -118,11 +121,11 @@ class StoredConversations(Protocol):
         conversation: StoredConversation,
         items: Sequence[StoredItem],
         record: IdempotencyRecord | None = None,
-        limit: int | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> bool:
         """Add a conversation with its first items; False if there is one of that id already.
 
-        Raises QuotaExceeded if its tenant has `limit` conversations, of which none is that one.
+        Raises QuotaExceeded if its tenant would be over its limits by it.
         """
         ...
 
@@ -131,10 +134,6 @@ class StoredConversations(Protocol):
 
         One of another tenant is read no more than one that does not exist.
         """
-        ...
-
-    async def count(self, tenant: str) -> int:
-        """Return the number of the tenant's conversations."""
         ...
 
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
@@ -151,11 +150,13 @@ class StoredConversations(Protocol):
         items: Sequence[StoredItem],
         bounds: ItemBounds | None,
         record: IdempotencyRecord | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Append items; one whose id is there already is left out, so a call may be repeated.
 
         Raises UnknownConversation, CatalogError if the request of the `record` was answered already,
-        and LimitExceeded if the conversation would be over `bounds`: then none is added.
+        LimitExceeded if the conversation would be over `bounds`, and QuotaExceeded if its tenant
+        would be over its limits: then none is added.
         """
         ...
 

@@ -9,17 +9,26 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from kvrecall.domain.errors import (
     CatalogError,
+    QuotaExceeded,
     UnknownConversation,
     UnknownItem,
     UnknownResponse,
     UnknownSession,
 )
 from services.cancellation import run_to_completion
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import scripts
+from services.catalog.redis.bounds.tenant_use import (
+    CONVERSATION,
+    RESPONSE,
+    Growth,
+    RedisTenantUse,
+)
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import list_within
@@ -31,29 +40,32 @@ from services.catalog.responses.base import (
     StoredConversation,
     StoredItem,
     StoredResponse,
+    measure,
 )
-
-# An index entry without its conversation is removed after this time: it may be in creation.
-_STALE_SECONDS = 60.0
-# The number of random index entries that one count checks.
-_ENTRIES_CHECKED = 8
 
 
 class RedisResponses:
     """Responses by their ids, each with a time to live."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, use: RedisTenantUse) -> None:
         self._redis = redis
         self._keys = keys
+        self._use = use
 
-    async def store(self, response: StoredResponse, seconds: float) -> None:
-        """Store a response for so long. Raises UnknownSession."""
+    async def store(
+        self, response: StoredResponse, seconds: float, limits: TenantLimits = UNLIMITED
+    ) -> None:
+        """Store a response for so long. Raises UnknownSession, QuotaExceeded."""
         if not await self._has_session(response.session):
             raise UnknownSession(response.session)
         name = self._keys.get_response(response.id, response.tenant)
+        text = json.dumps(asdict(response))
+        growth = Growth(RESPONSE + response.id, len(text.encode()))
+        await self._use.reserve(response.tenant, growth, limits)
         lifetime = max(1, round(1000 * seconds))
-        write = self._redis.write(name, "SET", name, json.dumps(asdict(response)), "PX", lifetime)
-        await run_to_completion(write)
+        write = self._redis.write(name, "SET", name, text, "GET", "PX", lifetime)
+        replaced: bytes | None = await run_to_completion(write)
+        await self._use.settle(response.tenant, growth, growth.bytes - len(replaced or b""))
 
     async def get(self, response_id: str, tenant: str) -> StoredResponse:
         """Return a tenant's response. Raises UnknownResponse, also when its session is gone."""
@@ -70,6 +82,7 @@ class RedisResponses:
         await self.get(response_id, tenant)
         name = self._keys.get_response(response_id, tenant)
         await run_to_completion(self._redis.write(name, "DEL", name))
+        await self._use.remove(tenant, RESPONSE + response_id)
 
     async def _has_session(self, session: str) -> bool:
         meta = self._keys.get_meta(session)
@@ -79,21 +92,30 @@ class RedisResponses:
 class RedisConversations:
     """Conversations and their items. Raises CatalogError."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, use: RedisTenantUse) -> None:
         self._redis = redis
         self._keys = keys
+        self._use = use
 
     async def create(
         self,
         conversation: StoredConversation,
         items: Sequence[StoredItem],
         record: IdempotencyRecord | None = None,
-        limit: int | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> bool:
         """Add a conversation; False if there is one of that id already. Raises QuotaExceeded."""
-        index = self._keys.get_conversations(conversation.tenant)
-        await list_within(self._redis, index, time.time(), conversation.id, limit, "conversations")
-        return await self._add(conversation.id, items, None, record, conversation)
+        tenant = conversation.tenant
+        index = self._keys.get_conversations(tenant)
+        known = await self._redis.read(index, "ZSCORE", index, conversation.id) is not None
+        most = limits.conversations
+        await list_within(self._redis, index, time.time(), conversation.id, most, "conversations")
+        try:
+            return await self._add(conversation, items, None, record, limits, creates=True)
+        except QuotaExceeded:
+            if not known:
+                await self._redis.write(index, "ZREM", index, conversation.id)
+            raise
 
     async def get(self, conversation_id: str, tenant: str) -> StoredConversation:
         """Return a tenant's conversation. Raises UnknownConversation."""
@@ -102,12 +124,6 @@ class RedisConversations:
         if owner is None or owner.decode() != tenant:
             raise UnknownConversation(conversation_id)
         return await self._get(conversation_id)
-
-    async def count(self, tenant: str) -> int:
-        """Return the number of the tenant's conversations, with those in creation."""
-        index = self._keys.get_conversations(tenant)
-        await self._correct(index)
-        return int(await self._redis.read(index, "ZCARD", index))
 
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
         """Replace the metadata. Raises UnknownConversation."""
@@ -124,6 +140,7 @@ class RedisConversations:
         await run_to_completion(self._redis.write(names[0], "DEL", *names))
         index = self._keys.get_conversations(found.tenant)
         await self._redis.write(index, "ZREM", index, conversation_id)
+        await self._use.remove(found.tenant, CONVERSATION + conversation_id)
 
     async def add_items(
         self,
@@ -131,9 +148,14 @@ class RedisConversations:
         items: Sequence[StoredItem],
         bounds: ItemBounds | None,
         record: IdempotencyRecord | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
-        await self._add(conversation_id, items, bounds, record, None)
+        """Append the items whose ids are new.
+
+        Raises UnknownConversation, LimitExceeded, QuotaExceeded.
+        """
+        conversation = await self._get(conversation_id)
+        await self._add(conversation, items, bounds, record, limits, creates=False)
 
     async def get_items(
         self, conversation_id: str, after: str | None, limit: int, newest_first: bool
@@ -155,14 +177,13 @@ class RedisConversations:
         return StoredItem(item_id, found.decode())
 
     async def delete_item(self, conversation_id: str, item_id: str) -> None:
-        """Delete an item. Raises UnknownItem.
-
-        Its place goes first: after a crash in between it is in no list any more.
-        """
+        """Delete an item. Raises UnknownItem."""
         await self.get_item(conversation_id, item_id)
-        _, order, bodies = self._names(conversation_id)
-        await run_to_completion(self._redis.write(order, "ZREM", order, item_id))
-        await run_to_completion(self._redis.write(bodies, "HDEL", bodies, item_id))
+        names = self._names(conversation_id)
+        call: Command = ("EVAL", scripts.DELETE_ITEM, len(names), *names, item_id)
+        freed = int(await run_to_completion(self._redis.write(names[0], *call)))
+        tenant = (await self._get(conversation_id)).tenant
+        await self._use.settle(tenant, Growth(CONVERSATION + conversation_id, 0), -max(0, freed))
 
     async def claim(self, conversation_id: str, holder: str, seconds: float) -> bool:
         """Claim the conversation, or extend the holder's claim; False if another one has it."""
@@ -202,45 +223,51 @@ class RedisConversations:
 
     async def _add(
         self,
-        conversation_id: str,
+        conversation: StoredConversation,
         items: Sequence[StoredItem],
         bounds: ItemBounds | None,
         record: IdempotencyRecord | None,
-        created: StoredConversation | None,
+        limits: TenantLimits,
+        *,
+        creates: bool,
     ) -> bool:
-        """Add items, and the conversation if it is `created`; False if that exists already."""
-        names = self._names(conversation_id)
-        text = ""
-        if record is not None:
-            require_own_slot(record, conversation_id)
-            names.append(self._keys.get_record(record.key))
-            text = RedisIdempotency.encode(record, created="")
-        first = ("", "") if created is None else (_encode(created), created.tenant)
-        words: list[Argument] = [*first, *_to_words(bounds), text, RedisIdempotency.MILLISECONDS]
-        for item in items:
-            words += [item.id, item.body]
-        call = ("EVAL", scripts.ADD_ITEMS, len(names), *names, *words)
-        outcome, *found = await run_to_completion(self._redis.write(names[0], *call))
+        """Add items, and the conversation if it `creates` it; False if that exists already."""
+        first = (_encode(conversation), conversation.tenant) if creates else ("", "")
+        size = measure(items) + len(first[0].encode())
+        growth = Growth(CONVERSATION + conversation.id, size)
+        await self._use.reserve(conversation.tenant, growth, limits)
+        outcome, *found = await self._run_add(conversation.id, items, bounds, record, first)
+        grown = int(found[0]) if outcome == b"done" else 0
+        await self._use.settle(conversation.tenant, growth, grown)
         if outcome == b"unknown":
-            raise UnknownConversation(conversation_id)
+            raise UnknownConversation(conversation.id)
         if outcome == b"answered":
             raise CatalogError("the request was answered already; ask for its answer")
         if outcome == b"full" and bounds is not None:
             bounds.check(*found)
         return bool(outcome == b"done")
 
-    async def _correct(self, index: str) -> None:
-        """Remove what is left of creations and deletions that broke off, of a few random entries."""
-        command: Command = ("ZRANDMEMBER", index, _ENTRIES_CHECKED, "WITHSCORES")
-        drawn = await self._redis.read(index, *command)
-        if drawn and isinstance(drawn[0], bytes):  # the older version of the protocol
-            drawn = list(zip(drawn[::2], drawn[1::2], strict=True))
-        names = [self._keys.get_conversation(id.decode()) for id, _ in drawn]
-        exist = await self._redis.read_each([(name, ("EXISTS", name)) for name in names])
-        oldest = time.time() - _STALE_SECONDS
-        for (id, created_at), exists in zip(drawn, exist, strict=True):
-            if not exists and float(created_at) < oldest:
-                await self._redis.read(index, "ZREM", index, id)
+    async def _run_add(
+        self,
+        conversation_id: str,
+        items: Sequence[StoredItem],
+        bounds: ItemBounds | None,
+        record: IdempotencyRecord | None,
+        first: tuple[str, str],
+    ) -> list[Any]:
+        """Run the script that adds items; `first`: fields and tenant of a new conversation."""
+        names = self._names(conversation_id)
+        text = ""
+        if record is not None:
+            require_own_slot(record, conversation_id)
+            names.append(self._keys.get_record(record.key))
+            text = RedisIdempotency.encode(record, created="")
+        words: list[Argument] = [*first, *_to_words(bounds), text, RedisIdempotency.MILLISECONDS]
+        for item in items:
+            words += [item.id, item.body]
+        call = ("EVAL", scripts.ADD_ITEMS, len(names), *names, *words)
+        added: list[Any] = await run_to_completion(self._redis.write(names[0], *call))
+        return added
 
     def _names(self, conversation_id: str) -> list[str]:
         """Return the keys of a conversation as its scripts take them."""

@@ -12,7 +12,7 @@ from kvrecall.domain.errors import (
     UnknownResponse,
 )
 from services.catalog.claims import Claims
-from services.catalog.quota import check_room
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.responses.base import (
     ItemBounds,
@@ -20,14 +20,13 @@ from services.catalog.responses.base import (
     StoredItem,
     StoredResponse,
 )
+from services.catalog.sqlite.bounds.tenant_use import check_use
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import (
     Row,
-    build_insert,
     fetch_all,
     fetch_one,
-    fetch_value,
     insert,
     require_session,
 )
@@ -49,15 +48,22 @@ class SqliteResponses:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def store(self, response: StoredResponse, seconds: float) -> None:
-        """Store a response for so long, and delete some that have expired. Raises UnknownSession."""
+    async def store(
+        self, response: StoredResponse, seconds: float, limits: TenantLimits = UNLIMITED
+    ) -> None:
+        """Store a response for so long, and delete some that have expired.
+
+        Raises UnknownSession, QuotaExceeded.
+        """
         now = self._database.now()
         row = {**asdict(response), "expires_at": now + seconds}
 
         def change(db: sqlite3.Connection) -> None:
             require_session(db, response.session)
-            db.execute(build_insert("responses", row).replace("INSERT", "REPLACE", 1), row)
+            db.execute("DELETE FROM responses WHERE id = :id", {"id": response.id})
+            insert(db, "responses", [row])
             db.execute(_DELETE_EXPIRED, {"now": now, "limit": _EXPIRED_AT_ONCE})
+            check_use(db, response.tenant, limits)
 
         await self._database.write(change, "")
 
@@ -91,7 +97,7 @@ class SqliteConversations:
         conversation: StoredConversation,
         items: Sequence[StoredItem],
         record: IdempotencyRecord | None = None,
-        limit: int | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> bool:
         """Add a conversation; False if there is one of that id already. Raises QuotaExceeded."""
         row = {**asdict(conversation), "metadata": json.dumps(dict(conversation.metadata))}
@@ -99,10 +105,10 @@ class SqliteConversations:
         def change(db: sqlite3.Connection) -> bool:
             if _exists(db, conversation.id):
                 return False
-            check_room(_count(db, conversation.tenant), limit, "conversations")
             insert(db, "conversations", [row])
             _add_items(db, conversation.id, items)
             self._idempotency.replace(db, record)
+            check_use(db, conversation.tenant, limits)
             return True
 
         return await self._database.write(change, "")
@@ -116,10 +122,6 @@ class SqliteConversations:
             raise UnknownConversation(conversation_id)
         metadata = json.loads(row["metadata"])
         return StoredConversation(row["id"], row["tenant"], row["created_at"], metadata)
-
-    async def count(self, tenant: str) -> int:
-        """Return the number of the tenant's conversations."""
-        return await self._database.read(lambda db: _count(db, tenant))
 
     async def update(self, conversation_id: str, metadata: Mapping[str, str]) -> None:
         """Replace the metadata. Raises UnknownConversation."""
@@ -141,15 +143,20 @@ class SqliteConversations:
         items: Sequence[StoredItem],
         bounds: ItemBounds | None,
         record: IdempotencyRecord | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Append the items whose ids are new. Raises UnknownConversation, LimitExceeded."""
+        """Append the items whose ids are new.
+
+        Raises UnknownConversation, LimitExceeded, QuotaExceeded.
+        """
 
         def change(db: sqlite3.Connection) -> None:
-            _require_conversation(db, conversation_id)
+            tenant = _get_tenant(db, conversation_id)
             self._idempotency.store(db, record)
             _add_items(db, conversation_id, items)
             if bounds is not None:
                 bounds.check(*_measure(db, conversation_id))
+            check_use(db, tenant, limits)
 
         await self._database.write(change, "")
 
@@ -165,7 +172,7 @@ class SqliteConversations:
         )
 
         def read(db: sqlite3.Connection) -> list[StoredItem]:
-            _require_conversation(db, conversation_id)
+            _get_tenant(db, conversation_id)
             position = None
             if after is not None:
                 position = _fetch_item(db, conversation_id, after)["position"]
@@ -180,7 +187,7 @@ class SqliteConversations:
         query = "SELECT id, body FROM conversation_items WHERE conversation = :id ORDER BY position"
 
         def read(db: sqlite3.Connection) -> list[StoredItem]:
-            _require_conversation(db, conversation_id)
+            _get_tenant(db, conversation_id)
             bounds.check(*_measure(db, conversation_id), "conversation")
             rows = fetch_all(db, query, {"id": conversation_id})
             return [StoredItem(row["id"], row["body"]) for row in rows]
@@ -232,19 +239,18 @@ def _measure(db: sqlite3.Connection, conversation: str) -> tuple[int, int]:
     return (0, 0) if row is None else (row[0], row[1])
 
 
-def _count(db: sqlite3.Connection, tenant: str) -> int:
-    query = "SELECT count(*) FROM conversations WHERE tenant = :tenant"
-    return int(fetch_value(db, query, {"tenant": tenant}))
-
-
 def _exists(db: sqlite3.Connection, conversation: str) -> bool:
     query = "SELECT 1 FROM conversations WHERE id = :id"
     return fetch_one(db, query, {"id": conversation}) is not None
 
 
-def _require_conversation(db: sqlite3.Connection, conversation: str) -> None:
-    if not _exists(db, conversation):
+def _get_tenant(db: sqlite3.Connection, conversation: str) -> str:
+    """Return a conversation's tenant. Raises UnknownConversation."""
+    query = "SELECT tenant FROM conversations WHERE id = :id"
+    row = fetch_one(db, query, {"id": conversation})
+    if row is None:
         raise UnknownConversation(conversation)
+    return str(row["tenant"])
 
 
 def _fetch_item(db: sqlite3.Connection, conversation: str, item: str) -> sqlite3.Row:

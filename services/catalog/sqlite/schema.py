@@ -10,7 +10,7 @@ from types import MappingProxyType
 APPLICATION_ID = 0x6B767263
 
 # The version that this program writes.
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 
 # By the version they start from: the migration to the next version.
 MIGRATIONS: Mapping[int, str] = MappingProxyType(
@@ -24,6 +24,7 @@ MIGRATIONS: Mapping[int, str] = MappingProxyType(
         11: "0012_expiry_and_states.sql",
         12: "0013_api_keys.sql",
         13: "0014_responses.sql",
+        14: "0015_tenant_bytes.sql",
     }
 )
 

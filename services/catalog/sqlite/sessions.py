@@ -8,7 +8,7 @@ from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from services.catalog.claims import Claims
-from services.catalog.quota import check_room
+from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     ForkCommit,
     IdempotencyRecord,
@@ -18,6 +18,7 @@ from services.catalog.records import (
 )
 from services.catalog.serialization import unseal
 from services.catalog.sqlite import copies, page_refs
+from services.catalog.sqlite.bounds.tenant_use import check_use, read_use
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import Row, fetch_all, fetch_one, require_session
@@ -54,14 +55,14 @@ class SqliteSessions:
         session: Session,
         worker_state: bytes,
         record: IdempotencyRecord | None,
-        limit: int | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session. Raises QuotaExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
-            check_room(count_sessions(db, session.settings.tenant), limit, "sessions")
             add_session(db, session, worker_state, self._database.now())
             self._idempotency.store(db, record, created=session.id)
+            check_use(db, session.settings.tenant, limits)
 
         await self._database.write(change, session.id)
 
@@ -115,11 +116,9 @@ class SqliteSessions:
                 return ids
             after = {**rows[-1], "limit": _IDS_AT_ONCE}
 
-    async def get_tenant_tokens(self, tenant: str) -> int:
-        """Return the number of tokens in the tenant's sessions."""
-        query = "SELECT tokens FROM tenants WHERE tenant = :tenant"
-        row = await self._database.read(lambda db: fetch_one(db, query, {"tenant": tenant}))
-        return 0 if row is None else int(row["tokens"])
+    async def get_use(self, tenant: str) -> TenantUse:
+        """Return what the tenant has."""
+        return await self._database.read(lambda db: read_use(db, tenant))
 
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's sessions."""
@@ -130,15 +129,17 @@ class SqliteSessions:
         return await self._reader.read(count_by_state)
 
     async def fork(
-        self, commit: ForkCommit, record: IdempotencyRecord | None, limit: int | None = None
+        self,
+        commit: ForkCommit,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
-            tenant = commit.session.settings.tenant
-            check_room(count_sessions(db, tenant), limit, "sessions")
             copies.fork(db, commit, self._database.now())
             self._idempotency.store(db, record, created=commit.session.id)
+            check_use(db, commit.session.settings.tenant, limits)
 
         await self._database.write(change, commit.session.id)
 

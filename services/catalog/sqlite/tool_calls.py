@@ -7,8 +7,10 @@ from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import CallPosition, IdempotencyRecord
 from services.catalog.sqlite import mapping
+from services.catalog.sqlite.bounds.tenant_use import check_session_use
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import fetch_all, fetch_one, insert
@@ -58,14 +60,16 @@ class SqliteToolCalls:
         epoch: int,
         record: IdempotencyRecord | None,
         piece: tuple[int, str] | None = None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
+        """Store the reported state of a call. Raises UnknownSession, StaleEpoch, QuotaExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
             _write_report(db, session_id, call, self._database.now())
             if piece is not None:
                 add_pieces(db, session_id, (call.turn, call.position), dict([piece]))
             self._idempotency.store(db, record)
+            check_session_use(db, session_id, limits)
 
         await self._database.write_fenced(session_id, epoch, change)
 

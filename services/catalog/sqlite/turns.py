@@ -3,6 +3,7 @@
 import sqlite3
 
 from kvrecall.domain.session import Turn
+from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import HistoryEntry, IdempotencyRecord, SettleCommit, TurnCommit
 from services.catalog.serialization import decode_tokens, unpack, unseal
 from services.catalog.sqlite import (
@@ -13,6 +14,7 @@ from services.catalog.sqlite import (
     session_rows,
     tool_calls,
 )
+from services.catalog.sqlite.bounds.tenant_use import check_session_use
 from services.catalog.sqlite.conversations.histories import add_history
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
@@ -27,13 +29,18 @@ class SqliteTurns:
         self._idempotency = idempotency
 
     async def commit(
-        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+        self,
+        commit: TurnCommit,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        limits: TenantLimits = UNLIMITED,
     ) -> None:
-        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
+        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch, QuotaExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
             _add_turn(db, commit, epoch, self._database.now())
             self._idempotency.store(db, record)
+            check_session_use(db, commit.turn.session, limits)
 
         await self._database.write_fenced(commit.turn.session, epoch, change)
 

@@ -46,11 +46,11 @@ KINDS: dict[Kind, str] = {
         turns.commit turns.commit_settled
     """,
     "read": """
-        api_keys.exist api_keys.get conversations.count conversations.get conversations.get_item
+        api_keys.exist api_keys.get conversations.get conversations.get_item
         conversations.get_items episodes.get episodes.get_built episodes.get_segments
         histories.find idempotency.get page_refs.find_unknown page_refs.get_prefix
         repairs.get_latest responses.get sessions.count sessions.count_by_state sessions.get
-        sessions.get_history sessions.get_tenant_tokens sessions.get_worker_state tool_calls.get
+        sessions.get_history sessions.get_use sessions.get_worker_state tool_calls.get
         tool_calls.get_pieces tool_calls.get_time turns.get_after turns.get_state
         turns.get_token_ids
     """,

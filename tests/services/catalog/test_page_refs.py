@@ -265,14 +265,14 @@ async def test_a_tenant_s_tokens_are_those_of_its_sessions(
     for id in ("a", "b", "c"):
         await catalog.turns.commit(make_turn(id, 1), 1, None)
     await fork("b", "e", ("b", 1))
-    assert [await catalog.sessions.get_tenant_tokens(tenant) for tenant in ("x", "y", "", "z")] == [
+    assert [(await catalog.sessions.get_use(tenant)).tokens for tenant in ("x", "y", "", "z")] == [
         21,
         7,
         0,
         0,
     ]
     await catalog.sessions.delete("a", None)
-    assert [await catalog.sessions.get_tenant_tokens(tenant) for tenant in ("x", "y")] == [14, 7]
+    assert [(await catalog.sessions.get_use(tenant)).tokens for tenant in ("x", "y")] == [14, 7]
 
 
 async def test_the_response_of_a_request_that_created_a_session_is_deleted_with_it(

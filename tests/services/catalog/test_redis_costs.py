@@ -130,11 +130,11 @@ async def test_a_quota_is_read_without_reading_the_tenant_s_sessions(
     for number in range(12):
         await catalog.sessions.create(make_session(f"s{number}"), b"", None)
         await catalog.turns.commit(make_turn(f"s{number}", 1), 1, None)
-    cost = await count_calls(catalog.sessions.get_tenant_tokens(""))
+    cost = await count_calls(catalog.sessions.get_use(""))
     assert cost["hrandfield"] == 1
     assert cost["hget"] <= 5  # the sum, and a few lengths that are compared with their sessions
     assert not cost.keys() & {"hvals", "hgetall", "eval"}
-    assert await catalog.sessions.get_tenant_tokens("") == 12 * 7
+    assert (await catalog.sessions.get_use("")).tokens == 12 * 7
 
 
 @pytest.mark.parametrize("due", [0, 2])

@@ -79,7 +79,7 @@ async def test_an_entry_without_a_session_is_skipped_and_removed_once_it_is_old(
     assert [session.id for session in (await catalog.sessions.get_page(5, None)).sessions] == ["s"]
     assert await catalog.sessions.get_ids() == ["s"]
     assert await catalog.tool_calls.get_idle_sessions(now) == []
-    assert await catalog.sessions.get_tenant_tokens("") == 0
+    assert (await catalog.sessions.get_use("")).tokens == 0
     assert client.zrange(f"{namespace}:sessions:", 0, -1) == [b"s", b"new"]
     assert client.zrange(f"{namespace}:waiting", 0, -1) == [b"1 new"]
 
@@ -140,7 +140,7 @@ async def test_an_interrupted_deletion_is_finished_by_the_next_deletion(
     assert OrphanedPages("owner", 0) in orphaned
     assert (
         await interrupted.page_refs.get_retained(),
-        await interrupted.sessions.get_tenant_tokens(""),
+        (await interrupted.sessions.get_use("")).tokens,
     ) == ([], 0)
 
 
@@ -188,4 +188,4 @@ async def test_lengths_that_were_not_noted_are_corrected(
     await catalog.sessions.create(make_session("s"), b"", None)
     await catalog.turns.commit(make_turn("s", 1), 1, None)
     redis_server.client.hset(f"{namespace}:lengths:", mapping={"s": 3, "": 3})
-    assert await catalog.sessions.get_tenant_tokens("") == 7
+    assert (await catalog.sessions.get_use("")).tokens == 7

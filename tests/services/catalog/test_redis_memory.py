@@ -57,7 +57,7 @@ async def test_a_server_without_memory_is_emptied_by_deleting_sessions(
         await catalog.page_refs.confirm_deleted(each)
     assert await catalog.page_refs.get_orphaned() == []
     server.client.config_set("maxmemory", 0)
-    assert (await catalog.sessions.get_ids(), await catalog.sessions.get_tenant_tokens("")) == (
+    assert (await catalog.sessions.get_ids(), (await catalog.sessions.get_use("")).tokens) == (
         [],
         0,
     )

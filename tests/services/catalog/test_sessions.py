@@ -307,4 +307,4 @@ async def test_a_restored_session_is_as_it_was_in_the_other_catalog(
     ]
     assert await catalog.repairs.get_latest("t", 9) == repairs
     assert [await catalog.tool_calls.get("t", "b"), await catalog.tool_calls.get("t", "a")] == known
-    assert await catalog.sessions.get_tenant_tokens("") == session.memory.length
+    assert (await catalog.sessions.get_use("")).tokens == session.memory.length

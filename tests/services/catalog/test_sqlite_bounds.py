@@ -155,7 +155,7 @@ async def test_a_tenant_s_sum_is_that_of_its_sessions_after_any_changes(
     found = [await catalog.sessions.get(id) for id in turns]
     for tenant in ("", "ann", "bob", "unknown"):
         lengths = [each.memory.length for each in found if each.settings.tenant == tenant]
-        assert await catalog.sessions.get_tenant_tokens(tenant) == sum(lengths)
+        assert (await catalog.sessions.get_use(tenant)).tokens == sum(lengths)
     tenants = len({each.settings.tenant for each in found})
     assert read_value(tmp_path / "catalog.db", "SELECT count(*) FROM tenants") == tenants
     assert await catalog.sessions.get_ids() == sorted(turns)
@@ -202,7 +202,7 @@ async def test_deletions_and_quotas_cost_the_same_for_any_number_of_sessions(
             await catalog.sessions.delete(owner, None)
 
     async def measure(number: int) -> tuple[int, int]:
-        quota = await count_steps(catalog.sessions.get_tenant_tokens(""))
+        quota = await count_steps(catalog.sessions.get_use(""))
         deletion = await count_steps(catalog.sessions.delete(f"child {number}", None))
         return quota, deletion
 

@@ -82,7 +82,7 @@ async def test_a_conversation_is_bounded_in_bytes_from_its_first_items_to_its_an
         with pytest.raises(LimitExceeded) as refused:
             await named.create("ann", {}, items)
         assert refused.value.details["field"] == "items"
-    assert await named._store.count("ann") == 0
+    assert (await named._catalog.sessions.get_use("ann")).conversations == 0
     id = (await named.create("ann", {}, [half])).id
     with pytest.raises(LimitExceeded, match="1024 bytes"):
         await named.add_items(id, "ann", [replace(half, id="msg_3")])

@@ -6,7 +6,8 @@
 -- ARGV[3]: the most items it may have, ARGV[4]: the most bytes of their bodies ('': unlimited).
 -- ARGV[5]: the text of the record, ARGV[6]: its lifetime in milliseconds.
 -- ARGV[7..]: id and body of each item. One whose id is there already is left out.
--- Reply: {'done'}, {'unknown'}, {'exists'} where a new one is there already, {'answered'} where the
+-- What fields and bodies take is kept in the conversation's field `bytes`.
+-- Reply: {'done', bytes it grew by}, {'unknown'}, {'exists'} where a new one is there already, {'answered'} where the
 --   record is, or {'full', items, bytes} as it would be.
 local creates = ARGV[1] ~= ''
 local exists = redis.call('EXISTS', KEYS[1]) == 1
@@ -23,11 +24,16 @@ if ARGV[3] ~= '' then
   end
   if items > tonumber(ARGV[3]) or bytes > tonumber(ARGV[4]) then return {'full', items, bytes} end
 end
+local held = redis.call('HGET', KEYS[1], 'bytes')
+if not held then held = select(2, measure_items(KEYS[2], KEYS[3])) end
+local grown = creates and #ARGV[1] or 0
 if creates then redis.call('HSET', KEYS[1], 'fields', ARGV[1], 'tenant', ARGV[2]) end
 if KEYS[4] then redis.call('SET', KEYS[4], ARGV[5], 'PX', ARGV[6]) end
 for index = 7, #ARGV, 2 do
   if redis.call('HSETNX', KEYS[3], ARGV[index], ARGV[index + 1]) == 1 then
     redis.call('ZADD', KEYS[2], redis.call('HINCRBY', KEYS[1], 'next', 1), ARGV[index])
+    grown = grown + #ARGV[index + 1]
   end
 end
-return {'done'}
+redis.call('HSET', KEYS[1], 'bytes', string.format('%d', held + grown))
+return {'done', grown}

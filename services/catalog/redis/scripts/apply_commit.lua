@@ -10,7 +10,8 @@
 --   the command.
 -- Then the commands of the commit.
 -- Commands are: number of words, name, index of a key, the other words.
--- Reply: {'done', '<epoch> <tenant>'}, {'exists'}, {'unknown'}, {'stale', epoch}, {'late'} or
+-- What the log, the states and the calls of the session take is kept in its field `bytes`.
+-- Reply: {'done', '<epoch> <bytes it grew by> <tenant>'}, {'exists'}, {'unknown'}, {'stale', epoch}, {'late'} or
 --   {'changed', name of the condition's command}.
 local done = find_result(ARGV[1])
 if done then return {'done', done} end
@@ -23,22 +24,53 @@ else
 end
 if ARGV[3] ~= '' and tonumber(redis.call('TIME')[1]) > tonumber(ARGV[3]) then return {'late'} end
 local at = 6
+local lists, hashes = {[3] = true, [4] = true}, {[5] = true, [17] = true}
+local function measure()  -- a session that an older version stored
+  local bytes = redis.call('HSTRLEN', KEYS[1], 'state')
+  for list in pairs(lists) do
+    for _, entry in ipairs(redis.call('LRANGE', KEYS[list], 0, -1)) do bytes = bytes + #entry end
+  end
+  for hash in pairs(hashes) do
+    for _, value in ipairs(redis.call('HVALS', KEYS[hash])) do bytes = bytes + #value end
+  end
+  return bytes
+end
+local function grows(name, index, first, last)
+  local bytes = 0
+  if lists[index] and name == 'RPUSH' then
+    for word = first, last do bytes = bytes + #ARGV[word] end
+  elseif name == 'HSET' and (hashes[index] or index == 1) then
+    for word = first, last, 2 do
+      if index ~= 1 or ARGV[word] == 'state' then
+        bytes = bytes + #ARGV[word + 1] - redis.call('HSTRLEN', KEYS[index], ARGV[word])
+      end
+    end
+  elseif name == 'HDEL' and hashes[index] then
+    for word = first, last do bytes = bytes - redis.call('HSTRLEN', KEYS[index], ARGV[word]) end
+  end
+  return bytes
+end
+local grown = 0
 local function run()
   local words = tonumber(ARGV[at])
-  local first, name, key = at + 3, ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]
+  local first, name, index = at + 3, ARGV[at + 1], tonumber(ARGV[at + 2])
   at = at + words + 1
-  return redis.call(name, key, unpack(ARGV, first, at - 1))
+  grown = grown + grows(name, index, first, at - 1)
+  return redis.call(name, KEYS[index], unpack(ARGV, first, at - 1))
 end
 for _ = 1, tonumber(ARGV[5]) do
   local expected, name = ARGV[at], ARGV[at + 2]
   at = at + 1
   if tostring(run() or '') ~= expected then return {'changed', name} end
 end
+local held = redis.call('HGET', KEYS[1], 'bytes') or measure()
+grown = 0
 if ARGV[4] == '1' then redis.call('LTRIM', KEYS[2], 0, 30) end  -- needs no memory
 redis.call('LPUSH', KEYS[2], ARGV[1] .. ' ')
 redis.call('LTRIM', KEYS[2], 0, 31)
 while at <= #ARGV do run() end
+redis.call('HSET', KEYS[1], 'bytes', string.format('%d', held + grown))
 local now = redis.call('HMGET', KEYS[1], 'epoch', 'tenant')
-local result = now[1] .. ' ' .. now[2]
+local result = string.format('%s %d %s', now[1], grown, now[2])
 redis.call('LSET', KEYS[2], 0, ARGV[1] .. ' ' .. result)
 return {'done', result}

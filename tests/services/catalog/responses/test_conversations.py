@@ -13,6 +13,7 @@ from kvrecall.domain.errors import (
     UnknownItem,
 )
 from services.catalog.base import Catalog
+from services.catalog.quota import TenantLimits
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.responses.base import ItemBounds, StoredConversation, StoredItem
 
@@ -137,10 +138,14 @@ async def test_a_deleted_conversation_is_unknown_with_its_items(stored: Catalog)
 
 async def test_conversations_are_counted_by_tenant(stored: Catalog) -> None:
     await stored.conversations.create(StoredConversation("conv_2", "", 1), [])
-    assert await stored.conversations.count("ann") == 1
-    assert await stored.conversations.count("") == 1
+    assert (await stored.sessions.get_use("ann")).conversations == 1
+    assert (await stored.sessions.get_use("")).conversations == 1
     await stored.conversations.delete("conv_1")
-    assert [await stored.conversations.count(each) for each in ("ann", "", "bob")] == [0, 1, 0]
+    assert [(await stored.sessions.get_use(each)).conversations for each in ("ann", "", "bob")] == [
+        0,
+        1,
+        0,
+    ]
 
 
 async def test_one_holder_at_a_time_may_add_and_a_claim_ends_by_itself(stored: Catalog) -> None:
@@ -161,8 +166,9 @@ async def test_one_holder_at_a_time_may_add_and_a_claim_ends_by_itself(stored: C
 async def test_a_creation_that_comes_twice_is_one_whatever_the_quota(catalog: Catalog) -> None:
     store = catalog.conversations
     record = IdempotencyRecord(replace(KEY, session="conv_1"), "{}")
+    limits = TenantLimits(conversations=1)
     made = await asyncio.gather(
-        *(store.create(CONVERSATION, ITEMS[:2], record, 1) for _ in range(3))
+        *(store.create(CONVERSATION, ITEMS[:2], record, limits) for _ in range(3))
     )
     assert sorted(made) == [False, False, True]
     assert await ids(catalog) == ["msg_0", "msg_1"]
@@ -170,7 +176,9 @@ async def test_a_creation_that_comes_twice_is_one_whatever_the_quota(catalog: Ca
     with pytest.raises(IdempotencyConflict):
         await catalog.idempotency.get(replace(record.key, fingerprint="other"))
     await store.delete("conv_1")
-    assert await store.create(CONVERSATION, ITEMS[:1], record, 1), "what was deleted is made again"
+    assert await store.create(CONVERSATION, ITEMS[:1], record, limits), (
+        "what was deleted is made again"
+    )
     assert await ids(catalog) == ["msg_0"]
 
 

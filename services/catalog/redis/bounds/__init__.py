@@ -1,0 +1,1 @@
+"""What tenants may take of the Redis catalog."""
