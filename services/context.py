@@ -33,7 +33,11 @@ class ServiceContext:
 
     @classmethod
     def create(
-        cls, catalog: Catalog, worker: Worker, limits: ServiceLimits, sandbox: SandboxSettings
+        cls,
+        catalog: Catalog,
+        worker: Worker,
+        limits: ServiceLimits,
+        sandbox: SandboxSettings | None = None,
     ) -> Self:
         """Build the context of one service."""
         events = EventBus()
@@ -52,5 +56,5 @@ class ServiceContext:
             ),
             quotas=Quotas(observed, events, limits),
             quarantine=Quarantine(limits.quarantine_seconds),
-            grammars=GrammarChecks(sandbox, events.publish),
+            grammars=GrammarChecks(sandbox or SandboxSettings(), events.publish),
         )

@@ -75,7 +75,7 @@ class SessionService:
         relay: Relay | None = None,
         sandbox: SandboxSettings | None = None,
     ) -> None:
-        self._context = ServiceContext.create(catalog, worker, limits, sandbox or SandboxSettings())
+        self._context = ServiceContext.create(catalog, worker, limits, sandbox)
         catalog = self._catalog = self._context.catalog
         self._worker = worker
         self.reading = SessionReader(catalog, worker, self.get_state, lambda: self.info)
