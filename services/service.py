@@ -98,12 +98,12 @@ class SessionService:
         self._reports = ToolReports(self._context, self._background)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
-        self.status = ServiceStatus(self._context, self._collector, self.feed)
+        self._reconciler = Reconciler(self._context)
+        self.status = ServiceStatus(self._context, self._collector, self._reconciler, self.feed)
         self._deleter = SessionDeleter(self._context, self._background, self._collector)
         self._retention = Retention(self._context, self._deleter)
         self._quotas.use(self._retention.make_room)
         self.conversations = Conversations(catalog, self, self._context.grammars)
-        self._reconciler = Reconciler(self._context)
         self._running: set[asyncio.Task[None]] = set()
         self._info: WorkerInfo | None = None
         self._accepting = False

@@ -107,6 +107,11 @@ SESSIONS = (
     ),
     counter("claims_lost_total", "Claims on a session that another process took over."),
     gauge("orphaned_sessions", "Deleted sessions whose pages are not deleted in every worker yet."),
+    gauge(
+        "held_sessions",
+        "Sessions of workers that the catalog does not know, and that are too many to be deleted "
+        "without a person: the catalog may have lost them.",
+    ),
     histogram("fork_seconds", "Time of a fork.", buckets.WORK, at=("last", "earlier")),
     histogram("move_seconds", "Time of a move to another worker.", buckets.WORK),
     histogram("rebuild_seconds", "Time of computing missing pages again.", buckets.WORK),

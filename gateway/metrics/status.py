@@ -30,6 +30,7 @@ class StatusGauges:
         metrics.set("repairs_running", status.repairs_running)
         metrics.set("event_streams", status.event_streams)
         metrics.set("orphaned_sessions", status.orphaned_sessions)
+        metrics.set("held_sessions", status.held_sessions)
         await self._set_workers()
         if time.monotonic() - self._counted_at >= _COUNT_SECONDS:
             await self._count_sessions()

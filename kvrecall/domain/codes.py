@@ -104,6 +104,7 @@ class ErrorCode(StrEnum):
     CATALOG_ERROR = "catalog_error", 503, "UNAVAILABLE"
     CHANGED_MEANWHILE = "changed_meanwhile", 503, "ABORTED"
     CATALOG_VERSION = "catalog_version", 503, "UNAVAILABLE"
+    CATALOG_REPLACED = "catalog_replaced", 503, "FAILED_PRECONDITION"
     REGISTRY_ERROR = "registry_error", 500, "INTERNAL"
 
     # Anything else.

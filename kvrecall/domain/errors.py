@@ -311,6 +311,24 @@ class CatalogVersion(CatalogError):
     code = ErrorCode.CATALOG_VERSION
 
 
+class CatalogReplaced(CatalogError):
+    """Where the catalog was, there is none or another one: its data are lost, or somewhere else."""
+
+    code = ErrorCode.CATALOG_REPLACED
+
+
+class ManyUnknownSessions(CatalogError):
+    """The catalog does not know so many of a worker's sessions that it may have lost them."""
+
+    def __init__(self, worker: str, unknown: int, listed: int) -> None:
+        super().__init__(
+            f"the catalog does not know {unknown} of the {listed} sessions of worker {worker!r}, more "
+            "than crashes leave: it may have lost them, so nothing is deleted. Restore the catalog, or, "
+            "if these sessions are to go, start the gateways once with "
+            "KVRECALL_SERVICE__MAX_UNKNOWN_SHARE=1"
+        )
+
+
 FIELD_OF_REFUSAL: Mapping[ErrorCode, str] = MappingProxyType(
     {
         ErrorCode.TURN_TOO_LONG: "messages",

@@ -173,6 +173,20 @@ class ServiceLimits(BaseModel):
         gt=0,
         description="Idle time after which such a session is deleted: it may be in creation.",
     )
+    max_unknown_share: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="Largest share of a worker's sessions that are deleted because the catalog does "
+        "not know them. If more are unknown, the catalog may have lost them: nothing is deleted until a "
+        "gateway starts with 1 here, or the catalog knows them again.",
+    )
+    max_unknown_sessions: int = Field(
+        default=64,
+        ge=0,
+        description="Number of such sessions that are deleted whatever their share: a killed gateway "
+        "leaves as many as it was creating.",
+    )
     tenant_tokens: int | None = Field(
         default=None,
         ge=1,

@@ -181,6 +181,14 @@ CATALOG = (
         (Query(f"max(kvrecall_orphaned_sessions{{{GATEWAY}}})", "sessions"),),
         warn_above=1,
     ),
+    Panel(
+        "Unknown sessions held",
+        "Workers hold more sessions that the catalog does not know than crashes leave: it may have "
+        "lost them. Nothing is deleted until a person has decided.",
+        Unit.COUNT,
+        (Query(f"max(kvrecall_held_sessions{{{GATEWAY}}})", "sessions"),),
+        warn_above=1,
+    ),
 )
 
 TIERS_BOARD = Board(

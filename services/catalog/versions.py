@@ -1,9 +1,9 @@
-"""Versions of catalogs: the outcome of opening one, and the refusal of unreadable versions."""
+"""Versions of catalogs: the outcome of opening one, and the refusals of others."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvrecall.domain.errors import CatalogVersion
+from kvrecall.domain.errors import CatalogReplaced, CatalogVersion
 
 
 @dataclass(frozen=True)
@@ -31,4 +31,13 @@ def build_catalog_version(location: str, found: str, version: int, oldest: int) 
         f"{location} has catalog version {found}; this kvrecall writes version {version} and "
         f"upgrades from version {oldest}. Run the kvrecall that wrote it or a newer one, "
         "or name another catalog"
+    )
+
+
+def build_catalog_replaced(location: str, id: str, found: str) -> CatalogReplaced:
+    """Build the error for a catalog that is not, or no longer, at `location`; `found` says what is."""
+    return CatalogReplaced(
+        f"{location} {found}, and this process serves the catalog {id}: nothing is read, written or "
+        "deleted meanwhile. Bring its data back, and all goes on by itself. If they are lost, see "
+        "'A catalog that vanishes' in docs/operations.md"
     )

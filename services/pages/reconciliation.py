@@ -9,17 +9,22 @@ the last time, so that the cost follows what changed.
 A session in creation is open in a worker before the catalog has it. It is left alone until it has
 been idle for `orphan_seconds`. If its creation takes longer still, nothing is lost: the worker
 deletes no session that is in use, and one that it has deleted is opened again under a new epoch.
+
+A catalog that has lost sessions looks the same from here. So if more of a worker's sessions are
+unknown than crashes explain, none is deleted until a person has looked: the setting
+`max_unknown_share`. They are looked up again in every round, and held no longer when the catalog has
+its data back.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import structlog
 
-from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.errors import ManyUnknownSessions, ServiceError
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.outage import Outage
 from services.catalog.records import OrphanedPages
@@ -45,8 +50,14 @@ class Reconciler:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._joined_at: dict[str, float] = {}
         self._outages: dict[str, Outage] = {}
+        self._held: dict[str, int] = {}
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """By worker: the unknown sessions that wait for a person, because they are too many."""
+        return self._held
 
     def start(self) -> None:
         """Start with all workers, then go on periodically."""
@@ -69,29 +80,59 @@ class Reconciler:
     async def reconcile(self, worker: str) -> int:
         """Delete a worker's sessions that the catalog does not know; return how many.
 
-        All of them at the first time, then those opened since the last. Raises a ServiceError;
-        what is left is deleted by a later call.
+        All of them at the first time, then those opened since the last. Raises ManyUnknownSessions
+        and other ServiceErrors; what is left is deleted by a later call.
         """
         began = time.monotonic()
         last = self._reconciled.get(worker)
-        opened = pb.ListSessionsRequest(min_age=self._limits.orphan_seconds)
-        requests = [opened]
-        if last is None:
-            requests.append(pb.ListSessionsRequest(stored=True))
-        else:
-            opened.max_age = began - last + self._limits.orphan_seconds + _OVERLAP_SECONDS
-        unknown = deleted = 0
-        for request in requests:
-            async for page in self._list(worker, request):
-                orphans = await self._catalog.page_refs.find_unknown(page)
-                unknown += len(orphans)
-                deleted += await self._delete(worker, orphans)
+        since = None if last is None else began - last
+        unknown = await self._find(worker, since)
+        deleted = 0
+        for first in range(0, len(unknown), _PAGE_SESSIONS):
+            # Asked again: a creation may have ended, and the catalog may have vanished, meanwhile.
+            orphans = await self._catalog.page_refs.find_unknown(
+                unknown[first : first + _PAGE_SESSIONS]
+            )
+            deleted += await self._delete(worker, orphans)
         joined_since = self._joined_at.get(worker, began) > began
-        if unknown == deleted and not joined_since:  # else some were in use, or may have come
+        if len(unknown) == deleted and not joined_since:  # else some were in use, or may have come
             self._reconciled[worker] = began
         if deleted:
             _log.info("unknown sessions deleted", worker=worker, sessions=deleted)
         return deleted
+
+    async def _find(self, worker: str, since: float | None) -> list[str]:
+        """Return the worker's unknown sessions, of those opened in the last `since` seconds or all.
+
+        Too many of them are held. Raises ManyUnknownSessions.
+        """
+        opened = pb.ListSessionsRequest(min_age=self._limits.orphan_seconds)
+        requests = [opened]
+        if since is None:
+            requests.append(pb.ListSessionsRequest(stored=True))
+        else:
+            opened.max_age = since + self._limits.orphan_seconds + _OVERLAP_SECONDS
+        listed = 0
+        unknown = dict[str, None]()
+        for request in requests:
+            count = 0
+            async for page in self._list(worker, request):
+                count += len(page)
+                orphans = await self._catalog.page_refs.find_unknown(page)
+                unknown.update((each.session, None) for each in orphans)
+            listed = max(listed, count)  # a session may be open and stored
+        if len(unknown) <= self._get_most(listed):
+            self._held.pop(worker, None)
+            return list(unknown)
+        if since is not None:  # many of those opened last may be few of all
+            return await self._find(worker, None)
+        self._held[worker] = len(unknown)
+        raise ManyUnknownSessions(worker, len(unknown), listed)
+
+    def _get_most(self, listed: int) -> int:
+        """Return how many of so many sessions are deleted without asking a person."""
+        share = int(self._limits.max_unknown_share * listed)
+        return max(self._limits.max_unknown_sessions, share)
 
     async def _list(self, worker: str, request: pb.ListSessionsRequest) -> AsyncIterator[list[str]]:
         """Yield the worker's sessions in pages."""
@@ -127,7 +168,7 @@ class Reconciler:
         """Begin with each worker that is not being reconciled; forget those that left."""
         names = set(workers)
         seen: dict[str, Any]
-        for seen in (self._reconciled, self._joined_at, self._outages):
+        for seen in (self._reconciled, self._joined_at, self._outages, self._held):
             for name in seen.keys() - names:
                 del seen[name]
         for name in names - self._running.keys():

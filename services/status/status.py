@@ -11,6 +11,7 @@ from services.catalog.waiting import ask_catalog
 from services.context import ServiceContext
 from services.feed.feed import Feed
 from services.pages.collector import PageCollector
+from services.pages.reconciliation import Reconciler
 
 # Lost workers that are remembered: they are shown as unreachable.
 _MAX_LOST = 64
@@ -21,8 +22,15 @@ _Seen = Literal["reached", "draining", "lost"]
 class ServiceStatus:
     """Reads the state of the service, and remembers the workers that it was reached by."""
 
-    def __init__(self, context: ServiceContext, collector: PageCollector, feed: Feed) -> None:
+    def __init__(
+        self,
+        context: ServiceContext,
+        collector: PageCollector,
+        reconciler: Reconciler,
+        feed: Feed,
+    ) -> None:
         self._context = context
+        self._reconciler = reconciler
         self._collector = collector
         self._feed = feed
         # Workers by name as last seen: reached, draining, or lost.
@@ -53,6 +61,11 @@ class ServiceStatus:
     def orphaned_sessions(self) -> int:
         """Deleted sessions that had pages in some worker when it was last looked."""
         return self._collector.orphaned
+
+    @property
+    def held_sessions(self) -> int:
+        """Sessions of workers that the catalog does not know and that are too many to delete."""
+        return sum(self._reconciler.held.values())
 
     async def check_catalog(self) -> None:
         """Read from the catalog. Raises CatalogError if it does not answer in time."""

@@ -15,16 +15,18 @@ their configuration: `appendonly yes` with `appendfsync always` keeps what was w
 noeviction` keeps Redis from dropping sessions when memory runs out: a server that may evict any key
 is refused. A server without memory still lets sessions be claimed, taken over and deleted. Redis
 6.2 or later is required.
+
+A server that comes back without the catalog, empty or with another one, is refused (`scripts/identity.py`).
 """
 
 from uuid import uuid4
 
 from kvrecall.domain.errors import CatalogError
 from services.catalog.api_keys.redis import RedisApiKeys
-from services.catalog.redis.client import CatalogRedis, Client
-from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.bounds.session_growth import SessionGrowth
 from services.catalog.redis.bounds.tenant_use import RedisTenantUse
+from services.catalog.redis.client import CatalogRedis, Client
+from services.catalog.redis.conversations.expiry import RedisExpiry
 from services.catalog.redis.conversations.histories import RedisHistories
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
@@ -37,6 +39,7 @@ from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.refs import OwnerRefs
 from services.catalog.redis.repairs import RedisRepairs
+from services.catalog.redis.scripts.identity import RedisIdentity
 from services.catalog.redis.sessions import RedisSessions
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
@@ -106,6 +109,7 @@ class RedisCatalog:
             await _require_no_eviction(redis)
             upgrade = await migrate(redis, keys)
             id = await _get_id(redis, keys)
+            redis.require(RedisIdentity(keys, id, str(upgrade.version)))
         except BaseException:
             await redis.close()
             raise

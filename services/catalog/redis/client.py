@@ -27,6 +27,7 @@ from redis.exceptions import (
 )
 
 from kvrecall.domain.errors import CatalogError
+from services.catalog.redis.scripts.identity import RedisIdentity
 from services.catalog.redis.shared_connection import Argument, Command, SharedConnection
 
 T = TypeVar("T")
@@ -68,12 +69,20 @@ class CatalogRedis:
         self._client = client
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
+        self._identity: RedisIdentity | None = None
         # Reads of a cluster take connections of their nodes: a slow server delays no other's.
         self._shared = (
             SharedConnection(client.connection_pool, 2 * timeout_seconds)
             if isinstance(client, Redis)
             else None
         )
+
+    def require(self, identity: RedisIdentity) -> None:
+        """From now on run commands in the catalog of this identity only; others are refused.
+
+        All methods raise CatalogReplaced then.
+        """
+        self._identity = identity
 
     async def read(self, key: str, *command: Argument) -> Any:
         """Run a command on the server that has `key` and return its reply."""
@@ -85,7 +94,7 @@ class CatalogRedis:
         replies: list[Any] = []
         for first in range(0, len(commands), _COMMANDS_AT_ONCE):
             some = commands[first : first + _COMMANDS_AT_ONCE]
-            replies += await self._retry(partial(self._run_each, some))
+            replies += await self._retry(partial(self._run_identified, some))
         return replies
 
     async def write(self, key: str, *command: Argument) -> Any:
@@ -95,7 +104,8 @@ class CatalogRedis:
         """
 
         async def run() -> Any:
-            return await self._run_replicated(await self._get_server(key), command)
+            guarded = await self._guard(command)
+            return await self._run_replicated(await self._get_server(key), guarded)
 
         return await self._retry(run)
 
@@ -151,6 +161,28 @@ class CatalogRedis:
             raise TimeoutError(f"no replica confirmed a write within {self._timeout_seconds} s")
         return reply
 
+    async def _guard(self, command: Command) -> Command:
+        """Return a command that runs in this catalog only; in a cluster, look before it runs."""
+        identity = self._identity
+        if identity is None:
+            return command
+        if isinstance(self._client, Redis):
+            return identity.guard(command)
+        identity.require(await self._run_each(identity.build_reads(at_once=False)))
+        return command
+
+    async def _run_identified(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        """Run commands, then read the catalog's identity, in a cluster beside them."""
+        identity = self._identity
+        if identity is None:
+            return await self._run_each(commands)
+        alone = isinstance(self._client, Redis)
+        if alone:
+            commands = [(key, identity.guard(command)) for key, command in commands]
+        replies = await self._run_each([*commands, *identity.build_reads(at_once=alone)])
+        identity.require(replies[len(commands) :])
+        return replies[: len(commands)]
+
     async def _run_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         if self._shared is not None:
             return await self._shared.run([command for _, command in commands])
@@ -192,6 +224,8 @@ class CatalogRedis:
             try:
                 return await _run_cancellable(operation)
             except _FAILURES as error:
+                if self._identity and (refusal := self._identity.read_refusal(error)):
+                    raise refusal from error
                 if not _is_transient(error) or clock() + delay > last:
                     raise CatalogError(f"the catalog's Redis failed: {error}") from error
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))

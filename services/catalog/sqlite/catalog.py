@@ -12,7 +12,6 @@ from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
 from services.catalog.sqlite.page_refs import SqlitePageRefs
-from services.catalog.sqlite.queries import fetch_all
 from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.sessions import SqliteSessions
@@ -24,11 +23,9 @@ from services.catalog.versions import CatalogUpgrade
 class SqliteCatalog:
     """A `Catalog` in one SQLite file, which one process uses at a time."""
 
-    def __init__(
-        self, database: Database, reader: SnapshotReader, upgrade: CatalogUpgrade, id: str
-    ) -> None:
+    def __init__(self, database: Database, reader: SnapshotReader, upgrade: CatalogUpgrade) -> None:
         claims = Claims()
-        self.id = id
+        self.id = database.identity.id
         self._database = database
         self._reader = reader
         self.upgrade = upgrade
@@ -54,12 +51,7 @@ class SqliteCatalog:
         uses the file, or it cannot be opened or is no catalog.
         """
         database, upgrade = await open_database(path)
-        try:
-            (row,) = await database.read(lambda db: fetch_all(db, "SELECT id FROM catalog_id"))
-        except BaseException:
-            await database.close()
-            raise
-        return cls(database, SnapshotReader(path), upgrade, row["id"])
+        return cls(database, SnapshotReader(path, database.identity), upgrade)
 
     async def close(self) -> None:
         """Finish running reads and writes and close the file."""

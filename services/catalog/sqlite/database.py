@@ -10,7 +10,8 @@ from typing import TypeVar, TypeVarTuple
 
 from kvrecall.domain.errors import CatalogError
 from services.cancellation import run_to_completion
-from services.catalog.sqlite.lock import FileLock
+from services.catalog.sqlite.file.identity import FileIdentity
+from services.catalog.sqlite.file.lock import FileLock
 from services.catalog.sqlite.migrate import migrate, read_version
 from services.catalog.sqlite.queries import fence
 from services.catalog.sqlite.schema import PRAGMAS, SCHEMA_VERSION
@@ -35,10 +36,12 @@ class Database:
     def __init__(
         self,
         connection: sqlite3.Connection,
+        identity: FileIdentity,
         thread: ThreadPoolExecutor,
         file_lock: FileLock | None = None,
     ) -> None:
         self._connection = connection
+        self.identity = identity
         self._thread = thread
         self._file_lock = file_lock
         self._closed = False
@@ -63,10 +66,10 @@ class Database:
             self._file_lock.release()
 
     async def read(self, query: Query[T]) -> T:
-        """Run a query that changes nothing. Raises CatalogError."""
+        """Run a query that changes nothing. Raises CatalogError, CatalogReplaced."""
         self._check_open()
         try:
-            return await _run_on(self._thread, query, self._connection)
+            return await _run_on(self._thread, self._run_query, query)
         except (sqlite3.Error, ValueError) as error:
             raise CatalogError(f"the catalog could not be read: {error}") from error
 
@@ -74,7 +77,7 @@ class Database:
         """Run a change as one transaction, which a cancellation does not interrupt.
 
         `session_id` is the only session that it changes; None: it may change any. Raises
-        CatalogError, after which nothing is changed.
+        CatalogError, CatalogReplaced, after which nothing is changed.
         """
 
         async def run() -> T:
@@ -97,9 +100,14 @@ class Database:
 
         return await self.write(run, session_id)
 
+    def _run_query(self, query: Query[T]) -> T:
+        self.identity.require()
+        return query(self._connection)
+
     def _run_transaction(self, change: Query[T]) -> T:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
+            self.identity.require()
             result = change(self._connection)
             self._connection.execute("COMMIT")
             return result
@@ -122,7 +130,7 @@ async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
     file_lock = None
     try:
         file_lock = await _run_on(thread, _lock, path)
-        connection, upgrade = await _run_on(thread, _open, path)
+        connection, identity, upgrade = await _run_on(thread, _open, path)
     except BaseException as error:
         thread.shutdown()
         if file_lock is not None:
@@ -130,7 +138,7 @@ async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
         if isinstance(error, OSError | sqlite3.Error | ValueError):
             raise _build_unopened(path, error) from error
         raise
-    return Database(connection, thread, file_lock), upgrade
+    return Database(connection, identity, thread, file_lock), upgrade
 
 
 async def open_beside(path: Path) -> Database | None:
@@ -140,15 +148,15 @@ async def open_beside(path: Path) -> Database | None:
     CatalogError.
     """
     thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
-    connection = None
+    opened = None
     try:
-        connection = await _run_on(thread, _open_current, path)
-    except sqlite3.Error as error:
+        opened = await _run_on(thread, _open_current, path)
+    except (OSError, sqlite3.Error) as error:
         raise _build_unopened(path, error) from error
     finally:
-        if connection is None:
+        if opened is None:
             thread.shutdown()
-    return None if connection is None else Database(connection, thread)
+    return None if opened is None else Database(*opened, thread)
 
 
 async def _run_on(
@@ -157,28 +165,28 @@ async def _run_on(
     return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, CatalogUpgrade]:
+def _open(path: Path) -> tuple[sqlite3.Connection, FileIdentity, CatalogUpgrade]:
     """Open the file and bring it to the current version."""
     connection = _connect(path)
     try:
-        return connection, migrate(connection, path)
+        upgrade = migrate(connection, path)
+        return connection, FileIdentity(connection, path), upgrade
     except BaseException:
         connection.close()
         raise
 
 
-def _open_current(path: Path) -> sqlite3.Connection | None:
+def _open_current(path: Path) -> tuple[sqlite3.Connection, FileIdentity] | None:
     """Open the file if it is there and has the current version."""
     if not path.is_file():
         return None
     connection = _connect(path)
     try:
-        current = read_version(connection, path) == SCHEMA_VERSION
+        if read_version(connection, path) == SCHEMA_VERSION:
+            return connection, FileIdentity(connection, path)
     except BaseException:
         connection.close()
         raise
-    if current:
-        return connection
     connection.close()
     return None
 

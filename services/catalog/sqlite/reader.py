@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvrecall.domain.errors import CatalogError
+from kvrecall.domain.errors import CatalogError, CatalogReplaced
+from services.catalog.sqlite.file.identity import FileIdentity
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
@@ -32,7 +33,8 @@ class SnapshotReader:
     wait for a commit that is being synced. Queries that arrive while others run share the next hop.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, identity: FileIdentity) -> None:
+        self._identity = identity
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.row_factory = sqlite3.Row
         self._connection.execute(f"PRAGMA busy_timeout={_WAIT_MILLISECONDS}")
@@ -43,7 +45,7 @@ class SnapshotReader:
         self._closed = False
 
     async def read(self, query: Query[T]) -> T:
-        """Run a query in one snapshot. Raises CatalogError, and what the query raises."""
+        """Run a query in one snapshot. Raises CatalogError, CatalogReplaced, and what the query raises."""
         loop = asyncio.get_running_loop()
         read = _Read(query, loop.create_future())
         self._waiting.append(read)
@@ -76,8 +78,9 @@ class SnapshotReader:
     def _run_queries(self, queries: Sequence[Query[Any]]) -> list[Any]:
         """Run queries in one snapshot; return each one's result, or its exception."""
         try:
+            self._identity.require()
             self._connection.execute("BEGIN")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, CatalogReplaced) as error:
             return [error] * len(queries)
         try:
             return [self._run_query(query) for query in queries]

@@ -14,6 +14,7 @@ from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import Session
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit
+from services.catalog.sqlite.file.identity import FileIdentity
 from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.session_cache import SessionCache
 
@@ -97,14 +98,20 @@ async def test_sessions_are_counted_by_tenant(catalog: Catalog, make_session: Ma
 class TestSnapshotReader:
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        path = tmp_path / "file.db"
+        return tmp_path / "file.db"
+
+    @pytest.fixture
+    def identity(self, path: Path) -> FileIdentity:
         with sqlite3.connect(path) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("CREATE TABLE t (x)")
-        return path
+            db.execute("CREATE TABLE catalog_id AS SELECT 'id' AS id")
+            return FileIdentity(db, path)
 
-    async def test_a_read_does_not_wait_for_a_running_write(self, path: Path) -> None:
-        reader = SnapshotReader(path)
+    async def test_a_read_does_not_wait_for_a_running_write(
+        self, path: Path, identity: FileIdentity
+    ) -> None:
+        reader = SnapshotReader(path, identity)
         writer = sqlite3.connect(path, isolation_level=None)
         writer.execute("BEGIN IMMEDIATE")
         writer.execute("INSERT INTO t VALUES (1)")
@@ -114,8 +121,10 @@ class TestSnapshotReader:
         await reader.close()
         writer.close()
 
-    async def test_a_failed_query_fails_alone_and_none_can_write(self, path: Path) -> None:
-        reader = SnapshotReader(path)
+    async def test_a_failed_query_fails_alone_and_none_can_write(
+        self, path: Path, identity: FileIdentity
+    ) -> None:
+        reader = SnapshotReader(path, identity)
         write = reader.read(lambda db: db.execute("INSERT INTO t VALUES (1)"))
         counted, failed = await asyncio.gather(reader.read(_count), write, return_exceptions=True)
         assert counted == 0

@@ -5,9 +5,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.errors import ManyUnknownSessions, WorkerLost
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import InMemoryCatalog, StubWorker
 from services.context import ServiceContext
@@ -212,3 +215,51 @@ async def test_a_silent_worker_holds_up_no_other(settings: ServiceLimits) -> Non
         await asyncio.sleep(0.01)
     assert not worker.stored
     await reconciler.stop()
+
+
+@pytest.fixture
+def cautious() -> ServiceLimits:
+    """Limits under which 3 unknown sessions may go, or a fifth of a worker's."""
+    return ServiceLimits(
+        orphan_seconds=0.3, drain_seconds=5, max_unknown_sessions=3, max_unknown_share=0.2
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "unknown", "deleted"), [(0, 3, True), (0, 4, False), (16, 4, True), (15, 4, False)]
+)
+async def test_more_unknown_sessions_than_crashes_leave_are_held(
+    known: int, unknown: int, deleted: bool, cautious: ServiceLimits
+) -> None:
+    catalog, worker = InMemoryCatalog(), StubWorker()
+    reconciler = Reconciler(ServiceContext.create(catalog, worker, cautious))
+    for number in range(known):
+        await catalog.sessions.create(make_session(f"s_known{number}"), b"", None)
+    worker.stored = {f"s_known{number}" for number in range(known)}
+    worker.stored |= {f"s_unknown{number}" for number in range(unknown)}
+    if deleted:
+        assert await reconciler.reconcile("stub") == unknown
+        assert not reconciler.held
+        return
+    with pytest.raises(ManyUnknownSessions, match="KVRECALL_SERVICE__MAX_UNKNOWN_SHARE=1"):
+        await reconciler.reconcile("stub")
+    assert len(worker.stored) == known + unknown
+    assert reconciler.held == {"stub": unknown}
+    for number in range(unknown):  # the catalog has its data back
+        await catalog.sessions.create(make_session(f"s_unknown{number}"), b"", None)
+    assert await reconciler.reconcile("stub") == 0
+    assert not reconciler.held
+
+
+async def test_a_person_lets_held_sessions_go_with_a_setting(cautious: ServiceLimits) -> None:
+    worker = StubWorker()
+    worker.stored = {f"s_unknown{number}" for number in range(9)}
+    limits = cautious.model_copy(update={"max_unknown_share": 1.0})
+    reconciler = Reconciler(ServiceContext.create(InMemoryCatalog(), worker, limits))
+    assert await reconciler.reconcile("stub") == 9
+    assert not worker.stored
+
+
+def make_session(id: str) -> Session:
+    settings = SessionSettings(budget=64, repair_rows=8, method="snapkv")
+    return Session(id, 1, settings, 1.0, 1.0, 0, MemoryReport(budget=64))

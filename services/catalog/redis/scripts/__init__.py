@@ -15,6 +15,8 @@ def _load(*names: str) -> str:
     return "\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names)
 
 
+REQUIRE_IDENTITY = _load("require_identity")
+RUN_COMMAND = _load("run_command")
 APPLY_COMMIT = _load("commit_log", "apply_commit")
 DELETE_SESSION = _load("commit_log", "delete_session")
 READ_COMMANDS = _load("read_commands")

@@ -1,0 +1,1 @@
+"""The file of a SQLite catalog: its lock, and its identity."""
