@@ -171,13 +171,16 @@ def _add_operations(app: FastAPI, service: SessionService, settings: GatewaySett
         A gateway without workers is ready: it answers with problems that say when to try again, and
         a balancer that left it out would have nothing to send requests to. With `workers`, one must
         answer, and `failed_tiers` names the storage tiers that fail now, as WORKER/TIER: turns go
-        on, but their rows may be durable in no tier.
+        on, but their rows may be durable in no tier. `catalog` is `full` when it stores no more: it
+        answers and deletes, which is how it is emptied.
         """
         if not service.ready:
             raise ShuttingDown("the service does not accept requests now", retry_after_seconds=1.0)
         await service.status.check_catalog()
         failed = await service.status.find_failed_tiers() if workers else []
-        return {"status": "ready", **({"failed_tiers": ", ".join(failed)} if failed else {})}
+        full = {} if await service.status.has_room() else {"catalog": "full"}
+        tiers = {"failed_tiers": ", ".join(failed)} if failed else {}
+        return {"status": "ready", **full, **tiers}
 
     @app.get("/health", responses=problem_responses(503), tags=["operations"])
     async def health() -> dict[str, str]:

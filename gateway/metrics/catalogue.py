@@ -180,6 +180,10 @@ CATALOG = (
         "1 if the catalog answered the last scrape's question within 2 seconds, 0 if it did not: "
         "then what this page says of sessions is what was known before.",
     ),
+    gauge(
+        "catalog_full",
+        "1 if the catalog stores no more, as its disk or memory is nearly full; deletions go on.",
+    ),
 )
 GATEWAY: tuple[Family, ...] = (
     *HTTP,

@@ -47,9 +47,11 @@ class StatusGauges:
         self._counted_at = time.monotonic()
         try:
             counts = await self._status.count_sessions()
+            has_room = await self._status.has_room()
         except ServiceError:
             self._metrics.set("catalog_up", 0.0)
             return
         self._metrics.set("catalog_up", 1.0)
+        self._metrics.set("catalog_full", float(not has_room))
         for state, count in counts.items():
             self._metrics.set("sessions", count, state=state.value)

@@ -59,7 +59,7 @@ def get_path(settings: Settings) -> Path:
 async def _open(settings: Settings) -> SqliteCatalog | RedisCatalog:
     try:
         if settings.catalog_url is None:
-            return await SqliteCatalog.open(get_path(settings))
+            return await SqliteCatalog.open(get_path(settings), settings.catalog_reserve_bytes)
         client = redis_client(settings.catalog_url.get_secret_value())
         return await RedisCatalog.open(client, f"{settings.store.redis_namespace}:catalog")
     except CatalogError as error:

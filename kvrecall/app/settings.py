@@ -63,6 +63,12 @@ class Settings(BaseSettings):
         "KVRECALL_STORE__REDIS_URL, in the same namespace. Unset: a file in the data directory, "
         "of one process.",
     )
+    catalog_reserve_bytes: int = Field(
+        default=32 << 20,
+        ge=0,
+        description="Bytes of the disk that a catalog in a file leaves to deletions: it takes them "
+        "in a file beside it, and stores no more when less than half as much is left besides. 0: none.",
+    )
     ram_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="Size of the RAM tier, in bytes."
     )

@@ -102,6 +102,7 @@ class ErrorCode(StrEnum):
 
     # Catalog and registry.
     CATALOG_ERROR = "catalog_error", 503, "UNAVAILABLE"
+    STORAGE_FULL = "storage_full", 507, "RESOURCE_EXHAUSTED"
     CHANGED_MEANWHILE = "changed_meanwhile", 503, "ABORTED"
     CATALOG_VERSION = "catalog_version", 503, "UNAVAILABLE"
     CATALOG_REPLACED = "catalog_replaced", 503, "FAILED_PRECONDITION"

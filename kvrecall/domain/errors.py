@@ -305,6 +305,12 @@ class CatalogError(ServiceError):
     code = ErrorCode.CATALOG_ERROR
 
 
+class StorageFull(CatalogError):
+    """The catalog's disk or memory is nearly full: it stores no more until something is deleted."""
+
+    code = ErrorCode.STORAGE_FULL
+
+
 class CatalogVersion(CatalogError):
     """The catalog was written by another version of its schema."""
 

@@ -63,6 +63,10 @@ class InMemoryCatalog:
         self.idempotency = InMemoryIdempotency(state)
         self.api_keys = InMemoryApiKeys()
 
+    async def has_room(self) -> bool:
+        """Return True: it grows as its process does."""
+        return True
+
     async def close(self) -> None:
         """Do nothing: the sessions stay readable."""
 

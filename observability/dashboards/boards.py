@@ -15,6 +15,7 @@ _BESIDE = "explains a panel that shows the same in a wider sense"
 NOT_SHOWN = MappingProxyType(
     {
         "catalog_up": f"{_BESIDE}: Errors of the catalog",
+        "catalog_full": f"{_BESIDE}: Errors of the catalog",
         "episode_failures_total": "turns run without; the codes are in the log as well",
         "episode_moved_rows_total": f"{_BESIDE}: Bytes moved by switches",
         "event_streams": _OF_CLIENTS,

@@ -421,6 +421,10 @@ class Catalog(Protocol):
         """API keys of the tenants."""
         ...
 
+    async def has_room(self) -> bool:
+        """Return whether more may be stored; deletions need no room."""
+        ...
+
     async def close(self) -> None:
         """Finish running writes and close the storage."""
         ...

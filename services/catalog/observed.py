@@ -78,6 +78,10 @@ class ObservedCatalog:
         """Call `observer` with every call from now on; it must neither block nor raise."""
         self._observers.append(observer)
 
+    async def has_room(self) -> bool:
+        """Return whether more may be stored."""
+        return await self._catalog.has_room()
+
     async def close(self) -> None:
         """Finish running writes and close the storage."""
         await self._catalog.close()

@@ -71,6 +71,10 @@ class ServiceStatus:
         """Read from the catalog. Raises CatalogError if it does not answer in time."""
         await ask_catalog(self._context.catalog.sessions.count(""), _CATALOG_SECONDS)
 
+    async def has_room(self) -> bool:
+        """Return whether the catalog may store more. Raises CatalogError if it does not answer."""
+        return await ask_catalog(self._context.catalog.has_room(), _CATALOG_SECONDS)
+
     async def find_failed_tiers(self) -> list[str]:
         """Return the tiers that fail now, as WORKER/TIER. Raises WorkerLost if no worker answers."""
         stats = await self._context.worker.stats()

@@ -50,7 +50,8 @@ class SqliteApiKeys:
             "UPDATE api_keys SET revoked_at = coalesce(revoked_at, :at) WHERE id = :id RETURNING id"
         )
         values = {"id": key_id, "at": at}
-        return await self._database.write(lambda db: fetch_one(db, query, values), "") is not None
+        found = await self._database.write(lambda db: fetch_one(db, query, values), "", grows=False)
+        return found is not None
 
     async def touch(self, key_id: str, at: float) -> None:
         """Note the time of a key's last use."""
@@ -59,7 +60,7 @@ class SqliteApiKeys:
         def change(db: sqlite3.Connection) -> None:
             db.execute(query, {"id": key_id, "at": at})
 
-        await self._database.write(change, "")
+        await self._database.write(change, "", grows=False)
 
 
 def _to_record(row: sqlite3.Row) -> KeyRecord:

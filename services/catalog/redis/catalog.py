@@ -115,6 +115,10 @@ class RedisCatalog:
             raise
         return cls(redis, keys, upgrade, id)
 
+    async def has_room(self) -> bool:
+        """Return whether more may be stored. Raises CatalogError."""
+        return await self._redis.has_room()
+
     async def close(self) -> None:
         """Close all connections."""
         await self._redis.close()

@@ -19,6 +19,7 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     MaxConnectionsError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
     RedisError,
@@ -26,7 +27,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from kvrecall.domain.errors import CatalogError
+from kvrecall.domain.errors import CatalogError, StorageFull
 from services.catalog.redis.scripts.identity import RedisIdentity
 from services.catalog.redis.shared_connection import Argument, Command, SharedConnection
 
@@ -131,12 +132,19 @@ class CatalogRedis:
 
     async def get_eviction_policies(self) -> set[str]:
         """Return the `maxmemory-policy` of each primary."""
-        policies = set[str]()
-        for server in await self._retry(self._get_servers):
-            call: list[Command] = [("INFO", "memory")]
-            (info,) = await self._retry(partial(_exchange, server, call))
-            policies.add(info.get("maxmemory_policy", ""))
-        return policies
+        return {info.get("maxmemory_policy", "") for info in await self._read_memory()}
+
+    async def has_room(self) -> bool:
+        """Return whether each primary has memory left: one without refuses all but deletions."""
+        memory = await self._read_memory()
+        limits = [(int(info["used_memory"]), int(info.get("maxmemory", 0))) for info in memory]
+        return all(used < limit for used, limit in limits if limit)
+
+    async def _read_memory(self) -> list[Mapping[str, Any]]:
+        call: list[Command] = [("INFO", "memory")]
+        servers = await self._retry(self._get_servers)
+        replies = [await self._retry(partial(_exchange, server, call)) for server in servers]
+        return [info for (info,) in replies]
 
     async def close(self) -> None:
         """Close all connections."""
@@ -227,7 +235,7 @@ class CatalogRedis:
                 if self._identity and (refusal := self._identity.read_refusal(error)):
                     raise refusal from error
                 if not _is_transient(error) or clock() + delay > last:
-                    raise CatalogError(f"the catalog's Redis failed: {error}") from error
+                    raise _build_failure(error) from error
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
             await self._rediscover()
@@ -294,3 +302,12 @@ async def _exchange(server: Redis | ClusterNode, commands: Sequence[Command]) ->
         if isinstance(reply, Exception):
             raise reply
     return replies
+
+
+def _build_failure(error: Exception) -> CatalogError:
+    if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
+        return StorageFull(
+            "the catalog stores no more, as its Redis has used up its maxmemory: delete sessions, "
+            "conversations or responses, or give it more"
+        )
+    return CatalogError(f"the catalog's Redis failed: {error}")

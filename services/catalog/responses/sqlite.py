@@ -127,7 +127,7 @@ class SqliteConversations:
         """Replace the metadata. Raises UnknownConversation."""
         query = "UPDATE conversations SET metadata = :metadata WHERE id = :id"
         values = {"id": conversation_id, "metadata": json.dumps(dict(metadata))}
-        if not await _change(self._database, query, values):
+        if not await _change(self._database, query, values, grows=True):
             raise UnknownConversation(conversation_id)
 
     async def delete(self, conversation_id: str) -> None:
@@ -261,10 +261,10 @@ def _fetch_item(db: sqlite3.Connection, conversation: str, item: str) -> sqlite3
     return row
 
 
-async def _change(database: Database, query: str, values: Row) -> int:
+async def _change(database: Database, query: str, values: Row, *, grows: bool = False) -> int:
     """Run one statement; return the number of rows that it changed."""
 
     def change(db: sqlite3.Connection) -> int:
         return int(db.execute(query, values).rowcount)
 
-    return await database.write(change, "")
+    return await database.write(change, "", grows=grows)

@@ -44,14 +44,19 @@ class SqliteCatalog:
         self.api_keys = SqliteApiKeys(database)
 
     @classmethod
-    async def open(cls, path: Path) -> "SqliteCatalog":
+    async def open(cls, path: Path, reserve_bytes: int = 0) -> "SqliteCatalog":
         """Open the catalog at `path`; a missing file is created, one of an older version migrated.
 
+        `reserve_bytes` of its disk are left to deletions.
         Raises CatalogVersion for a version that cannot be read, CatalogError when another process
         uses the file, or it cannot be opened or is no catalog.
         """
-        database, upgrade = await open_database(path)
+        database, upgrade = await open_database(path, reserve_bytes)
         return cls(database, SnapshotReader(path, database.identity), upgrade)
+
+    async def has_room(self) -> bool:
+        """Return whether more may be stored. Raises CatalogError."""
+        return await self._database.has_room()
 
     async def close(self) -> None:
         """Finish running reads and writes and close the file."""

@@ -10,6 +10,7 @@ from typing import TypeVar, TypeVarTuple
 
 from kvrecall.domain.errors import CatalogError
 from services.cancellation import run_to_completion
+from services.catalog.sqlite.bounds.disk_reserve import DiskReserve, build_full, is_full
 from services.catalog.sqlite.file.identity import FileIdentity
 from services.catalog.sqlite.file.lock import FileLock
 from services.catalog.sqlite.migrate import migrate, read_version
@@ -39,11 +40,13 @@ class Database:
         identity: FileIdentity,
         thread: ThreadPoolExecutor,
         file_lock: FileLock | None = None,
+        reserve: DiskReserve | None = None,
     ) -> None:
         self._connection = connection
         self.identity = identity
         self._thread = thread
         self._file_lock = file_lock
+        self._reserve = reserve
         self._closed = False
         self._started_at = time.time() - time.monotonic()
         self.cache = SessionCache()
@@ -73,18 +76,29 @@ class Database:
         except (sqlite3.Error, ValueError) as error:
             raise CatalogError(f"the catalog could not be read: {error}") from error
 
-    async def write(self, change: Query[T], session_id: str | None = None) -> T:
+    async def has_room(self) -> bool:
+        """Return whether more may be stored. Raises CatalogError."""
+        reserve = self._reserve
+        return reserve is None or await self.read(reserve.has_room)
+
+    async def write(
+        self, change: Query[T], session_id: str | None = None, *, grows: bool = True
+    ) -> T:
         """Run a change as one transaction, which a cancellation does not interrupt.
 
-        `session_id` is the only session that it changes; None: it may change any. Raises
-        CatalogError, CatalogReplaced, after which nothing is changed.
+        `session_id` is the only session that it changes; None: it may change any. One that `grows`
+        stores more: it leaves the disk's reserve to the others. Raises CatalogError, StorageFull,
+        CatalogReplaced, after which nothing is changed.
         """
 
         async def run() -> T:
             self._check_open()
             try:
-                return await _run_on(self._thread, self._run_transaction, change)
+                run_write = self._run_growing if grows else self._run_shrinking
+                return await _run_on(self._thread, run_write, change)
             except (sqlite3.Error, ValueError) as error:
+                if isinstance(error, sqlite3.Error) and is_full(error):
+                    raise build_full(str(error)) from error
                 raise CatalogError(f"the catalog could not be written: {error}") from error
             finally:
                 self.cache.drop(session_id)
@@ -104,6 +118,19 @@ class Database:
         self.identity.require()
         return query(self._connection)
 
+    def _run_growing(self, change: Query[T]) -> T:
+        if self._reserve is not None:
+            self._reserve.require_room(self._connection)
+        return self._run_transaction(change)
+
+    def _run_shrinking(self, change: Query[T]) -> T:
+        try:
+            return self._run_transaction(change)
+        except sqlite3.Error as error:
+            if self._reserve is None or not is_full(error) or not self._reserve.release():
+                raise
+        return self._run_transaction(change)
+
     def _run_transaction(self, change: Query[T]) -> T:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -120,8 +147,8 @@ class Database:
             raise CatalogError("the catalog is closed")
 
 
-async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
-    """Open, create or migrate the catalog's file.
+async def open_database(path: Path, reserve_bytes: int = 0) -> tuple[Database, CatalogUpgrade]:
+    """Open, create or migrate the catalog's file, with a reserve of the disk for deletions.
 
     Raises CatalogVersion for a version that cannot be read, CatalogError when another process uses
     the file, or it cannot be opened or is no catalog.
@@ -130,7 +157,8 @@ async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
     file_lock = None
     try:
         file_lock = await _run_on(thread, _lock, path)
-        connection, identity, upgrade = await _run_on(thread, _open, path)
+        reserve = DiskReserve(path, reserve_bytes)
+        connection, identity, upgrade = await _run_on(thread, _open_with, path, reserve)
     except BaseException as error:
         thread.shutdown()
         if file_lock is not None:
@@ -138,7 +166,7 @@ async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
         if isinstance(error, OSError | sqlite3.Error | ValueError):
             raise _build_unopened(path, error) from error
         raise
-    return Database(connection, identity, thread, file_lock), upgrade
+    return Database(connection, identity, thread, file_lock, reserve), upgrade
 
 
 async def open_beside(path: Path) -> Database | None:
@@ -163,6 +191,20 @@ async def _run_on(
     thread: ThreadPoolExecutor, function: Callable[[*Arguments], T], *arguments: *Arguments
 ) -> T:
     return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
+
+
+def _open_with(
+    path: Path, reserve: DiskReserve
+) -> tuple[sqlite3.Connection, FileIdentity, CatalogUpgrade]:
+    """Open the file; where the disk has no room for that, give up the reserve first."""
+    try:
+        opened = _open(path)
+    except sqlite3.Error:  # without room for its index, the log cannot be opened
+        if not reserve.release():
+            raise
+        return _open(path)
+    reserve.fill()
+    return opened
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, FileIdentity, CatalogUpgrade]:

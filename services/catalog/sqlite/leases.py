@@ -51,4 +51,4 @@ class SqliteLeases:
                 raise UnknownSession(session_id)
             return int(row["epoch"])
 
-        return await self._database.write(change, session_id)
+        return await self._database.write(change, session_id, grows=False)

@@ -92,7 +92,7 @@ class SqlitePageRefs:
         abandoned, orphaned = await self._database.read(read)
         if not abandoned:
             return orphaned
-        await self._database.write(lambda db: _orphan_abandoned(db, now))
+        await self._database.write(lambda db: _orphan_abandoned(db, now), grows=False)
         return await self._database.read(_read_orphaned)
 
     async def confirm_deleted(self, orphaned: OrphanedPages) -> None:
@@ -104,7 +104,7 @@ class SqlitePageRefs:
                 _to_orphaned_row(orphaned),
             )
 
-        await self._database.write(change)
+        await self._database.write(change, grows=False)
 
 
 def replace_refs(db: sqlite3.Connection, session_id: str, shared: Sequence[SharedPages]) -> None:

@@ -157,6 +157,6 @@ class SqliteSessions:
             self._idempotency.store(db, record)
             return orphaned
 
-        orphaned = await self._database.write(change, session_id)
+        orphaned = await self._database.write(change, session_id, grows=False)
         self._claims.discard(session_id)
         return orphaned
