@@ -11,7 +11,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from gateway.authentication import Authentication
-from gateway.bodies import StrictBody
+from gateway.bodies.parsing import BodyParser
+from gateway.bodies.receiving import StrictBody
 from gateway.console.guards import BrowserGuard
 from gateway.console.mount import ConsoleHeaders, mount_console
 from gateway.errors import Problem, install_handlers, problem_responses
@@ -30,6 +31,7 @@ from gateway.scopes import require_rules
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import ShuttingDown
 from kvrecall.metrics.page import Metrics, MetricsPage
+from kvrecall.sandbox.tenant_threads import TenantThreads
 from kvrecall.telemetry.spans import Tracer
 from kvrecall.telemetry.wire import PassingTracer
 from services.service import SessionService
@@ -53,6 +55,8 @@ EXPOSED_HEADERS = (
     "retry-after-ms",
     "x-should-retry",
 )
+# Large bodies of one tenant that may wait to be parsed.
+_MOST_LARGE_BODIES = 64
 # FastAPI's own traces have whole URLs in them, and messages of errors: those of a request.
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
@@ -81,6 +85,8 @@ def create_app(
     """
     recorder = Recorder()
     tracer = tracer or PassingTracer()
+    # One: the interpreter parses one body at a time in any case.
+    parsing = TenantThreads(1, _MOST_LARGE_BODIES, "bodies")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -93,6 +99,7 @@ def create_app(
             if rpc is not None:
                 await rpc.stop(service.announce_stop())
             await service.stop()
+            parsing.close()
 
     app = Application(
         title="kvrecall",
@@ -114,7 +121,8 @@ def create_app(
     if settings.console:
         mount_console(app, settings.console_read_only)
     require_rules(app.routes)
-    app.add_middleware(StrictBody, settings=settings, mends=service.limits.mends)
+    parser = BodyParser(service.limits.mends, parsing)
+    app.add_middleware(StrictBody, settings=settings, parser=parser)
     app.add_middleware(Authentication, access=service.access)
     app.add_middleware(BrowserGuard, hosts=settings.hosts, origins=settings.cors_origins)
     app.add_middleware(RequestLog, observer=recorder)

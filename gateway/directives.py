@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import ValidationError
 
-from gateway.bodies import is_mended
+from gateway.bodies.parsing import is_mended
 from gateway.conversation_bodies import ConversationBody
 from gateway.ignored import HEADER, format_header, get_labels
 from gateway.rest.schemas.answers import DirectionBody

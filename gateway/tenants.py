@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import Header, Request, Response
 from fastapi.routing import APIRoute
 
+from gateway.bodies.parsing import ParsedRequest
 from services.access.principals import MAX_TENANT_LENGTH, TENANT_NAME
 from services.service import SessionService
 
@@ -45,7 +46,7 @@ def create_tenant_route(service: SessionService) -> type[APIRoute]:
 
             async def handle_checked(request: Request) -> Response:
                 await _check(service.check_tenant, request)
-                return await handle(request)
+                return await handle(ParsedRequest(request.scope, request.receive))
 
             return handle_checked
 

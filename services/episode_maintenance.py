@@ -9,6 +9,7 @@ step.
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from kvrecall.domain.episodes import (
@@ -64,6 +65,7 @@ class EpisodeMaintainer:
         self._worker = context.worker
         self._sessions = context.sessions
         self._events = context.events
+        self._clustering = context.clustering
 
     async def run(self, live: ActiveSession) -> None:
         """Bring the session's episodes up to its log. Publishes failures, and raises nothing.
@@ -138,9 +140,10 @@ class EpisodeMaintainer:
             b"".join(segment.vector for segment in segments), found.dimensions
         )
         log = await self._log(live.id)
-        # In a thread: clustering a long conversation takes seconds, and other sessions continue
-        # meanwhile.
-        clusters, plans = await asyncio.to_thread(_plan_build, session, settings, log, vectors)
+        # Clustering a long conversation takes seconds, and other sessions continue meanwhile.
+        plan = partial(_plan_build, session, settings, log, vectors)
+        planning = self._clustering.submit(session.settings.tenant, plan)
+        clusters, plans = await asyncio.wrap_future(planning)
         request = _request(session, plans, found.builds + 1)
         if settings.build == "per_episode":
             request.token_ids.extend(_token_ids(log)[: session.memory.rows])

@@ -201,7 +201,7 @@ class SessionService:
         await self._background.stop()
         await self.feed.stop()
         await self.access.stop()
-        self._context.grammars.close()
+        self._context.close()
         await self._worker.close()
         await self._catalog.close()
 

@@ -305,7 +305,10 @@ class TurnRunner:
             return None
         # A small state takes less than the way to another thread and back.
         large = len(state) > _PACKED_AT_ONCE_BYTES
-        return KeptState(await asyncio.to_thread(pack, state) if large else pack(state), turns)
+        if not large:
+            return KeptState(pack(state), turns)
+        loop = asyncio.get_running_loop()
+        return KeptState(await loop.run_in_executor(self._context.packing, pack, state), turns)
 
     async def _commit(self, turn: TurnContext, done: pb.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause that it ends on."""

@@ -1,1 +1,1 @@
-"""Grammars that clients choose, compiled in child processes with limits of CPU time and memory."""
+"""Work that clients choose, where it can hurt nobody else: in child processes, in turns of tenants."""

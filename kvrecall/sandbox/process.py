@@ -23,7 +23,7 @@ _GRACE_SECONDS = 5.0
 class SandboxProcess:
     """A child process, started at the first grammar, and again after one that broke it.
 
-    One thread calls its methods; any one may `kill`. `vocabulary` builds keyword arguments of
+    One thread at a time calls its methods; any may `kill`. `vocabulary` builds keyword arguments of
     `LLTokenizer`, in JSON's types; None: grammars are compiled without one.
     """
 

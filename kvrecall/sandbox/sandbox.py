@@ -4,12 +4,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
-from threading import Lock, Thread
+from queue import SimpleQueue
+from threading import Lock
 
 from kvrecall.sandbox.process import SandboxProcess, Vocabulary
 from kvrecall.sandbox.settings import SandboxSettings
-from kvrecall.sandbox.tenant_queue import QueueFull, TenantQueue
+from kvrecall.sandbox.tenant_queue import QueueFull
+from kvrecall.sandbox.tenant_threads import TenantThreads
 from kvrecall.sandbox.verdict import SandboxBusy, Verdict
 
 # Agents send the same grammars with every request; an outcome is a digest and a line of text.
@@ -42,9 +45,11 @@ class GrammarSandbox:
         self._charge = charge
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._lock = Lock()
-        self._queue: TenantQueue[_Job] = TenantQueue(settings.max_waiting)
+        self._threads = TenantThreads(settings.processes, settings.max_waiting, "grammars")
         self._processes = [SandboxProcess(settings, vocabulary) for _ in range(settings.processes)]
-        self._threads: list[Thread] = []
+        self._idle: SimpleQueue[SandboxProcess] = SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
 
     @property
     def cpu_seconds(self) -> int:
@@ -56,22 +61,17 @@ class GrammarSandbox:
 
         Raises SandboxBusy, as the future may, where as many of the tenant wait as may.
         """
-        done: Future[Verdict] = Future()
-        if len(grammar) > self._settings.grammar_bytes:
-            most = self._settings.grammar_bytes
-            done.set_result(Verdict(f"it is too large: it has over {most} bytes", exhausted=True))
-            return done
+        most = self._settings.grammar_bytes
+        if len(grammar) > most:
+            return _know(Verdict(f"it is too large: it has over {most} bytes", exhausted=True))
         digest = blake2b(grammar.encode(errors="surrogatepass"), digest_size=32).digest()
         if (known := self._find(digest)) is not None:
-            done.set_result(known)
-            return done
-        self._start()
+            return _know(known)
         try:
-            self._queue.put(tenant, (digest, grammar, done))
+            return self._threads.submit(tenant, partial(self._compile, tenant, digest, grammar))
         except QueueFull:
             most = self._settings.max_waiting
             raise SandboxBusy(f"{most} grammars wait to be compiled, which is the limit") from None
-        return done
 
     def compile(self, grammar: str, tenant: str = "") -> Verdict:
         """Let a grammar be compiled, and wait for it. Raises SandboxBusy."""
@@ -89,49 +89,24 @@ class GrammarSandbox:
             raise SandboxBusy(f"the grammar was not compiled within {most:g} seconds")
 
     def close(self) -> None:
-        """End the processes; grammars that wait are refused."""
-        for _, _, done in self._queue.close():
-            if done.set_running_or_notify_cancel():
-                done.set_exception(SandboxBusy("the service stops"))
+        """End the processes; grammars that wait are not compiled."""
         for process in self._processes:
             process.kill()
-        for thread in self._threads:
-            thread.join()
+        self._threads.close()
+        for process in self._processes:
+            process.close()
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._threads:
-                return
-            self._threads = [
-                Thread(target=self._serve, args=(process,), name="grammars", daemon=True)
-                for process in self._processes
-            ]
-            for thread in self._threads:
-                thread.start()
-
-    def _serve(self, process: SandboxProcess) -> None:
-        """Be the thread of one process: give it one grammar after the other."""
-        while (taken := self._queue.take()) is not None:
-            tenant, (digest, grammar, done) = taken
-            try:
-                if done.set_running_or_notify_cancel():
-                    done.set_result(self._compile(process, tenant, digest, grammar))
-            except Exception as error:  # whose grammar it is hears of it; the thread goes on
-                done.set_exception(error)
-            finally:
-                self._queue.finish(tenant)
-        process.close()
-
-    def _compile(
-        self, process: SandboxProcess, tenant: str, digest: bytes, grammar: str
-    ) -> Verdict:
+    def _compile(self, tenant: str, digest: bytes, grammar: str) -> Verdict:
         if (known := self._find(digest)) is not None:  # the same one may have been before it
             return known
+        process = self._idle.get()
         try:
             verdict = process.compile(grammar)
         except SandboxBusy as error:
             self._charge(tenant, error.cpu_seconds)
             raise
+        finally:
+            self._idle.put(process)
         self._charge(tenant, verdict.cpu_seconds)
         self._keep(digest, replace(verdict, cpu_seconds=0.0))
         return verdict
@@ -149,4 +124,7 @@ class GrammarSandbox:
                 self._kept.popitem(last=False)
 
 
-_Job = tuple[bytes, str, Future[Verdict]]
+def _know(verdict: Verdict) -> Future[Verdict]:
+    done: Future[Verdict] = Future()
+    done.set_result(verdict)
+    return done

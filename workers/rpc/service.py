@@ -168,7 +168,7 @@ class WorkerService:
         """The active rows of a committed state, off the event loop and the scheduler."""
         engine = self._scheduler.engine
         shape, settings = engine.model.shape, engine.settings
-        return await asyncio.to_thread(map_rows, request, shape, settings)
+        return await _wait(engine.renderer.submit(map_rows, request, shape, settings))
 
     async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResult:
         """A unit vector per text."""

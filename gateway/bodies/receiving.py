@@ -1,22 +1,24 @@
-"""Request bodies: limits on size, time and memory, content encodings, and strict JSON."""
+"""Receiving of request bodies, within limits of size, time and memory."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.bodies.inflation import ACCEPTED, Inflater, find_inflater
+from gateway.bodies.parsing import BodyParser
 from gateway.errors import RefusedRequest, build_problem
-from gateway.inflation import ACCEPTED, Inflater, find_inflater
 from gateway.settings import GatewaySettings
+from gateway.tenants import TENANT_HEADER
 from kvrecall.domain.codes import ErrorCode
-from kvrecall.domain.tolerance.surrogates import replace_in_json
+from kvrecall.sandbox.tenant_queue import QueueFull
 
 _RETRY_AFTER = {"Retry-After": "1"}
-_MENDED = "kvrecall.mended"
+# What begins a value of JSON or ends one: more of these than values of it.
+_VALUE_MARKS = (b",", b"[", b"{")
 
 
 class BodyRefused(RefusedRequest):
@@ -84,11 +86,13 @@ class Body:
         self._dropped = False
         self._content = bytearray()  # a list of many small pieces would take far more than them
         self.size = 0
+        self.values = 0
 
     def append(self, chunk: bytes) -> None:
-        """Append bytes."""
+        """Append bytes, and count their values as JSON: at most so many."""
         self._content += chunk
         self.size += len(chunk)
+        self.values += sum(map(chunk.count, _VALUE_MARKS))
 
     def clear(self) -> None:
         """Forget the bytes."""
@@ -114,7 +118,7 @@ class Body:
         self._buffer.begin(self)
         try:
             async with asyncio.timeout(settings.body_seconds) as self._timeout:
-                await self._receive_all(receive, settings.max_body_bytes, inflater)
+                await self._receive_all(receive, settings, inflater)
         except TimeoutError as error:
             if self._dropped:
                 raise _no_memory() from error
@@ -122,7 +126,10 @@ class Body:
         finally:
             self._buffer.end(self)
 
-    async def _receive_all(self, receive: Receive, max_bytes: int, inflater: Inflater) -> None:
+    async def _receive_all(
+        self, receive: Receive, settings: GatewaySettings, inflater: Inflater
+    ) -> None:
+        max_bytes = settings.max_body_bytes
         more = True
         empty = True
         while more:
@@ -139,6 +146,8 @@ class Body:
             self._buffer.add(self, chunk)
             if self.size > max_bytes:
                 raise _too_large(max_bytes)
+            if self.values > settings.max_body_values:
+                raise _too_many_values(settings.max_body_values)
             more = message.get("more_body", False)
         if not (empty or inflater.complete):
             raise _not_inflated("it ends too early")
@@ -148,14 +157,13 @@ class StrictBody:
     """Receives and checks a body when a route asks for it, and not before.
 
     So an unknown route and another tenant's session cost no body. A route gets the body in one
-    piece; other than JSON is refused: Python's parser accepts NaN and lone surrogates, which
-    neither the catalog nor protobuf can represent. With `mends` lone surrogates are replaced.
+    piece; other than JSON is refused.
     """
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, mends: bool = False) -> None:
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, parser: BodyParser) -> None:
         self._app = app
         self._settings = settings
-        self._mends = mends
+        self._parser = parser
         self._buffer = BodyBuffer(settings.max_body_buffer_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,33 +201,28 @@ class StrictBody:
         if inflater is None:
             raise _unknown_encoding(encoding)
         await body.receive(receive, self._settings, inflater)
-        content = body.take()
-        reason = _find_json_error(headers, content) if content else None
-        if reason is not None and self._mends:
-            mended = _replace_surrogates(content)
-            if mended != content:
-                content, reason = mended, _find_json_error(headers, mended)
-                scope[_MENDED] = True
-        if reason is not None:
-            raise BodyRefused(ErrorCode.MALFORMED_JSON, f"the body is not JSON in UTF-8: {reason}")
-        return content
-
-
-def is_mended(scope: Scope) -> bool:
-    """Return whether lone surrogates were replaced in the body of a request."""
-    return _MENDED in scope
-
-
-def _replace_surrogates(content: bytes) -> bytes:
-    try:
-        return replace_in_json(content.decode()).encode()
-    except UnicodeDecodeError:
-        return content
+        try:
+            return await self._parser.parse(scope, headers.get(TENANT_HEADER, ""), body.take())
+        except QueueFull as error:
+            raise _no_thread() from error
+        except ValueError as error:
+            message = f"the body is not JSON in UTF-8: {error}"
+            raise BodyRefused(ErrorCode.MALFORMED_JSON, message) from error
 
 
 def _too_large(limit: int) -> BodyRefused:
     detail = f"the body exceeds the limit of {limit} bytes"
     return BodyRefused(ErrorCode.BODY_TOO_LARGE, detail, {"Connection": "close"}, limit=limit)
+
+
+def _too_many_values(limit: int) -> BodyRefused:
+    detail = f"the body has more than {limit} values: commas and brackets, also within texts"
+    return BodyRefused(ErrorCode.BODY_TOO_LARGE, detail, {"Connection": "close"}, limit=limit)
+
+
+def _no_thread() -> BodyRefused:
+    detail = "too many large bodies of this tenant at once; try again later"
+    return BodyRefused(ErrorCode.OVERLOADED, detail, _RETRY_AFTER)
 
 
 def _unknown_encoding(encoding: str) -> BodyRefused:
@@ -247,14 +250,3 @@ def _no_memory() -> BodyRefused:
 def _get_content_length(headers: Headers) -> int:
     length = headers.get("content-length", "")
     return int(length) if length.isascii() and length.isdigit() else 0
-
-
-def _find_json_error(headers: Headers, body: bytes) -> str | None:
-    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        return None
-    try:
-        from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        return str(error)
-    return None

@@ -1,0 +1,1 @@
+"""Request bodies: received under limits, inflated, and parsed as strict JSON."""
