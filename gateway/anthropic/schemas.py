@@ -92,6 +92,9 @@ class PromptBody(ModelRequest):
     tools: list[ToolWire] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoiceWire | None = None
     output_config: OutputConfigWire | None = None
+    output_format: FormatWire | None = Field(
+        default=None, description="The older place of `output_config.format`."
+    )
     cache_control: JsonObject | None = None
     thread: ThreadWire | None = None
 
@@ -158,7 +161,9 @@ class MessagesBody(PromptBody, ConversationBody):
         Raises InvalidRequest.
         """
         constraint = FREE if self.tool_choice is None else self.tool_choice.to_domain()
-        form = None if self.output_config is None else self.output_config.format
+        form = self.output_format
+        if self.output_config is not None:
+            form = self.output_config.format or form
         if form is not None:
             constraint = replace(constraint, schema=json.dumps(form.schema_), strict=True)
         return replace(sampling, constraint=constraint)

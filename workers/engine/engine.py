@@ -248,11 +248,11 @@ class Engine:
         return [rows + more for rows in config.layer_rows]
 
     def fit_budget(self, session: WorkerSession, length: int | None = None) -> None:
-        """Choose an automatic budget for `length` rows, by default those that the session has.
+        """Fit budget and retrieved rows to `length` rows, by default those that the session has.
 
         A function of the length alone, so that a session that is opened again has the same.
         """
-        if session.config.automatic and session.configure is not None:
+        if session.config.follows_length and session.configure is not None:
             session.config = session.configure(session.length if length is None else length)
 
     # Slots

@@ -38,8 +38,8 @@ class SessionConfig:
     `budget` and `repair_rows` are rows per KV head, averaged over the layers. An `automatic` budget
     is that of the session's present length (`Engine.fit_budget`). `layer_rows` are the
     rows per head that an eviction keeps in each layer, and `split` is how the budget was split into
-    them. `retrieved` are the rows per head of the budget that a step retrieves, in every layer.
-    `tools` are OpenAI tool objects.
+    them. `retrieved` are the rows per head of the budget that a step retrieves, in every layer: none
+    while the session fits its budget. `tools` are OpenAI tool objects.
     """
 
     name: str
@@ -70,6 +70,11 @@ class SessionConfig:
             and self.method.first_kept(rows=1) is not None
             and self.reselection is None
         )
+
+    @property
+    def follows_length(self) -> bool:
+        """True if budget or retrieved rows are those of a session of the present length."""
+        return self.automatic or (self.retrieval is not None and self.split == "uniform")
 
     @property
     def reserve(self) -> int:

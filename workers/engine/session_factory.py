@@ -34,8 +34,8 @@ def build_config(
 
     `layer_sensitivity`: EpiCache's s_l of this model, if it was measured. `committed_rows`: the
     split by sensitivity that the session's state was committed with, which it keeps, whatever is
-    measured later or elsewhere. An automatic budget depends on `length`: the session gets another
-    configuration when it grows.
+    measured later or elsewhere. An automatic budget depends on `length`, and nothing is retrieved of a
+    session that fits its budget: the session gets another configuration when it grows.
     """
     method = methods.build(spec.method, spec.method_settings)
     options = worker_options_from_wire(spec)
@@ -48,9 +48,10 @@ def build_config(
     _require_eviction(method, options.reselect or method.reselection)
     retrieval = _build_retrieval(options.retrieve, method)
     reserve = 0 if repair.swap else spec.repair_rows
-    automatic = spec.budget == AUTOMATIC and split == "uniform"
-    fits = automatic and length <= settings.max_budget - reserve
+    uniform = split == "uniform"
+    automatic = spec.budget == AUTOMATIC and uniform
     budget = spec.budget or settings.max_budget
+    fits = uniform and length <= budget - reserve
     if automatic and not fits:
         budget = choose_budget(length, settings.max_budget)
     retrieved = 0

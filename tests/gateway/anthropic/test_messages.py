@@ -163,6 +163,10 @@ async def test_a_stop_sequence_is_named_and_not_said(api) -> None:
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
             Constraint(schema='{"type": "object"}', strict=True),
         ),
+        (
+            {"output_format": {"type": "json_schema", "schema": {"type": "object"}}},
+            Constraint(schema='{"type": "object"}', strict=True),
+        ),
     ],
 )
 def test_choices_of_tools_and_forms_of_text_constrain_the_answer(

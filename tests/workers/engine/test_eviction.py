@@ -236,10 +236,10 @@ def test_no_layer_ever_exceeds_its_budget_and_a_block(
     session = worker.engine.session("s")
     session.episode = ActiveEpisode(patched_prompt=tuple(range(60, 100)))
     prompt = 30 if session.config.method.observation.uses_patched_prompt else 0
-    retrieved = session.config.retrieved
-    assert sum(session.config.layer_rows) == 3 * (40 - retrieved)
     for number in range(2):
         memory = worker.turn("s", words(90, seed=number), max_tokens=30).memory
+        retrieved = session.config.retrieved
+        assert sum(session.config.layer_rows) == 3 * (40 - retrieved)
         assert list(memory.bound_rows) == [
             rows + 10 + retrieved + 24 + prompt for rows in session.config.layer_rows
         ]
