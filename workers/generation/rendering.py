@@ -38,8 +38,8 @@ def render_prompt(
 
 
 def encode_text(engine: Engine, text: str) -> Steps[list[int]]:
-    """Encode plain text."""
-    return (yield from _off_thread(engine.renderer, lambda: engine.tokenizer.encode(text)))
+    """Encode a client's text."""
+    return (yield from _off_thread(engine.renderer, lambda: engine.tokenizer.encode_plain(text)))
 
 
 def build_grammars(

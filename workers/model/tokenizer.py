@@ -1,10 +1,11 @@
 """Chat messages to tokens and back, by a model's tokenizer and chat template."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from kvrecall.domain.tolerance.surrogates import replace_in_json
 from workers.errors import BadMessages, ModelRefused
 from workers.model.answer_formats import HERMES, AnswerFormat, find_format
-from workers.model.tool_messages import can_write_tools, write_tools
+from workers.model.tool_messages import FRAME, can_write_tools, write_tools
 
 _log = structlog.get_logger(__name__)
 
 # An OpenAI-style message: role, content, and tool_calls or tool_call_id where they apply.
 ChatMessage = dict[str, Any]
-# A character that stands for none (Unicode): it parts the letters of a control token in a text.
+# A character that stands for none (Unicode): it parts the letters of a mark in a client's text.
 _APART = "\ufdd0"
 # Tokens at the end of a prompt that tell whether it opens the reasoning.
 _LOOK_BACK = 16
@@ -55,6 +56,9 @@ class ChatTokenizer:
 
     Only new messages are rendered and encoded: a session's token ids are never recreated from text,
     since generated ids can differ from the ids of their text.
+
+    A mark of the conversation's form, such as a turn's end, is the template's: in what a client
+    sends, be it a message, an argument, a tool or a document, its letters are encoded as plain text.
 
     Attributes:
         inner: The tokenizer.
@@ -139,6 +143,11 @@ class ChatTokenizer:
                 "whole character, or U+FFFD in its place"
             ) from error
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode a client's text, in which no mark is a token of its own. Raises BadMessages."""
+        stretches = _part(text, self._in_text).split(_APART)
+        return [token for stretch in stretches for token in self.encode(stretch)]
+
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary writes it."""
         return [str(piece) for piece in self.inner.convert_ids_to_tokens(list(token_ids))]
@@ -203,15 +212,35 @@ class ChatTokenizer:
         return [Segment(token_ids, recorded)] if token_ids else []
 
     @cached_property
-    def _controls(self) -> re.Pattern[str]:
-        """Texts of the tokens that stand for no text, such as a turn's beginning and end."""
-        added = self.inner.added_tokens_decoder.values()
-        texts = {str(token) for token in added if token.special}.union(self.eos_texts)
-        return re.compile("|".join(re.escape(text) for text in sorted(texts) if len(text) > 1))
+    def _marks(self) -> frozenset[str]:
+        """Texts of the tokens that a conversation's form is told by.
 
-    def _part_controls(self, text: str) -> str:
-        """Part what would be a control token in a client's text: there it is text like any other."""
-        return self._controls.sub(lambda found: f"{found[0][0]}{_APART}{found[0][1:]}", text)
+        These are the special ones, such as a turn's beginning and end, and those of the vocabulary's
+        added tokens that the template itself writes, such as the end of a tool's result.
+        """
+        frame = f"{self.inner.chat_template} {FRAME if self.writes_tools else ''}"
+        texts = {*self.eos_texts, *self.mark_texts.values()}
+        for token in self.inner.added_tokens_decoder.values():
+            text = str(token)
+            if token.special or (text in frame and not text.isalnum()):
+                texts.add(text)
+        return frozenset(text for text in texts if len(text) > 1 and not text.isspace())
+
+    @cached_property
+    def _in_text(self) -> re.Pattern[str]:
+        return _match_any(self._marks)
+
+    @cached_property
+    def _in_answers(self) -> re.Pattern[str]:
+        """The marks that an answer does not have: around its reasoning it has some."""
+        return _match_any(self._marks - set(self.format.reasoning or ()))
+
+    def _part_marks(self, message: ChatMessage) -> ChatMessage:
+        """Part all marks in the texts of a message, but those around an answer's reasoning."""
+        parted: ChatMessage = _part(message, self._in_text)
+        if message["role"] == "assistant":
+            parted["content"] = _part(message["content"], self._in_answers)
+        return parted
 
     def _render_cached(self, messages: list[ChatMessage], setting: _Setting) -> str:
         """Render the text that is in the cache already."""
@@ -244,19 +273,17 @@ class ChatTokenizer:
     ) -> str:
         """Render messages; `continues`: up to the last one's text, which goes on."""
         try:
-            rendered = [_to_template(m, self.format.short_ids) for m in messages]
-            for each in rendered:
-                if each["role"] != "assistant":
-                    each["content"] = self._part_controls(each["content"])
+            rendered = [self._part_marks(_to_template(m, self.format.short_ids)) for m in messages]
+            tools = _part(setting.tools, self._in_text)
             if self.writes_tools:
-                rendered = write_tools(rendered, setting.tools)
+                rendered = write_tools(rendered, tools)
             text = self.inner.apply_chat_template(
                 rendered,
-                tools=None if self.writes_tools else setting.tools or None,
+                tools=None if self.writes_tools else tools or None,
                 add_generation_prompt=prompt and not continues,
                 continue_final_message=continues,
                 tokenize=False,
-                **setting.arguments,
+                **_part(setting.arguments, self._in_text),
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise BadMessages(f"the chat template refuses the messages: {error}") from error
@@ -314,7 +341,7 @@ def _to_template(message: ChatMessage, short_ids: bool) -> ChatMessage:
 
     The arguments of a call are an object there, and the content is a string.
     """
-    rendered = {**message, "content": (message.get("content") or "").replace(_APART, "")}
+    rendered = {**message, "content": message.get("content") or ""}
     if message.get("tool_calls"):
         rendered["tool_calls"] = [
             _to_template_call(call, short_ids) for call in message["tool_calls"]
@@ -328,6 +355,35 @@ def _to_template_call(call: dict[str, Any], short_ids: bool) -> dict[str, Any]:
     function = call["function"]
     rendered = {**call, "function": {**function, "arguments": _to_object(function["arguments"])}}
     return {**rendered, "id": _shorten(call["id"])} if short_ids else rendered
+
+
+def _match_any(texts: Iterable[str]) -> re.Pattern[str]:
+    """Match any of the texts, the longest first; some vocabularies have thousands of marks."""
+    return re.compile(_write_tree(sorted(texts)) or "(?!)")
+
+
+def _write_tree(texts: Sequence[str]) -> str:
+    """Write the pattern of sorted texts: it looks at a letter once, however many begin with it."""
+    rest = [text for text in texts if text]
+    branches = [
+        re.escape(first) + _write_tree([text[1:] for text in same])
+        for first, same in groupby(rest, key=lambda text: text[0])
+    ]
+    tree = f"(?:{'|'.join(branches)})" if branches else ""
+    return f"{tree}?" if tree and len(rest) < len(texts) else tree
+
+
+def _part(value: Any, marks: re.Pattern[str]) -> Any:
+    """Part the marks in all strings of a value, members' names included: there they are plain text."""
+    if isinstance(value, str):
+        return marks.sub(
+            lambda found: f"{found[0][0]}{_APART}{found[0][1:]}", value.replace(_APART, "")
+        )
+    if isinstance(value, Mapping):
+        return {_part(name, marks): _part(each, marks) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_part(each, marks) for each in value]
+    return value
 
 
 def _shorten(id: str) -> str:

@@ -87,3 +87,7 @@ def _get_call(call: dict[str, Any]) -> dict[str, Any]:
 
 def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+FRAME = "".join(str(message["content"]) for message in write_tools(_PROBE, [_TOOL]))
+"""What is written around tools, calls and results."""

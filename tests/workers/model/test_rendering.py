@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from workers.model.tokenizer import ChatMessage, ChatTokenizer, keep_recent
@@ -43,16 +42,13 @@ class Counting(ChatTokenizer):
 
 
 @pytest.fixture
-def of_template() -> Callable[[str], Counting]:
+def of_template(
+    byte_level: Callable[..., PreTrainedTokenizerFast],
+) -> Callable[[str], Counting]:
     """of_template(template): a byte-level tokenizer with that template."""
 
     def make(template: str) -> Counting:
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
-        inner.chat_template = template
+        inner = byte_level(template, "<|end|>")
         made = Counting(inner, (inner.eos_token_id,))
         object.__setattr__(made, "rendered", [])
         return made
