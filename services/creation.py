@@ -16,6 +16,7 @@ from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.access.shares import get_share
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
@@ -75,7 +76,9 @@ class SessionCreator:
         self._quotas.check_metadata(request.metadata)
         await self._quotas.check_new_session(request.tenant)
         settings = resolve_settings(request, info, self._limits)
-        async with self._admission.slot():
+        share = get_share(self._limits, request.tenant)
+        async with self._admission.slot(share):
+            self._admission.charge(share, 1)
             creating = run_to_completion(self._create(settings, info, key))
             return await create_once(self._catalog, key, creating)
 
@@ -114,11 +117,12 @@ class SessionCreator:
         Raises WorkerLost, WorkerRefused.
         """
         lost: list[str] = []
+        weight = self._limits.get_weight(session.settings.tenant)
         while True:
             worker = self._worker.choose_worker(session.id, "", lost)
             try:
                 await self._worker.open(
-                    pb.OpenRequest(spec=session_spec_to_wire(session, session.epoch))
+                    pb.OpenRequest(spec=session_spec_to_wire(session, session.epoch, weight))
                 )
             except (WorkerLost, WorkerRefused) as error:
                 lost.append(worker)

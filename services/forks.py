@@ -20,6 +20,7 @@ from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.access.shares import get_share
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey
@@ -65,6 +66,7 @@ class ForkRunner:
         self._events = context.events
         self._admission = context.admission
         self._quotas = context.quotas
+        self._limits = context.limits
         self._background = background
 
     async def fork(
@@ -245,7 +247,7 @@ class ForkRunner:
             await open_fork(
                 pb.ForkRequest(
                     parent=parent,
-                    spec=session_spec_to_wire(child, child.epoch),
+                    spec=self._build_spec(child),
                     state=pb.SessionState.FromString(state),
                 )
             )
@@ -273,7 +275,9 @@ class ForkRunner:
         log = logged_turns(
             turns, await self._catalog.repairs.get_latest(parent.id, REPAIRS_RETAINED)
         )
-        async with self._admission.slot():
+        share = get_share(self._limits, parent.settings.tenant, child.id)
+        async with self._admission.slot(share):
+            self._admission.charge(share, sum(len(turn.token_ids) for turn in log))
             return await run_to_completion(self._replay_and_commit(live, child, log, key))
 
     async def _own_pages(self, parent: Session, pages: int, page_tokens: int) -> SharedPages:
@@ -295,7 +299,7 @@ class ForkRunner:
         """
         await self._catalog.page_refs.begin_creation(child.id)
         try:
-            spec = session_spec_to_wire(child, child.epoch)
+            spec = self._build_spec(child)
             request = pb.ForkRequest(parent=live.id, spec=spec, turns=log)
             result = await self._fork_in_worker(live, request)
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
@@ -313,6 +317,10 @@ class ForkRunner:
         return await self._sessions.call_reopening(
             live, epoch, lambda _: self._worker.fork(request)
         )
+
+    def _build_spec(self, child: Session) -> pb.SessionSpec:
+        weight = self._limits.get_weight(child.settings.tenant)
+        return session_spec_to_wire(child, child.epoch, weight)
 
     def _start_repairs(self, child: Session) -> None:
         if due_repairs(child):

@@ -28,6 +28,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.sandbox.settings import SandboxSettings
 from kvrecall.telemetry.spans import span
 from services.access.control import AccessControl
+from services.access.shares import get_share
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
@@ -251,9 +252,9 @@ class SessionService:
         """Delete a session unless a turn followed or one runs; return whether it was deleted."""
         return await self._deleter.delete_unused(session)
 
-    def check_room(self) -> None:
-        """Raise Overloaded if a turn that came now would be refused for want of room."""
-        self._context.admission.check_room()
+    def check_room(self, tenant: str) -> None:
+        """Raise Overloaded if a tenant's turn that came now would be refused for want of room."""
+        self._context.admission.check_room(get_share(self.limits, tenant))
 
     async def move(self, session: str, worker: str | None, tenant: str | None = None) -> Session:
         """Move the session to the named worker, or to the best of the others; return the session.

@@ -24,6 +24,7 @@ from kvrecall.domain.events import (
     TurnFinished,
     TurnRetried,
 )
+from kvrecall.domain.fairness.share import DECODED_TOKENS, Share
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
@@ -32,6 +33,7 @@ from kvrecall.domain.turn_request import TurnRequest, plan_turn
 from kvrecall.protocol.convert import call_from_wire, logprob_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
+from services.access.shares import get_share
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, KeptState, TurnCommit
@@ -113,9 +115,12 @@ class TurnRunner:
                 if await self._replay(session_id, key, publish):
                     return
                 await self._check(session, request, call_format)
+                share = get_share(
+                    self._context.limits, live.tenant, live.id, background=request.background
+                )
                 with span("admission"):
-                    await held.enter_async_context(self._context.admission.slot())
-                turn = await self._begin(live, request, publish, key, clock)
+                    await held.enter_async_context(self._context.admission.slot(share))
+                turn = await self._begin(live, request, publish, key, clock, share)
                 await self._compute(turn, publish)
         finally:
             self._background.resume(live)
@@ -158,6 +163,7 @@ class TurnRunner:
         publish: Publish,
         key: IdempotencyKey | None,
         clock: TurnClock,
+        share: Share,
     ) -> TurnContext:
         """Interrupt background work, take the session over, and plan against its committed state."""
         with span("settle repairs"):
@@ -170,7 +176,7 @@ class TurnRunner:
         waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
         first = await self._prefixes.first_turn(session, plan.messages)
-        return TurnContext(live, session, request, plan, key, clock, waited, match, first)
+        return TurnContext(live, session, request, plan, key, clock, waited, match, first, share)
 
     async def _compute(self, turn: TurnContext, publish: Publish) -> None:
         """Run the turn in the session's worker; retry it when that is lost before the commit.
@@ -239,6 +245,7 @@ class TurnRunner:
 
         Recover from a refusal once for each reason.
         """
+        admission = self._context.admission
         recovered = {ErrorCode.ROWS_MISSING}
         started = committed = False
         planned = pb.TurnPlanned()
@@ -251,11 +258,13 @@ class TurnRunner:
                         match kind:
                             case "planned":
                                 planned = event.planned
+                                admission.charge(turn.share, planned.prompt_tokens)
                                 tokens = planned.held_tokens + planned.prompt_tokens
                                 if tokens + request.generate <= planned.max_tokens:
                                     resumer.planned(planned.held_tokens, planned.prompt_tokens)
                             case "token":
                                 turn.clock.note_token()
+                                admission.charge(turn.share, DECODED_TOKENS)
                                 turn.live.advance(SessionEvent.TOKEN_GENERATED)
                                 resumer.chunk(event.token)
                             case "arguments":

@@ -1,7 +1,7 @@
 """Limits and defaults of the service: one frozen value, passed as an argument."""
 
 from dataclasses import asdict
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -107,6 +107,19 @@ class ServiceLimits(BaseModel):
     )
     max_waiting_creations: int = Field(
         default=256, ge=0, description="Creations that may queue for a running slot."
+    )
+    tenant_share: float = Field(
+        default=0.75,
+        gt=0,
+        le=1,
+        description="Share of the running and waiting turns, creations and streams that a lone tenant "
+        "may hold; beside others each may hold as many as three times what is free, so a tenant that "
+        "comes finds room. 1: all, whoever comes first.",
+    )
+    tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={},
+        description='Weights of tenants by name, as {"prod": 4}: how many times the share of one that '
+        "is not named, in tokens and in places.",
     )
     max_waiting_writers: int = Field(
         default=8, ge=0, description="Requests that may queue for one session."
@@ -263,6 +276,10 @@ class ServiceLimits(BaseModel):
                 f"default_max_tokens is over max_output_tokens, {self.max_output_tokens}"
             )
         return self
+
+    def get_weight(self, tenant: str) -> float:
+        """Return the weight of a tenant's work beside that of others."""
+        return self.tenant_weights.get(tenant, 1.0)
 
     def cut_length(self, tokens: int) -> int:
         """Cut a number of tokens to what an answer may have."""

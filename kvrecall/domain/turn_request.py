@@ -42,6 +42,7 @@ class TurnRequest:
     - `prompt`: token ids instead of messages. They are appended as they are, and what is generated
       behind them is text alone: neither reasoning nor calls.
     - `opening`: the beginning of the answer. The model goes on with it, and the message has both.
+    - `background`: nobody waits for the answer; other work comes first.
     """
 
     messages: tuple[Message, ...]
@@ -57,6 +58,7 @@ class TurnRequest:
     follows: int | None = None
     prompt: tuple[int, ...] = ()
     opening: str = ""
+    background: bool = False
 
     @property
     def predicts(self) -> bool:

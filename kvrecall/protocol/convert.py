@@ -202,9 +202,9 @@ def history_to_wire(points: Sequence[CommitPoint]) -> list[pb.CommitPoint]:
 
 
 def session_spec_to_wire(
-    session: Session, epoch: int, history: Sequence[CommitPoint] = ()
+    session: Session, epoch: int, weight: float, history: Sequence[CommitPoint] = ()
 ) -> pb.SessionSpec:
-    """The session's settings as a worker reads them, under `epoch`."""
+    """The session's settings as a worker reads them, under `epoch`; `weight`: its tenant's."""
     settings = session.settings
     return pb.SessionSpec(
         session=session.id,
@@ -221,6 +221,8 @@ def session_spec_to_wire(
         options=_WORKER_OPTIONS.dump_json(settings.worker_options).decode(),
         shared=shared_pages_to_wire(session.shared),
         history=history_to_wire(history),
+        tenant=settings.tenant,
+        weight=weight,
     )
 
 

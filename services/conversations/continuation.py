@@ -51,8 +51,8 @@ class SessionApi(Protocol):
         """Delete a session unless a turn followed or one runs; return whether it was deleted."""
         ...
 
-    def check_room(self) -> None:
-        """Raise Overloaded if a turn that came now would be refused for want of room."""
+    def check_room(self, tenant: str) -> None:
+        """Raise Overloaded if a tenant's turn that came now would be refused for want of room."""
         ...
 
     async def count_tokens(

@@ -108,7 +108,7 @@ class Steps:
     def _check_room(self) -> None:
         """Raise Overloaded, but not for a request that may be answered already: that needs no room."""
         if not self.has_key:
-            self.api.check_room()
+            self.api.check_room(self._conversation.settings.tenant)
 
     async def append(self, place: Place, turns: Sequence[tuple[int, int]]) -> tuple[Place, int]:
         """Append turns to a new session; return its place, and the number of tokens computed.
@@ -125,6 +125,7 @@ class Steps:
                 history=self._history.digests[end],
                 follows=place.turn,
                 queue=key is not None,
+                background=self.in_background or self._conversation.turn.background,
             )
             computed += await _count_computed(self.api.turn(session, request, key))
             place = replace(place, turn=place.turn + 1, number=end)
@@ -150,6 +151,7 @@ class Steps:
             follows=place.turn,
             seed=_vary_seed(turn.seed, place, choice) if choice else turn.seed,
             queue=turn.queue or key is not None,
+            background=self.in_background or turn.background,
         )
         stream = self.api.turn(session.id, request, key)
         planned = None

@@ -5,6 +5,7 @@ from collections import deque
 
 from kvrecall.domain.errors import Overloaded, ShuttingDown
 from kvrecall.domain.events import ServiceEvent
+from kvrecall.domain.fairness.bound import has_room
 from kvrecall.domain.limits import ServiceLimits
 from services.feed.notices import DELETED, Notice, to_notices
 from services.feed.relay import Relay
@@ -22,7 +23,7 @@ class Subscription:
 
     def __init__(self, feed: "Feed", tenant: str, session: str | None) -> None:
         self._feed = feed
-        self._tenant = tenant
+        self.tenant = tenant
         self._session = session
         self._unread: deque[Notice] = deque()
         self._changed = asyncio.Event()
@@ -50,7 +51,7 @@ class Subscription:
 
     def offer(self, notice: Notice) -> None:
         """Add a notice, if it is one for this reader."""
-        wanted = self._session in (None, notice.session) and notice.tenant == self._tenant
+        wanted = self._session in (None, notice.session) and notice.tenant == self.tenant
         if self.ended or not wanted:
             return
         if len(self._unread) >= _UNREAD:
@@ -101,19 +102,33 @@ class Feed:
             await self._relay.stop()
 
     def subscribe(self, tenant: str, session: str | None = None) -> Subscription:
-        """Begin a subscription. Raises Overloaded for one too many, ShuttingDown."""
+        """Begin a subscription. Raises Overloaded for one too many, of all or of the tenant's share.
+
+        Raises ShuttingDown as well.
+        """
         wait = self._limits.retry_after_seconds
         if self._closing:
             raise ShuttingDown("the service is shutting down; connect again", wait)
-        if len(self.subscriptions) >= self._limits.max_streams:
+        if not self._has_room(tenant):
             raise Overloaded(
-                f"{len(self.subscriptions)} streams of events are open, which is the limit; close "
-                "some, or raise max_streams",
+                f"{len(self.subscriptions)} streams of events are open, which is the limit, or "
+                "leaves this tenant no more of them; close some, or raise max_streams",
                 wait,
             )
         subscription = Subscription(self, tenant, session)
         self.subscriptions.add(subscription)
         return subscription
+
+    def _has_room(self, tenant: str) -> bool:
+        limits = self._limits
+        held = sum(each.tenant == tenant for each in self.subscriptions)
+        return has_room(
+            held,
+            len(self.subscriptions),
+            limits.max_streams,
+            limits.tenant_share,
+            limits.get_weight(tenant),
+        )
 
     def remove(self, subscription: Subscription) -> None:
         """Forget a subscription that is closed."""

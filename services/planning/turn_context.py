@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from kvrecall.domain.events import TurnRun, TurnStart
+from kvrecall.domain.fairness.share import Share
 from kvrecall.domain.messages import Message
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import TurnOutcome
@@ -35,8 +36,8 @@ from services.sessions.active import ActiveSession
 class TurnContext:
     """One turn on its way.
 
-    The session as committed, the plan, how long it `waited` in seconds, and the number of its
-    `retries` in other workers.
+    The session as committed, the plan, how long it `waited` in seconds, its share of the service,
+    and the number of its `retries` in other workers.
     """
 
     live: ActiveSession
@@ -48,6 +49,7 @@ class TurnContext:
     waited: float
     match: Match | None
     first: FirstTurn | None
+    share: Share
     retries: int = 0
 
     def to_wire(self, epoch: int) -> pb.TurnRequest:
@@ -67,6 +69,8 @@ class TurnContext:
             length=self.session.memory.rows,
             prompt=self.request.prompt,
             opening=self.request.opening,
+            flow=self.share.flow,
+            background=self.share.background,
         )
 
     def describe_start(self, done: pb.TurnDone) -> TurnStart:

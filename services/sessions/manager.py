@@ -286,7 +286,8 @@ class SessionManager:
         if session is None:
             session = await self._catalog.sessions.get(live.id)
         history = await self._catalog.sessions.get_history(live.id)
-        spec = session_spec_to_wire(session, epoch, history)
+        weight = self._limits.get_weight(session.settings.tenant)
+        spec = session_spec_to_wire(session, epoch, weight, history)
         state = pb.SessionState.FromString(await self._catalog.sessions.get_worker_state(live.id))
         try:
             if not pages_missing:

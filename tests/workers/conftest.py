@@ -223,6 +223,7 @@ class LocalWorker:
         compare_with: str = "",
         episode: pb.Episode | None = None,
         length: int | None = None,
+        background: bool = False,
         **sampling: Any,
     ) -> "Future[pb.TurnDone]":
         """Begin a turn: of one user message, or of several given as role and content."""
@@ -233,6 +234,7 @@ class LocalWorker:
             pb.TurnRequest(
                 session=name,
                 length=length,
+                background=background,
                 epoch=epoch,
                 messages=[pb.Message(**message) for message in messages],
                 generate=generate,

@@ -1,6 +1,7 @@
 """The active rows: a fixed number of preallocated slots, each the working set of one session."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,6 +10,14 @@ from workers.cache.slot_pool import EMPTY, KVRows, KVShape, SlotPool
 from workers.cache.transfers import Transfers
 
 __all__ = ["EMPTY", "ActiveCache", "KVRows", "KVShape"]
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """Rows of a slot in host memory, per layer, and the bound on its rows per head, per layer."""
+
+    bound: tuple[int, ...]
+    layers: tuple[KVRows, ...]
 
 
 class ActiveCache:
@@ -73,6 +82,23 @@ class ActiveCache:
         assert slot not in self._free, "a slot is released once"
         self.clear(slot)
         self._free.append(slot)
+
+    def take(self, slot: int) -> SlotRows:
+        """Copy a slot's rows to the host and return the slot, empty."""
+        layers = []
+        for layer in range(self.shape.n_layers):
+            rows = self.read(slot, layer)
+            layers.append(KVRows(*(each.to("cpu", copy=True) for each in rows.tensors())))
+        taken = SlotRows(tuple(self.bound[:, slot].tolist()), tuple(layers))
+        self.release(slot)
+        return taken
+
+    def put_back(self, taken: SlotRows) -> int:
+        """Claim a slot for rows that were taken from one; returns it."""
+        slot = self.claim(taken.bound)
+        for layer, rows in enumerate(taken.layers):
+            self.fill(slot, layer, rows)
+        return slot
 
     def clear(self, slot: int) -> None:
         """Drop every row of the slot, and zero its keys and values."""

@@ -80,6 +80,7 @@ class Engine:
         self.lost_pages = 0
         self.rebuilt_pages = 0
         self.prefilled_tokens = 0
+        self.passed_tokens = 0
         self.store_io = StoreIO(self.store, self.cache.transfers)
         self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
         self.compiler = ThreadPoolExecutor(2, thread_name_prefix="compile")
@@ -218,6 +219,7 @@ class Engine:
             write.cancel()
         session.writes.clear()
         session.selection = None
+        session.preempted = None
         session.distribution = None
         session.keep_rows = None
         session.drop_indexed_rows()
@@ -264,7 +266,12 @@ class Engine:
         changed.
         """
         if session.slot is not None:
-            return ResidentSession(session, session.slot)
+            return ResidentSession(session)
+        if session.preempted is not None:
+            session.slot = self.cache.put_back(session.preempted)
+            session.preempted = session.selection = None
+            self.metrics.inc("worker_swaps_total", direction="in")
+            return ResidentSession(session)
         # Read before the slot is claimed: a failed read changes nothing.
         read = self.store_io.fetch(session)
         selection = session.selection
@@ -279,7 +286,7 @@ class Engine:
             self.cache.fill(slot, layer, selection.with_rows(layer, keys, values))
         self.metrics.inc("worker_swaps_total", direction="in")
         self.metrics.observe("worker_swap_seconds", time.perf_counter() - started)
-        return ResidentSession(session, slot)
+        return ResidentSession(session)
 
     def swap_out(self, session: WorkerSession) -> None:
         """Free the session's slot. No row is copied: all are in the store already."""
@@ -290,6 +297,19 @@ class Engine:
         self.cache.release(session.slot)
         session.slot = None
         self.metrics.inc("worker_swaps_total", direction="out")
+
+    def preempt(self, session: WorkerSession) -> None:
+        """Free the slot of a session in the middle of a job: its rows wait in host memory.
+
+        The next `swap_in` restores them as they were. What is computed is the same to the bit.
+        """
+        assert session.slot is not None, "only a session in a slot is preempted"
+        session.update_peak(self.cache)
+        session.selection = session.active_selection(self.cache)
+        session.preempted = self.cache.take(session.slot)
+        session.slot = None
+        self.metrics.inc("worker_swaps_total", direction="out")
+        self.metrics.inc("worker_preemptions_total")
 
     # Forward passes
 
@@ -320,6 +340,7 @@ class Engine:
         except BaseException:
             step.undo()
             raise
+        self.passed_tokens += token_ids.numel()
         for resident, part in zip(residents, recorded, strict=True):
             self._append_recorded(resident, part)
         recording.report(step, residents, self.metrics)
@@ -417,6 +438,7 @@ class Engine:
             self.model.forward(torch.tensor([token_ids]), step)
         finally:
             step.undo()
+        self.passed_tokens += len(token_ids)
         return step
 
     def _begin_step(

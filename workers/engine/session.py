@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
+from kvrecall.domain.fairness.share import Share
 from kvrecall.domain.session_settings import (
     LayerBudgets,
     RepairScan,
     Reselection,
     WorkerOptions,
 )
-from workers.cache.active_cache import ActiveCache
+from workers.cache.active_cache import ActiveCache, SlotRows
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.methods import DEFAULT_SCAN, Method, RepairKV
@@ -39,7 +40,8 @@ class SessionConfig:
     is that of the session's present length (`Engine.fit_budget`). `layer_rows` are the
     rows per head that an eviction keeps in each layer, and `split` is how the budget was split into
     them. `retrieved` are the rows per head of the budget that a step retrieves, in every layer: none
-    while the session fits its budget. `tools` are OpenAI tool objects.
+    while the session fits its budget. `tools` are OpenAI tool objects. `share`: of the scheduler's
+    steps.
     """
 
     name: str
@@ -52,6 +54,7 @@ class SessionConfig:
     split: LayerBudgets = "uniform"
     seed: int = 0
     tools: tuple[Any, ...] = ()
+    share: Share = field(default_factory=Share)
     repair: RepairKV = field(default_factory=RepairKV)
     repair_scan: RepairScan = DEFAULT_SCAN
     prefill: Prefill = field(default_factory=Prefill)
@@ -107,7 +110,8 @@ class WorkerSession:
 
     The rows of a resident session are in `slot`. A session that is swapped out has no slot:
     `selection` then names its active rows, and `prefetched` is the read of these rows if it has
-    begun. Functions that need a slot take a `ResidentSession`.
+    begun; in the middle of a job they are `preempted`, in host memory. Functions that need a slot
+    take a `ResidentSession`.
 
     - `pending`: token ids that were generated and not prefilled yet, or not settled.
     - `unsettled`: the first so many of them, which steps have computed (`workers.generation.settling`).
@@ -156,6 +160,7 @@ class WorkerSession:
     slot: int | None = None
     selection: Selection | None = None
     prefetched: "Future[Any] | None" = None
+    preempted: SlotRows | None = None
     dirty: bool = False
     discarded: bool = False
     opened_at: float = field(default_factory=time.monotonic)
@@ -195,7 +200,7 @@ class WorkerSession:
     @property
     def resident(self) -> "ResidentSession | None":
         """The session with its slot; None while it is swapped out."""
-        return None if self.slot is None else ResidentSession(self, self.slot)
+        return None if self.slot is None else ResidentSession(self)
 
     def observed_window(self) -> Observed:
         """The queries that evictions look at, of those that are kept."""
@@ -247,10 +252,18 @@ class WorkerSession:
 
 @dataclass(frozen=True)
 class ResidentSession:
-    """A session that has a slot of the active cache. Valid until the session is swapped out."""
+    """A session that has a slot of the active cache, until it is swapped out.
+
+    A job may be preempted between two of its steps, and goes on in another slot.
+    """
 
     session: WorkerSession
-    slot: int
+
+    @property
+    def slot(self) -> int:
+        """The session's slot now."""
+        assert self.session.slot is not None, "only a session in a slot is worked on"
+        return self.session.slot
 
     @property
     def config(self) -> SessionConfig:

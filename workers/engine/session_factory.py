@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from kvrecall.domain.automatic_budget import choose_budget
+from kvrecall.domain.fairness.share import Share
 from kvrecall.domain.session_settings import LayerBudgets, Reselection
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -71,6 +72,7 @@ def build_config(
         split=split,
         seed=spec.seed,
         tools=_parse_tools(spec),
+        share=Share(spec.tenant, spec.session, spec.weight or 1.0),
         repair=repair,
         repair_scan=scan,
         prefill=_build_prefill(options.prefill, method),

@@ -66,6 +66,10 @@ LOAD = (
 )
 MEMORY = (
     counter("worker_swaps_total", "Sessions moved into and out of slots.", direction=("in", "out")),
+    counter(
+        "worker_preemptions_total",
+        "Jobs that gave up their slots to a tenant with less, and go on when one is free.",
+    ),
     histogram("worker_swap_seconds", "Time of filling a slot with a session's rows.", buckets.IO),
     gauge("worker_active_rows", "Active rows of the sessions in slots, each by its largest layer."),
     gauge("worker_budget_rows", "Budgets of the sessions in slots."),

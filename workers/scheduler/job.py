@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from kvrecall.domain.fairness.share import Share
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.generation.steps import Decode, Steps
 
@@ -46,7 +47,8 @@ class Job:
     - `parent`: the session that a fork reads, which stays open meanwhile.
     - `stop_requested`: a repair stops early, with the best rows found so far.
     - `decoding`: the token to append for it in the next batch, and its sampler.
-    - `waiting`: the future that it waits for.
+    - `waiting`: the future that it waits for, since `waiting_since`.
+    - `share`: of the scheduler's steps.
     - `context`: that of its caller, by which its log lines and spans belong to the caller's request.
     """
 
@@ -62,9 +64,16 @@ class Job:
     running: Steps[Any] | None = None
     decoding: Decode | None = None
     waiting: "Future[Any] | None" = None
+    waiting_since: float = 0.0
+    share: Share = field(default_factory=Share)
     submitted: float = field(default_factory=time.perf_counter)
     queued_seconds: float = 0.0
     context: Context = field(default_factory=copy_context)
+
+    def hurry(self) -> None:
+        """End early, before other work: a turn waits for it."""
+        self.stop_requested = True
+        self.share = replace(self.share, background=False)
 
 
 def resolve(result: "Future[Any]", outcome: Any) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from kvrecall.domain.fairness.share import Share
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
 from kvrecall.telemetry.stopwatch import record_phase
@@ -20,7 +22,8 @@ from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.errors import Cancelled, Overloaded, WorkerError
 from workers.generation.sampling import Sampler, sample
-from workers.generation.steps import Decode, Steps
+from workers.generation.steps import Decode, Steps, Yielded
+from workers.scheduler.fair_order import MOMENT_SECONDS, FairOrder
 from workers.scheduler.idle import IdleSessions
 from workers.scheduler.job import (
     Job,
@@ -39,9 +42,10 @@ _T = TypeVar("_T")
 class JobLoop:
     """Runs jobs on one thread of its own. Methods may be called from any thread unless they say so.
 
-    A session's jobs run one after the other, in the order of their submission. A job starts when
-    its session has a slot; a session without a running job is swapped out when another needs its
-    slot, the longest idle one first. Sessions that are idle for long are released from memory; the
+    A session's jobs run one after the other, in the order of their submission; between sessions the
+    order is fair to tenants. A job starts when its session has a slot; a session without a running
+    job is swapped out when another needs its slot, the longest idle one first, and if there is none,
+    a job may be preempted between two of its steps. Sessions that are idle for long are released from memory; the
     next request for one is refused with UnknownSession, upon which its sender opens it again.
     """
 
@@ -52,6 +56,7 @@ class JobLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._queued: list[Job] = []
         self._active: list[Job] = []
+        self._order = FairOrder()
         settings = engine.settings
         self._idle = IdleSessions(settings.idle_seconds, settings.idle_bytes)
         self._closing = False
@@ -62,15 +67,15 @@ class JobLoop:
     def submit(self, job: Job, first: Callable[[], None] | None = None) -> "Future[Any]":
         """Queue a job, after a call of `first`, whose error refuses it. Returns the job's result.
 
-        Refuses with Overloaded when `max_jobs` are queued or running.
+        Refuses with Overloaded when `max_jobs` are queued or running, or the tenant's share of them.
         """
 
         def queue_up() -> None:
-            if len(self._queued) + len(self._active) >= self._engine.settings.max_jobs:
-                resolve(
-                    job.result,
-                    Overloaded(f"{self._engine.settings.max_jobs} jobs are waiting or running"),
-                )
+            job.share = self._get_share(job)
+            jobs, most = [*self._queued, *self._active], self._engine.settings.max_jobs
+            if not self._order.has_room(job, jobs, most):
+                message = f"{len(jobs)} jobs are waiting or running; the most are {most}"
+                resolve(job.result, Overloaded(message))
                 return
             try:
                 if first is not None:
@@ -78,6 +83,7 @@ class JobLoop:
             except Exception as error:  # refused before it is queued
                 resolve(job.result, error)
             else:
+                self._order.enter(job)
                 self._queued.append(job)
 
         if not self._post(queue_up):
@@ -141,7 +147,8 @@ class JobLoop:
     def request_stop(self, name: str) -> None:
         """Ask a session's jobs to stop early."""
         for job in (*self._active, *self._queued):
-            job.stop_requested = job.stop_requested or job.session == name
+            if job.session == name:
+                job.hurry()
 
     def idle_seconds(self, session: WorkerSession) -> float:
         """Seconds since the session was opened or its last job ended; 0 while it has a job."""
@@ -159,45 +166,64 @@ class JobLoop:
 
     def _run(self) -> None:
         while not self._closing:
-            self._read_inbox(wait=not any(job.waiting is None for job in self._active))
+            self._read_inbox(self._get_patience())
             self._reap_cancelled()
             self._release_idle()
             self._admit()
             self._decode_step()
             self._advance_one()
-        self._read_inbox(wait=False)
+        self._read_inbox(0.0)
         self._fail_all(Cancelled("the worker is closing"))
 
-    def _read_inbox(self, wait: bool) -> None:
+    def _get_patience(self) -> float | None:
+        """Seconds to wait for a message; None for as long as it takes."""
+        if any(job.decoding is not None for job in self._active):
+            return 0.0
+        if any(job.waiting is None for job in self._active):
+            return 0.0 if self._order.next_step(self._active) else MOMENT_SECONDS
+        return self._idle.seconds_until_due(time.monotonic())
+
+    def _read_inbox(self, patience: float | None) -> None:
         try:
-            self._inbox.get(wait, self._idle.seconds_until_due(time.monotonic()))()
+            self._inbox.get(patience != 0, patience)()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
             return
 
+    def _get_share(self, job: Job) -> Share:
+        """Complete a job's share by that of its session, as far as it is open."""
+        session = self._engine.sessions.get(job.session)
+        if session is None or job.opens:
+            return job.share
+        share = session.config.share
+        return replace(share, flow=job.share.flow or share.flow, background=job.share.background)
+
     def _admit(self) -> None:
-        """Start queued jobs in their order, as far as sessions and slots are free."""
+        """Start queued jobs in their fair order, as far as sessions and slots are free."""
         busy = {job.session for job in self._active}
-        for job in list(self._queued):
-            if job.session in busy:
-                continue
-            busy.add(job.session)
+        for job in self._order.heads(self._queued, busy):
             began = time.perf_counter()
+            resumed = job.running is not None
             try:
-                job.running = job.context.run(self._start, job)
+                running = job.context.run(self._start, job)
             except Exception as error:  # an error here ends this job alone
                 self._fail(job, error)
                 continue
-            if job.running is None:
+            if running is None:
                 continue
             self._queued.remove(job)
-            job.queued_seconds = time.perf_counter() - job.submitted
-            job.context.run(record_phase, "queued", job.submitted, began)
+            if not resumed:
+                job.running = running
+                job.queued_seconds = time.perf_counter() - job.submitted
+                job.context.run(record_phase, "queued", job.submitted, began)
             self._active.append(job)
 
     def _start(self, job: Job) -> Steps[Any] | None:
-        """Start a job; None while it waits for rows or a slot. Raises as `Engine.session`."""
+        """Start or resume a job; None while it waits for rows or a slot.
+
+        Raises as `Engine.session`.
+        """
         if isinstance(job.work, ModelWork):
             return job.work.steps()
         session = self._engine.session(job.session, job.epoch)
@@ -206,35 +232,62 @@ class JobLoop:
             return job.work.steps(session)
         if self._awaits_rows(session):
             return None
-        resident = self._swap_in(session)
-        return None if resident is None else job.work.steps(resident)
+        resident = self._swap_in(session, job)
+        if resident is None:
+            return None
+        return job.running or job.work.steps(resident)
 
     def _awaits_rows(self, session: WorkerSession) -> bool:
         """Check if the read of rows for the session's slot is still running."""
+        if session.preempted is not None:
+            return False
         read = self._engine.store_io.fetch(session)
         if read is None or read.done():
             return False
         read.add_done_callback(lambda _: self._wake())
         return True
 
-    def _swap_in(self, session: WorkerSession) -> ResidentSession | None:
-        """Swap a session in, and the longest idle one out if needed; None if all slots are busy."""
-        if session.slot is None and not self._engine.cache.free_slots():
-            busy = {job.session for job in self._active}
-            idle = [
-                each
-                for each in self._engine.sessions.values()
-                if each.slot is not None and each.name not in busy
-            ]
-            if not idle:
-                return None
-            longest = min(idle, key=lambda each: self._idle.last_use(each.name))
-            self._engine.swap_out(longest)
-            self._idle.measure(longest.name, longest.nbytes)
+    def _swap_in(self, session: WorkerSession, job: Job) -> ResidentSession | None:
+        """Swap a job's session in, and another out if needed; None if no slot can be had."""
         if session.slot is not None:
             return self._engine.swap_in(session)
+        if not (self._engine.cache.free_slots() or self._swap_out_idle() or self._preempt(job)):
+            return None
         with span("swap in"), self._count_seconds(kind="swap"):
             return self._engine.swap_in(session)
+
+    def _swap_out_idle(self) -> bool:
+        """Swap the longest idle session out; False if all sessions in slots have jobs."""
+        busy = {job.session for job in self._active}
+        idle = [
+            each
+            for each in self._engine.sessions.values()
+            if each.slot is not None and each.name not in busy
+        ]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda each: self._idle.last_use(each.name))
+        self._engine.swap_out(longest)
+        self._idle.measure(longest.name, longest.nbytes)
+        return True
+
+    def _preempt(self, job: Job) -> bool:
+        """Take the slot of a running job for this one, if that is fair; it is the next of its session.
+
+        As many jobs are preempted at once as there are slots: their rows are in host memory.
+        """
+        preempted = sum(other.running is not None for other in self._queued)
+        other = self._order.choose_preempted(job, self._active)
+        if other is None or preempted >= self._engine.cache.slots:
+            return False
+        session = self._engine.sessions[other.session]
+        if session.slot is None:  # its job works in a scratch session's
+            return False
+        with self._count_seconds(kind="swap"):
+            self._engine.preempt(session)
+        self._active.remove(other)
+        self._queued.insert(0, other)
+        return True
 
     def _decode_step(self) -> None:
         """Append one token to every session that decodes, and sample the next, in one batch.
@@ -273,6 +326,7 @@ class JobLoop:
             return error
         self._metrics.observe("worker_step_seconds", seconds, kind="decode")
         self._metrics.observe("worker_batch_sessions", len(batch))
+        self._order.charge_decoding([job for _, job, _ in batch])
         self._sample(logits, [(job, decoding.sampler) for _, job, decoding in batch])
         return None
 
@@ -300,19 +354,17 @@ class JobLoop:
         for job in self._active:
             if job.waiting is not None and job.waiting.done():
                 job.waiting = None
-            if job.decoding is None and job.waiting is None:
-                self._active.remove(job)
-                self._active.append(job)
-                with self._count_seconds(kind=job.kind):
-                    self._advance(job, None)
-                return
+        chosen = self._order.next_step(self._active)
+        if chosen is not None:
+            self._active.remove(chosen)
+            self._active.append(chosen)
+            with self._count_seconds(kind=chosen.kind):
+                self._advance(chosen, None)
 
     def _advance(self, job: Job, sampled: int | None) -> None:
-        assert job.running is not None, "only a started job advances"
         job.decoding = None
         try:
-            # A generator that has not started, or waits for nothing, is sent None.
-            wanted = job.context.run(job.running.send, sampled)  # type: ignore[arg-type]
+            wanted = self._step(job, sampled)
         except StopIteration as finished:
             self._finish(job, finished.value)
         except Exception as error:  # any error ends this job alone
@@ -320,12 +372,26 @@ class JobLoop:
         else:
             if isinstance(wanted, Future):
                 job.waiting = wanted
+                job.waiting_since = time.monotonic()
                 wanted.add_done_callback(lambda _: self._wake())
             else:
                 job.decoding = wanted
 
+    def _step(self, job: Job, sampled: int | None) -> Yielded:
+        """Take a job's next step, and charge it. Raises as the job does, StopIteration at its end."""
+        assert job.running is not None, "only a started job advances"
+        passed = self._engine.passed_tokens
+        try:
+            # A generator that has not started, or waits for nothing, is sent None.
+            return job.context.run(job.running.send, sampled)  # type: ignore[arg-type]
+        finally:
+            passed = self._engine.passed_tokens - passed
+            if passed or sampled is None:
+                self._order.charge(job, passed)
+
     def _finish(self, job: Job, value: Any) -> None:
         self._active.remove(job)
+        self._order.leave(job)
         self._measure(job.session)
         if isinstance(job.work, SlotWork):
             # Behind the job, not before it: the first token waits for the rows of the slot alone.
@@ -341,11 +407,11 @@ class JobLoop:
             job.context.run(_log.error, "job failed", session=job.session, exc_info=error)
         if job.running is not None:
             job.running.close()
-        began = job in self._active
         for jobs in (self._queued, self._active):
             if job in jobs:
                 jobs.remove(job)
-        if began or job.opens:
+                self._order.leave(job)
+        if job.running is not None or job.opens:
             self._discard_session(job, only_dirty=True)
             self._measure(job.session)
         resolve(job.result, error)

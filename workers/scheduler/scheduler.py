@@ -6,6 +6,7 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
+from kvrecall.domain.fairness.share import Share
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
@@ -20,6 +21,9 @@ from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open
 from workers.tasks.sensitivity import awaits_sensitivity, run_measurement
 from workers.tasks.settle import run_settle
 from workers.tasks.turn import Emit, run_turn
+
+# Between turns nobody waits for it.
+_IN_BACKGROUND = Share(background=True)
 
 
 class Scheduler:
@@ -42,7 +46,9 @@ class Scheduler:
         def turn(resident: ResidentSession) -> Steps[pb.TurnDone]:
             return run_turn(self.engine, resident, request, emit)
 
-        return self._loop.submit(Job("turn", request.session, request.epoch, SlotWork(turn)))
+        share = Share(flow=request.flow, background=request.background)
+        job = Job("turn", request.session, request.epoch, SlotWork(turn), share=share)
+        return self._loop.submit(job)
 
     def repair(self, request: pb.RepairRequest) -> "Future[pb.RepairResult]":
         """Queue a repair between turns."""
@@ -50,7 +56,8 @@ class Scheduler:
         def repair(resident: ResidentSession) -> Steps[pb.RepairResult]:
             return run_pause_repair(self.engine, resident, request, lambda: job.stop_requested)
 
-        job = Job("repair", request.session, request.epoch, SlotWork(repair))
+        work = SlotWork(repair)
+        job = Job("repair", request.session, request.epoch, work, share=_IN_BACKGROUND)
         return self._loop.submit(job)
 
     def settle(self, request: pb.SettleRequest) -> "Future[pb.SettleResult]":
@@ -59,7 +66,9 @@ class Scheduler:
         def settle(resident: ResidentSession) -> Steps[pb.SettleResult]:
             return run_settle(self.engine, resident)
 
-        return self._loop.submit(Job("settle", request.session, request.epoch, SlotWork(settle)))
+        work = SlotWork(settle)
+        job = Job("settle", request.session, request.epoch, work, share=_IN_BACKGROUND)
+        return self._loop.submit(job)
 
     def stop_early(self, name: str) -> "Future[None]":
         """Stop the session's repairs early, for a turn: each promotes the best rows so far."""
@@ -71,9 +80,11 @@ class Scheduler:
         def build(resident: ResidentSession) -> Steps[pb.BuildEpisodesResult]:
             return run_build(self.engine, resident, request)
 
-        return self._loop.submit(
-            Job("build", request.session, request.epoch, SlotWork(build), read_only=True)
+        work = SlotWork(build)
+        job = Job(
+            "build", request.session, request.epoch, work, read_only=True, share=_IN_BACKGROUND
         )
+        return self._loop.submit(job)
 
     def prepare(self, spec: pb.SessionSpec, state: pb.SessionState) -> "Future[None] | None":
         """Measure what the worker has to know of its model before it opens such a session.
@@ -219,5 +230,6 @@ class Scheduler:
             self._loop.cancel_jobs(spec.session)
             self.engine.create_empty(spec, state)
 
-        job = Job("open", spec.session, spec.epoch, work, opens=True, parent=parent)
+        share = Share(spec.tenant, spec.session, spec.weight or 1.0)
+        job = Job("open", spec.session, spec.epoch, work, opens=True, parent=parent, share=share)
         return self._loop.submit(job, create_empty)

@@ -61,6 +61,20 @@ async def test_so_many_streams_and_no_more(harness: Any) -> None:
         feed.subscribe("")
 
 
+class TestShares:
+    @pytest.fixture
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(drain_seconds=5, max_streams=64)
+
+    async def test_one_tenant_cannot_hold_all_streams(self, harness: Any) -> None:
+        feed = harness.service.feed
+        for _ in range(48):
+            feed.subscribe("ann")
+        with pytest.raises(Overloaded, match="48 streams"):
+            feed.subscribe("ann")
+        feed.subscribe("bob")
+
+
 async def test_an_unknown_session_leaves_no_subscription(harness: Any) -> None:
     with pytest.raises(Exception, match="there is no session"):
         await harness.service.watching.watch_session("s_none", "")

@@ -55,7 +55,7 @@ def holding(selection: Sequence[Tensor], bound: int = MOST) -> tuple[ActiveCache
     )
     session.length = LENGTH
     session.slot = cache.claim([bound] * SHAPE.n_layers)
-    resident = ResidentSession(session, session.slot)
+    resident = ResidentSession(session)
     become(cache, Rows(), resident, selection)
     return cache, resident
 

@@ -49,7 +49,7 @@ def resident(
         made.slot = slot
         for name, value in session.items():
             setattr(made, name, value)
-        return cache, ResidentSession(made, slot)
+        return cache, ResidentSession(made)
 
     return make
 

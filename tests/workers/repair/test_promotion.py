@@ -71,7 +71,7 @@ def make_resident(
     session = WorkerSession.create(config)
     session.length = length
     session.slot = slot
-    return cache, ResidentSession(session, slot)
+    return cache, ResidentSession(session)
 
 
 UNEVEN = [[[0, 1, 5, 9, 30], [2, 3]], [[4, 7, 8], [0, 9, 10, 29]]]
