@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 from kvrecall.domain.fairness.bound import has_room
 from kvrecall.domain.fairness.fair_shares import FairShares
-from kvrecall.domain.fairness.share import DECODED_TOKENS, STEP_TOKENS
+from kvrecall.domain.fairness.share import DECODED_TOKENS, STEP_TOKENS, Share
 from workers.scheduler.job import Job, SlotWork
 
 # A lone tenant's share of the jobs that a worker takes.
 _TENANT_SHARE = 0.75
-# A block is not begun while a tenant that has had less waits so long for a read, a write or a text.
-MOMENT_SECONDS = 0.02
+# A block is not begun while a tenant that has had less waits so long for a read, a write or a text,
+# or has opened a session so long ago, whose turn comes next (anticipatory scheduling, Iyer and
+# Druschel 2001).
+MOMENT_SECONDS = 0.05
 # So many tokens ahead in service, a tenant gives up a slot, however few it holds.
 _QUANTUM_TOKENS = 512
 
@@ -26,6 +28,7 @@ class FairOrder:
 
     def __init__(self) -> None:
         self._shares = FairShares()
+        self._opened: dict[str, float] = {}  # when tenants opened their last session
 
     def has_room(self, job: Job, jobs: Collection[Job], places: int) -> bool:
         """Check if the job may be one more of the `jobs`, of which there are `places`."""
@@ -39,6 +42,10 @@ class FairOrder:
     def leave(self, job: Job) -> None:
         """Remove a job that has ended."""
         self._shares.leave(job.share)
+        now = time.monotonic()
+        self._opened = {each: at for each, at in self._opened.items() if _is_recent(at, now)}
+        if job.opens:
+            self._opened[job.share.tenant] = now
 
     def charge_decoding(self, jobs: Sequence[Job]) -> None:
         """Charge a step of decoding to the jobs in it."""
@@ -46,7 +53,8 @@ class FairOrder:
 
     def charge(self, job: Job, tokens: int) -> None:
         """Charge a step that passed so many tokens; one on the host alone takes its time, too."""
-        self._shares.charge([(job.share, max(tokens, DECODED_TOKENS))])
+        least = STEP_TOKENS if job.opens else DECODED_TOKENS
+        self._shares.charge([(job.share, max(tokens, least))])
 
     def heads(self, queued: Iterable[Job], busy: Collection[str]) -> list[Job]:
         """Return the first queued job of each session that is not busy, in their order.
@@ -74,7 +82,10 @@ class FairOrder:
         if not ready:
             return None
         chosen = min(ready, key=lambda job: self._shares.rank(job.share))
-        owed = any(self._precedes(job, chosen) for job in active if _steps_soon(job))
+        now = time.monotonic()
+        soon = [job.share for job in active if _steps_soon(job, now)]
+        soon += [Share(tenant) for tenant, at in self._opened.items() if _is_recent(at, now)]
+        owed = any(self._precedes(share, chosen.share) for share in soon)
         return None if owed else chosen
 
     def choose_preempted(self, job: Job, active: Iterable[Job]) -> Job | None:
@@ -95,11 +106,11 @@ class FairOrder:
             default=None,
         )
 
-    def _precedes(self, job: Job, chosen: Job) -> bool:
-        """Check if the block of one job waits for the step of another: of a tenant with less."""
-        if job.share.background and not chosen.share.background:
+    def _precedes(self, share: Share, chosen: Share) -> bool:
+        """Check if the block of chosen work waits for a step of other: of a tenant with less."""
+        if share.background and not chosen.background:
             return False
-        return self._shares.served(job.share) < self._shares.served(chosen.share)
+        return self._shares.served(share) < self._shares.served(chosen)
 
     def _yields(self, other: Job, job: Job, held: Counter[str]) -> bool:
         theirs, ours = other.share, job.share
@@ -113,8 +124,12 @@ class FairOrder:
         return ahead > _QUANTUM_TOKENS or (ahead >= 0 and has > would_have)
 
 
-def _steps_soon(job: Job) -> bool:
+def _steps_soon(job: Job, now: float) -> bool:
     """Check if a job decodes, or waits for what takes a moment."""
     if job.waiting is not None:
-        return time.monotonic() - job.waiting_since < MOMENT_SECONDS
+        return _is_recent(job.waiting_since, now)
     return job.decoding is not None
+
+
+def _is_recent(at: float, now: float) -> bool:
+    return now - at < MOMENT_SECONDS

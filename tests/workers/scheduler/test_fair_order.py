@@ -5,6 +5,7 @@ from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +101,21 @@ def test_a_block_waits_a_moment_for_the_host_and_no_longer() -> None:
     assert order.next_step([flood, question]) is None
     question.waiting_since = time.monotonic() - MOMENT_SECONDS
     assert order.next_step([flood, question]) is flood
+
+
+def test_a_block_waits_a_moment_for_the_turn_of_a_session_that_was_just_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("workers.scheduler.fair_order.time.monotonic", lambda: now[0])
+    flood, opening = make_job("flood"), make_job("late", opens=True)
+    order = enter(flood)
+    order.charge(flood, 256)
+    order.enter(opening)
+    order.leave(opening)
+    assert order.next_step([flood]) is None
+    now[0] += 2 * MOMENT_SECONDS
+    assert order.next_step([flood]) is flood
 
 
 def test_preempted_jobs_of_a_tenant_come_before_its_others() -> None:

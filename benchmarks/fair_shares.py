@@ -1,0 +1,199 @@
+"""A short question of one tenant beside another's flood, against the same question in quiet.
+
+`python -m benchmarks.fair_shares` runs `kvrecall serve` with the packaged model, and in turn windows
+without and with a flood: so many clients of one tenant, in a process of their own, send prompts of
+some 2,000 tokens without pause and ask for 256 tokens each, half a second after a refusal again. One
+client of another tenant asks for 4 tokens, one question after the other. Seconds are those from the
+question's request to the end of its stream. At the end of a window the flood's clients are killed; the
+last row has the seconds until none of their turns runs or waits. The result file goes to
+`benchmarks/results/`.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import httpx
+import numpy as np
+
+from benchmarks.faults.rig.processes import QUIET
+from kvrecall.app.local_server import STOP_SECONDS, launch
+from kvrecall.app.models import REFERENCE
+from kvrecall.reporting.results import Row, build_results, speed_row
+from reference import MODEL_PATH
+
+RESULTS = Path(__file__).parent / "results"
+QUIET_WINDOW = "quiet"
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 100
+MODEL = "served"
+PAUSE_SECONDS = 0.5
+WARM_SECONDS = 4.0
+_UNFINISHED = re.compile(r"^kvrecall_turns_(?:running|waiting)\S* (\S+)$", re.MULTILINE)
+
+
+def main() -> None:
+    """Read the command line, measure, print, write; or be the flood."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=31)
+    parser.add_argument("--clients", type=int, nargs="+", default=[16, 100], help="of each flood")
+    parser.add_argument("--rounds", type=int, default=3, help="windows of each kind")
+    parser.add_argument("--questions", type=int, default=15, help="of a window")
+    parser.add_argument("--flood", help="be the flood of this address; of a run's own process")
+    parser.add_argument("--out", type=Path, default=RESULTS / "fair-shares.json")
+    given = parser.parse_args()
+    if given.flood:
+        asyncio.run(flood(given.flood, given.clients[0]))
+        return
+    with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder, served(Path(folder)) as url:
+        rows = measure(url, given.clients, given.rounds, given.questions)
+    for row in rows:
+        print(describe(row), flush=True)
+    model = f"the reference model ({MODEL_PATH.name})"
+    build_results("fair_shares", given.seed, model, rows).write(given.out)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Address of `kvrecall serve` in a process of its own."""
+    environment = {
+        **os.environ,
+        **QUIET,
+        "KVRECALL_DATA": str(folder / "data"),
+        "KVRECALL_MODEL": REFERENCE,
+        "KVRECALL_GATEWAY__MODEL_ALIASES": f'["{MODEL}"]',
+        "KVRECALL_PORT": "0",
+        "KVRECALL_LOG": "json",
+    }
+    process, url = launch([], folder / "serve.log", "serve", environment=environment)
+    with process:
+        try:
+            yield url
+        finally:
+            process.terminate()
+            process.wait(STOP_SECONDS)
+
+
+def measure(url: str, floods: Sequence[int], rounds: int, questions: int) -> list[Row]:
+    """Rows of a question's seconds in each kind of window, and of the end of abandoned turns."""
+    windows = {name: list[float]() for name in (QUIET_WINDOW, *map(describe_flood, floods))}
+    ends: list[float] = []
+    with httpx.Client(base_url=url, timeout=120) as http:
+        ask_all(http, questions)  # warm
+        for _ in range(rounds):
+            for clients in floods:
+                windows[QUIET_WINDOW] += ask_all(http, questions)
+                with flooded(url, clients):
+                    time.sleep(WARM_SECONDS)
+                    windows[describe_flood(clients)] += ask_all(http, questions)
+                ends.append(wait_until_idle(http))
+    quiet = windows[QUIET_WINDOW]
+    rows = [speed_row(QUIET_WINDOW, "a short question", "seconds", quiet)]
+    for name in list(windows)[1:]:
+        found = windows[name]
+        rows.append(
+            speed_row(
+                name,
+                "a short question",
+                "seconds",
+                found,
+                ratio_to=QUIET_WINDOW,
+                ratio=round(median(found) / median(quiet), 2),
+                p95_ratio=round(np.percentile(found, 95) / np.percentile(quiet, 95), 2),
+            )
+        )
+    return [*rows, speed_row("killed clients", "until no turn of theirs is left", "seconds", ends)]
+
+
+def describe_flood(clients: int) -> str:
+    """Name the window of a flood."""
+    return f"{clients} clients of another tenant"
+
+
+def ask_all(http: httpx.Client, questions: int) -> list[float]:
+    """Seconds of so many questions, one after the other. Raises for one that is refused."""
+    return [ask(http, number) for number in range(questions)]
+
+
+def ask(http: httpx.Client, number: int) -> float:
+    """Ask for four tokens, streamed; return the seconds to the end of the answer."""
+    began = time.perf_counter()
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "messages": [{"role": "user", "content": f"hello {number} {began}"}],
+        "max_tokens": 4,
+    }
+    headers = {"X-Kvrecall-Tenant": "ann"}
+    with http.stream("POST", "/v1/chat/completions", headers=headers, json=body) as response:
+        response.raise_for_status()
+        *_, last = (line for line in response.iter_lines() if line)
+    assert last == "data: [DONE]", last
+    return time.perf_counter() - began
+
+
+@contextmanager
+def flooded(url: str, clients: int) -> Iterator[None]:
+    """Keep a flood running, in a process of its own that is killed at the end."""
+    command = [sys.executable, "-m", "benchmarks.fair_shares", "--flood", url]
+    with subprocess.Popen([*command, "--clients", str(clients)]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+async def flood(url: str, clients: int) -> None:
+    """Send long prompts from so many clients, without end."""
+    limits = httpx.Limits(max_connections=None)
+    headers = {"X-Kvrecall-Tenant": "mallory"}
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=None, limits=limits, headers=headers) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(clients):
+            group.create_task(_send(http, number))
+
+
+async def _send(http: httpx.AsyncClient, client: int) -> None:
+    number = 0
+    while True:
+        number += 1
+        text = f"{client} {number} {PROMPT}"
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 256,
+        }
+        response = await http.post("/v1/chat/completions", json=body)
+        if response.status_code != httpx.codes.OK:
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+def wait_until_idle(http: httpx.Client) -> float:
+    """Wait until no turn runs or waits; return the seconds."""
+    began = time.perf_counter()
+    while any(map(float, _UNFINISHED.findall(http.get("/metrics").text))):
+        time.sleep(0.01)
+    return time.perf_counter() - began
+
+
+def describe(row: Row) -> str:
+    """Describe a row in a line."""
+    ratio = f", {row['ratio']} times quiet, p95 {row['p95_ratio']} times" if "ratio" in row else ""
+    return (
+        f"{row['condition']}: {row['metric']}: median {row['median']:.3f}, p95 {row['p95']:.3f} "
+        f"{row['unit']} (n={row['n']}){ratio}"
+    )
+
+
+if __name__ == "__main__":
+    main()
