@@ -42,6 +42,7 @@ os.environ.setdefault("KVRECALL_MODEL", "reference")
 TESTS = Path(__file__).parent
 # Folders and files whose tests are integration tests, relative to this folder.
 INTEGRATION_PATHS = (
+    "adversary",
     "benchmarks",
     "clients",
     "docs",

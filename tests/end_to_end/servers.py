@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -294,6 +295,17 @@ class Cluster(Endpoint):
         workers = httpx.get(f"{gateway.address}/v1/workers").raise_for_status().json()["workers"]
         found = {each["name"]: each["address"] for each in workers if not each["draining"]}
         return found == {name: process.address for name, process in self.of_name.items()}
+
+    def run_keys(self, *words: str) -> str:
+        """Run `kvrecall keys` over the catalog; return what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "kvrecall.cli", "keys", *words],
+            env=os.environ | QUIET | dict(self.environment),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
 
     def owner(self, session: str) -> Process:
         """The worker that owns a session."""

@@ -1,30 +1,14 @@
 """Keys over two gateways, in processes of their own: revocation, and windows that they share."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import httpx
 
-from benchmarks.faults.rig.processes import QUIET
 from kvrecall.client import KvrecallClient
 from tests.end_to_end.servers import Cluster, until
 
 REQUESTS = 20
-
-
-def run_keys(cluster: Cluster, *words: str) -> str:
-    """Run `kvrecall keys` over the cluster's catalog; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kvrecall.cli", "keys", *words],
-        env=os.environ | QUIET | dict(cluster.environment),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
 
 
 def ask(address: str, key: str = "") -> int:
@@ -43,8 +27,8 @@ def test_two_gateways_share_keys_their_revocation_and_their_windows(
     cluster.start(gateways=2)
     addresses = [gateway.address for gateway in cluster.gateways]
     assert [ask(address) for address in addresses] == [200, 200]  # loopback, and no key yet
-    key = run_keys(cluster, "create", "--tenant", "ann")
-    other = run_keys(cluster, "create", "--tenant", "ben")
+    key = cluster.run_keys("create", "--tenant", "ann")
+    other = cluster.run_keys("create", "--tenant", "ben")
     until(lambda: [ask(address) for address in addresses] == [401, 401], "keys are needed")
 
     with (
@@ -62,7 +46,7 @@ def test_two_gateways_share_keys_their_revocation_and_their_windows(
     assert statuses == [200] * (REQUESTS - 1) + [429] * 4
 
     assert [ask(address, key) for address in addresses] == [200, 200]
-    run_keys(cluster, "revoke", key[4:12])
+    cluster.run_keys("revoke", key[4:12])
     revoked_at = time.monotonic()
     time.sleep(max(0.0, revoked_at + 10.0 - time.monotonic()))
     assert [ask(address, key) for address in addresses] == [401, 401]
