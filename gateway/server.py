@@ -12,6 +12,10 @@ from gateway.gathering import GatheringTransport
 from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
 
+PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})
+# Connections beyond the limit that wait for a probe.
+_MAX_PROBES = 32
+
 
 def server_options(settings: GatewaySettings) -> dict[str, Any]:
     """Build the options of `uvicorn.Config` that limit what clients may occupy."""
@@ -26,14 +30,17 @@ def server_options(settings: GatewaySettings) -> dict[str, Any]:
 
 def build_protocol(settings: GatewaySettings) -> type[asyncio.Protocol]:
     """Build the class of a connection with these limits: uvicorn makes its objects itself."""
-    members = {"limits": settings, "refusal": _build_refusal(settings)}
+    idle: dict[LimitedProtocol, None] = {}
+    members = {"limits": settings, "refusal": _build_refusal(settings), "idle": idle}
     return type("Protocol", (LimitedProtocol,), members)
 
 
 class LimitedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol, with the limits that uvicorn has no setting for.
 
-    - A connection over `max_connections` is answered with `refusal` and closed at once.
+    - A connection over `max_connections` takes the place of the one that has sent no request for
+      longest. Where all are within requests it is served probes alone, so that an orchestrator does not
+      restart a gateway for being busy; beyond some more of these it is answered with `refusal`.
     - The head of a request must arrive within `header_seconds`; the first one's time begins with
       the connection.
     - A response that the client leaves unread for `send_seconds` ends the connection.
@@ -43,6 +50,7 @@ class LimitedProtocol(H11Protocol):
 
     limits: GatewaySettings
     refusal: bytes
+    idle: "dict[LimitedProtocol, None]"  # of all connections, the longest idle one first
     _head_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
     _discard_timer: asyncio.TimerHandle | None = None
@@ -53,14 +61,18 @@ class LimitedProtocol(H11Protocol):
         gathering = GatheringTransport(transport)  # type: ignore[arg-type]
         self._flush = gathering.flush
         super().connection_made(gathering)
-        if len(self.connections) > self.limits.max_connections:
-            self.transport.write(self.refusal)
-            self.transport.close()
-        else:
-            self._await_head()
+        over = len(self.connections) - self.limits.max_connections
+        if over > 0 and not self._take_place():
+            self.app = _serve_probes(self.app, self.limits)
+            if over > _MAX_PROBES:
+                self.transport.write(self.refusal)
+                self.transport.close()
+                return
+        self._await_head()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the connection."""
+        self.idle.pop(self, None)
         _stop(self._head_timer)
         _stop(self._send_timer)
         _stop(self._discard_timer)
@@ -80,6 +92,7 @@ class LimitedProtocol(H11Protocol):
         else:
             _stop(self._head_timer)
             self._head_timer = None
+            self.idle.pop(self, None)
 
     def on_response_complete(self) -> None:
         """Wait for the next request, after the rest of this one if its body was not read."""
@@ -92,6 +105,8 @@ class LimitedProtocol(H11Protocol):
                 self.limits.keepalive_seconds, self.transport.close
             )
         super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:
+            self.idle[self] = None
 
     def pause_writing(self) -> None:
         """Give the client some time to read."""
@@ -112,11 +127,40 @@ class LimitedProtocol(H11Protocol):
         elif self._discarded > self.limits.max_body_bytes:
             self.transport.close()
 
+    def _take_place(self) -> bool:
+        """Close the connection that is idle for longest; False if there is none."""
+        longest = next(iter(self.idle), None)
+        if longest is not None:
+            del self.idle[longest]
+            longest.transport.close()
+        return longest is not None
+
     def _await_head(self) -> None:
+        self.idle.setdefault(self)
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(
                 self.limits.header_seconds, self.transport.abort
             )
+
+
+def _serve_probes(app: Any, settings: GatewaySettings) -> Any:
+    """Wrap an application so that it serves probes alone."""
+    body = _build_problem(settings)
+    headers = [
+        (b"content-type", PROBLEM_JSON.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", b"1"),
+        (b"connection", b"close"),
+    ]
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] in PROBES:
+            await app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 429, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return serve
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:
@@ -126,8 +170,7 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
 
 def _build_refusal(settings: GatewaySettings) -> bytes:
     """Build the response to a connection too many."""
-    detail = f"there are {settings.max_connections} connections, which is the limit"
-    body = json.dumps(build_problem(ErrorCode.OVERLOADED, detail)).encode()
+    body = _build_problem(settings)
     head = (
         "HTTP/1.1 429 Too Many Requests",
         f"Content-Type: {PROBLEM_JSON}",
@@ -136,3 +179,8 @@ def _build_refusal(settings: GatewaySettings) -> bytes:
         "Connection: close",
     )
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def _build_problem(settings: GatewaySettings) -> bytes:
+    detail = f"there are {settings.max_connections} connections, which is the limit"
+    return json.dumps(build_problem(ErrorCode.OVERLOADED, detail)).encode()

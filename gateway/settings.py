@@ -34,7 +34,10 @@ class GatewaySettings(BaseModel):
         default=30.0, gt=0, description="Time limit of receiving a request body, in seconds."
     )
     max_connections: int = Field(
-        default=512, ge=1, description="Maximum number of connections; more are refused."
+        default=512,
+        ge=1,
+        description="Maximum number of connections. One more takes the place of the one that is idle "
+        "for longest; where none is, probes are answered and the rest is refused.",
     )
     max_header_bytes: int = Field(
         default=16 << 10, ge=1024, description="Maximum size of a request's head, in bytes."

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -48,6 +48,7 @@ async def port(assembled: Any, gateway_settings: GatewaySettings) -> AsyncIterat
     await serving
 
 
+PROBE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -95,7 +96,7 @@ def problem(response: bytes) -> tuple[int, str]:
 
 
 async def is_served(port: int) -> bool:
-    async with connected(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as (reader, _):
+    async with connected(port, PROBE) as (reader, _):
         async with asyncio.timeout(PATIENCE_SECONDS):
             return (await reader.readline()).startswith(b"HTTP/1.1 200")
 
@@ -150,7 +151,7 @@ async def test_the_second_head_of_a_connection_has_a_limit_too(port: int) -> Non
 
 
 async def test_an_idle_connection_is_closed(port: int) -> None:
-    async with connected(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as (reader, _):
+    async with connected(port, PROBE) as (reader, _):
         assert (await rest(reader)).startswith(b"HTTP/1.1 200")
 
 
@@ -160,14 +161,48 @@ async def test_a_head_over_the_limit_is_refused(port: int) -> None:
         assert (await rest(reader)).startswith(b"HTTP/1.1 400")
 
 
-async def test_connections_over_the_limit_are_refused_until_others_end(port: int) -> None:
-    async with connected(port), connected(port), connected(port), connected(port):
-        async with connected(port), connected(port), connected(port), connected(port):
-            await asyncio.sleep(0.1)
-            async with connected(port) as (reader, _):
-                assert problem(await rest(reader)) == (429, "overloaded")
+async def test_a_connection_over_the_limit_takes_the_place_of_the_longest_idle_one(
+    port: int,
+) -> None:
+    async with AsyncExitStack() as stack:
+        kept, _ = await stack.enter_async_context(connected(port, PROBE))
+        assert await read_answer(kept) == 200
+        idle = [(await stack.enter_async_context(connected(port)))[0] for _ in range(7)]
         await asyncio.sleep(0.1)
         assert await is_served(port)
+        assert await rest(kept) == b"", "it has had its answer, and asked for nothing since"
+        assert not any(reader.at_eof() for reader in idle)
+
+
+async def test_idle_connections_keep_no_probe_out(port: int) -> None:
+    async with AsyncExitStack() as stack:
+        for _ in range(20):
+            for _ in range(8):
+                await stack.enter_async_context(connected(port))
+            assert await is_served(port)
+
+
+async def test_where_all_connections_have_requests_probes_alone_are_served(port: int) -> None:
+    unfinished = head("/v1/sessions", 1000) + b"{"
+    other = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with AsyncExitStack() as stack:
+        for _ in range(8):
+            await stack.enter_async_context(connected(port, unfinished))
+        await asyncio.sleep(0.1)
+        refused, _ = await stack.enter_async_context(connected(port, other))
+        assert problem(await rest(refused)) == (429, "overloaded")
+        for _ in range(4):
+            assert await is_served(port)
+
+
+async def test_so_many_connections_wait_for_a_probe_and_no_more(port: int) -> None:
+    unfinished = head("/v1/sessions", 1000) + b"{"
+    async with AsyncExitStack() as stack:
+        sent = [unfinished] * 50
+        readers = [(await stack.enter_async_context(connected(port, each)))[0] for each in sent]
+        refused = [problem(await rest(reader)) for reader in readers]
+    assert refused.count((429, "overloaded")) == 50 - 8
+    assert await is_served(port)
 
 
 async def test_of_too_many_bodies_the_oldest_is_refused_and_a_quick_one_served(port: int) -> None:
