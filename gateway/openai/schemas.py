@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from gateway.conversation_bodies import (
     MAX_MESSAGES,
@@ -59,6 +59,8 @@ _HONOURED_IN_CHAT: Mapping[str, Sequence[object]] = {
 }
 
 
+# Bytes of JSON: a rendering has them as often as its template reads them.
+_MAX_TEMPLATE_ARGUMENTS = 16 << 10
 # Arguments of a rendering that are not the template's own.
 _RESERVED = frozenset(
     {
@@ -80,6 +82,17 @@ _RESERVED = frozenset(
         "truncation",
     }
 )
+
+
+def _check_size(arguments: JsonObject) -> JsonObject:
+    if len(json.dumps(arguments)) > _MAX_TEMPLATE_ARGUMENTS:
+        raise ValueError(
+            f"arguments of a chat template have at most {_MAX_TEMPLATE_ARGUMENTS} bytes"
+        )
+    return arguments
+
+
+TemplateArguments = Annotated[JsonObject, AfterValidator(_check_size)]
 
 
 class StreamOptions(Wire):
@@ -119,7 +132,7 @@ class RequestOptions(FormOptions, AnswerOptions, ConversationBody):
     ignore_eos: bool | None = Field(
         default=None, description="Go on to the limit, or to a stop string."
     )
-    chat_template_kwargs: JsonObject | None = Field(
+    chat_template_kwargs: TemplateArguments | None = Field(
         default=None,
         description="Further arguments of the model's chat template, such as enable_thinking. Only a "
         "session with the same ones is continued.",

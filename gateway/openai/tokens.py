@@ -12,7 +12,8 @@ from gateway.conversation_bodies import MAX_MESSAGES, CheckedRequest
 from gateway.ignored import IgnoredParts, Tolerance
 from gateway.openai.chat_messages import MessageWire, convert_messages
 from gateway.openai.chat_tools import ChatToolBody
-from gateway.rest.schemas.base import JsonObject, Name
+from gateway.openai.schemas import TemplateArguments
+from gateway.rest.schemas.base import Name
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
@@ -41,7 +42,7 @@ class TokenizeBody(OptionalModelRequest):
     tools: list[ChatToolBody] | None = Field(default=None, max_length=128)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: JsonObject | None = None
+    chat_template_kwargs: TemplateArguments | None = None
     add_special_tokens: bool | None = None
     add_special: bool = False
     return_token_strs: bool | None = None

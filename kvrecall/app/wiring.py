@@ -98,6 +98,7 @@ def build_worker_service(
     """
     hide_variables()
     loaded, tokenizer = _load(str(model), dtype, quantize)
+    tokenizer = replace(tokenizer, template_seconds=settings.template_seconds)
     _require_room(loaded, settings)
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.sandbox.settings import SandboxSettings
+from kvrecall.sandbox.tenant_threads import TenantThreads
 from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
@@ -32,6 +33,8 @@ from workers.primitives.observation import Observed
 
 # One part of the host's memory in so many is for copies of rows, unless the settings say otherwise.
 _RETRIEVAL_SHARE = 4
+# Prompts, and grammars, of one tenant that may wait for a thread.
+_MOST_WAITING = 1024
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ class Engine:
         self.prefilled_tokens = 0
         self.passed_tokens = 0
         self.store_io = StoreIO(self.store, self.cache.transfers)
-        self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
-        self.compiler = ThreadPoolExecutor(2, thread_name_prefix="compile")
+        self.renderer = TenantThreads(2, _MOST_WAITING, "render")
+        self.compiler = TenantThreads(2, _MOST_WAITING, "compile")
 
     # Life cycle
 
@@ -231,7 +234,7 @@ class Engine:
         """Finish all rendering, and all reads and writes of the store."""
         self.grammars.close()
         for threads in (self.renderer, self.compiler):
-            threads.shutdown(cancel_futures=True)
+            threads.close()
         self.store_io.close()
 
     def bound(self, session: WorkerSession) -> list[int]:

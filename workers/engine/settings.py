@@ -16,6 +16,12 @@ class WorkerSettings(BaseModel):
         ge=1,
         description="largest budget of a session, rows per KV head and layer: what a slot holds",
     )
+    template_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="seconds that rendering and encoding the messages of one turn may take: of a chat "
+        "template with loops in loops",
+    )
     block_tokens: int = Field(default=256, ge=1, description="new tokens prefilled in one step")
     prompt_tokens: int = Field(
         default=256,

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TypeVar
 
 from kvrecall.domain.answer.constraints import FREE
 from kvrecall.domain.messages import Sampling
+from kvrecall.sandbox.tenant_queue import QueueFull
+from kvrecall.sandbox.tenant_threads import TenantThreads
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
+from workers.errors import Overloaded
 from workers.generation.steps import Steps
 from workers.model.grammars import CompiledGrammars
 from workers.model.tokenizer import ChatMessage, Segment
@@ -34,12 +37,14 @@ def render_prompt(
             recent, messages, tools, generate, arguments=arguments, opening=opening
         )
 
-    return (yield from _off_thread(engine.renderer, render))
+    return (yield from _off_thread(engine.renderer, session.config.share.tenant, render))
 
 
-def encode_text(engine: Engine, text: str) -> Steps[list[int]]:
+def encode_text(engine: Engine, session: WorkerSession, text: str) -> Steps[list[int]]:
     """Encode a client's text."""
-    return (yield from _off_thread(engine.renderer, lambda: engine.tokenizer.encode_plain(text)))
+    tenant = session.config.share.tenant
+    encode = partial(engine.tokenizer.encode_plain, text)
+    return (yield from _off_thread(engine.renderer, tenant, encode))
 
 
 def build_grammars(
@@ -53,15 +58,19 @@ def build_grammars(
     reports = (sampling.top_logprobs, sampling.prompt_logprobs) != (None, None)
     if sampling.constraint == FREE and not reports and not tools:
         return CompiledGrammars()
+    tenant = session.config.share.tenant
 
     def build() -> CompiledGrammars:
-        return engine.grammars.build(sampling.constraint, tools)
+        return engine.grammars.build(sampling.constraint, tools, tenant)
 
-    return (yield from _off_thread(engine.compiler, build))
+    return (yield from _off_thread(engine.compiler, tenant, build))
 
 
-def _off_thread(threads: Executor, work: Callable[[], _T]) -> Steps[_T]:
-    """Run work on another thread and wait for it. Raises the errors of the work."""
-    done: Future[_T] = threads.submit(work)
+def _off_thread(threads: TenantThreads, tenant: str, work: Callable[[], _T]) -> Steps[_T]:
+    """Run a tenant's work on another thread and wait for it. Raises the work's errors, Overloaded."""
+    try:
+        done = threads.submit(tenant, work)
+    except QueueFull as error:
+        raise Overloaded("too many turns of this tenant wait; try again later") from error
     yield done
     return done.result()

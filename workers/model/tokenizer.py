@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kvrecall.domain.tolerance.surrogates import replace_in_json
+from kvrecall.sandbox.deadline import DeadlinePassed, limit_seconds
 from workers.errors import BadMessages, ModelRefused
 from workers.model.answer_formats import HERMES, AnswerFormat, find_format
 from workers.model.tool_messages import FRAME, can_write_tools, write_tools
@@ -25,6 +26,8 @@ _log = structlog.get_logger(__name__)
 ChatMessage = dict[str, Any]
 # A character that stands for none (Unicode): it parts the letters of a mark in a client's text.
 _APART = "\ufdd0"
+# The template is tried with a few messages when it is loaded.
+_LOAD_SECONDS = 30.0
 # Tokens at the end of a prompt that tell whether it opens the reasoning.
 _LOOK_BACK = 16
 
@@ -67,6 +70,7 @@ class ChatTokenizer:
         format: How the model's answers write reasoning and tool calls.
         writes_tools: The chat template has no tools: messages are written with them before it.
         mark_texts: Texts of the tokens that are marks of this format, by id.
+        template_seconds: Seconds that the messages of one turn may take to be rendered and encoded.
     """
 
     inner: PreTrainedTokenizerFast
@@ -75,6 +79,7 @@ class ChatTokenizer:
     format: AnswerFormat = field(init=False)
     writes_tools: bool = field(init=False)
     mark_texts: Mapping[int, str] = field(init=False)
+    template_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         """Look up the texts of the end-of-turn tokens, the format and its marks."""
@@ -113,9 +118,25 @@ class ChatTokenizer:
             opening: The beginning of the answer, at the end of a prompt that it is generated from.
 
         Raises:
-            BadMessages: The template refuses the messages.
+            BadMessages: The template refuses the messages, or takes too long for them.
         """
         setting = _Setting(tools, arguments or {})
+        try:
+            with limit_seconds(self.template_seconds):
+                return self._encode_all(recent, new, setting, generate, opening)
+        except DeadlinePassed as error:
+            raise BadMessages(
+                f"the chat template takes over {self.template_seconds:g} s for these messages"
+            ) from error
+
+    def _encode_all(
+        self,
+        recent: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        setting: _Setting,
+        generate: bool,
+        opening: str,
+    ) -> list[Segment]:
         segments: list[Segment] = []
         before = list(recent)
         waiting: list[ChatMessage] = []
@@ -311,7 +332,11 @@ def load_tokenizer(name: str | Path, eos_token_ids: Sequence[int]) -> ChatTokeni
         raise ModelRefused(
             f"{name} has no end-of-turn token: neither its tokenizer nor its model names one"
         )
-    tokenizer = ChatTokenizer(inner, tuple(eos))
+    try:
+        with limit_seconds(_LOAD_SECONDS):
+            tokenizer = ChatTokenizer(inner, tuple(eos))
+    except DeadlinePassed as error:
+        raise ModelRefused(f"{name} has a chat template that does not end") from error
     if tokenizer.writes_tools:
         _log.info(
             "the chat template has no tools", model=str(name), effect="written in Hermes' form"

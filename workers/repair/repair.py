@@ -70,7 +70,7 @@ def run_pause_repair(
     messages = [convert.to_chat(message) for message in request.messages]
     segments = yield from render_prompt(engine, session, messages, generate=True)
     rendered = [token for segment in segments for token in segment.token_ids]
-    text = yield from encode_text(engine, request.text)
+    text = yield from encode_text(engine, session, request.text)
     signal = [*request.token_ids, *text, *rendered]
     report = yield from run_repair(engine, resident, signal, request.trigger, stop_requested)
     session.dirty = False

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -12,6 +13,7 @@ from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.convert import sampling_defaults_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.sandbox.tenant_queue import QueueFull
 from kvstore.errors import KvStoreError
 from kvstore.store import RowStore
 from workers import methods
@@ -162,13 +164,13 @@ class WorkerService:
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
         """The tokens of a new session's prompt or of a text; rendered off the event loop."""
         engine = self._scheduler.engine
-        return await _wait(engine.renderer.submit(tokenize, engine.tokenizer, request))
+        return await self._run(partial(tokenize, engine.tokenizer, request))
 
     async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
         """The active rows of a committed state, off the event loop and the scheduler."""
         engine = self._scheduler.engine
         shape, settings = engine.model.shape, engine.settings
-        return await _wait(engine.renderer.submit(map_rows, request, shape, settings))
+        return await self._run(partial(map_rows, request, shape, settings))
 
     async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResult:
         """A unit vector per text."""
@@ -234,6 +236,13 @@ class WorkerService:
                 "the session's budget is split by it; try again in a minute, or ask for uniform "
                 "layer_budgets"
             ) from error
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        """Run work on a renderer's thread. Raises its errors, and Overloaded."""
+        try:
+            return await _wait(self._scheduler.engine.renderer.submit("", work))
+        except QueueFull as error:
+            raise Overloaded("too many texts wait to be encoded; try again later") from error
 
     async def _require_catalog(self, catalog: str) -> None:
         """Raise CatalogMismatch, or StorageFailed when the pages cannot be bound to a catalog."""

@@ -281,3 +281,25 @@ def test_half_an_emoji_in_a_calls_arguments_is_a_character(tokenizer: ChatTokeni
     ]
     segments = tokenizer.prompt([], said, [], generate=True)
     assert "\ufffd" in "".join(tokenizer.decode(segment.token_ids) for segment in segments)
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_messages_for_which_a_template_does_not_end_are_refused(tokenizer: ChatTokenizer) -> None:
+    inner = copy.deepcopy(tokenizer.inner)
+    inner.chat_template = f"{{% if messages[0].content == 'endless' %}}{ENDLESS}{{% endif %}}"
+    limited = ChatTokenizer(inner, tokenizer.eos_token_ids, template_seconds=0.05)
+    with pytest.raises(BadMessages, match=r"over 0\.05 s"):
+        limited.prompt([], [{"role": "user", "content": "endless"}], [], True)
+
+
+def test_a_template_that_never_ends_is_refused_with_its_model(
+    tokenizer: ChatTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = copy.deepcopy(tokenizer.inner)
+    inner.chat_template = ENDLESS
+    inner.save_pretrained(tmp_path)
+    monkeypatch.setattr("workers.model.tokenizer._LOAD_SECONDS", 0.05)
+    with pytest.raises(ModelRefused, match="does not end"):
+        load_tokenizer(tmp_path, tokenizer.eos_token_ids)
