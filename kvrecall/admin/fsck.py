@@ -14,6 +14,7 @@ REBUILT = "computed again from the turn log at the session's next use"
 NOT_REBUILT = "lost: its turn log is incomplete"
 DELETED = "orphaned; deleted at the next start"
 EXPIRES = "orphaned; expires in Redis, where it is not used"
+BAD_SESSION = "restore a backup of the catalog: it is authoritative"
 TRUNCATED = "truncated at the next start; nothing of it was acknowledged"
 
 
@@ -32,24 +33,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class KnownSession:
-    """A session in the catalog: `length` rows committed, `logged` tokens in its turn log.
+    """A session in the catalog: `length` rows committed.
 
-    `history` tells which rows of its stored pages are committed ones.
-    `expected` is the number of tokens that the log should have: those with rows and those pending.
+    `log_is_whole`: every row can be computed again from the turn log. `history` tells which rows of
+    its stored pages are committed ones.
     """
 
     id: str
     epoch: int
     length: int
     shared: tuple[SharedPages, ...]
-    logged: int
-    expected: int
+    log_is_whole: bool
     history: CommitHistory = ALL_COMMITTED
-
-    @property
-    def log_is_whole(self) -> bool:
-        """True if every row can be computed again from the turn log."""
-        return self.logged == self.expected
 
     def owner(self, index: int) -> tuple[str, CommitHistory]:
         """The session that wrote a page, an ancestor or this session, and its commits."""
@@ -133,11 +128,8 @@ def tier_findings(report: PagesReport) -> Iterator[Finding]:
 
 
 def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
-    """Missing or incomplete pages of a session, and a turn log of the wrong length."""
+    """Missing or incomplete pages of a session."""
     where = f"session {session.id}"
-    if not session.log_is_whole:
-        what = f"its turn log has {session.logged} tokens, its state {session.expected}"
-        yield Finding(where, what, "restore a backup of the catalog: it is authoritative")
     for reason, indices in _by_reason(_missing(session, found)):
         yield Finding(
             where, f"{_pages(indices)} {reason}", REBUILT if session.log_is_whole else NOT_REBUILT

@@ -3,15 +3,18 @@
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from kvrecall.admin.archive.pages import get_origin
 from kvrecall.admin.archive.records import Origin
+from kvrecall.admin.validation.bounds import Bounds
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.models import check_model, resolve_model
 from kvrecall.app.progress import show_progress
 from kvrecall.app.settings import Settings
+from kvrecall.app.start.preflight import read_shape, read_vocabulary
 from kvrecall.app.tiers import durable_tiers
 from kvrecall.domain.errors import ServiceError
 from kvstore.errors import KvStoreError
@@ -101,6 +104,20 @@ def read_origin(settings: Settings) -> Origin:
         return get_origin(load_layout(settings))
     with open_tiers(settings) as tiers:
         return find_origin(settings, tiers)
+
+
+def find_bounds(settings: Settings, origin: Origin) -> Bounds:
+    """The bounds of sessions whose rows are of this origin.
+
+    The vocabulary is known where the configured model is on this machine and has such rows.
+    """
+    bounds = Bounds(n_layers=origin.n_layers, n_kv_heads=origin.n_kv_heads)
+    shape, vocabulary = read_shape(settings), read_vocabulary(settings)
+    if shape is None or vocabulary is None:
+        return bounds
+    found = (shape.n_layers, shape.n_kv_heads, shape.head_dim)
+    known = found == (origin.n_layers, origin.n_kv_heads, origin.head_dim)
+    return replace(bounds, vocabulary=vocabulary) if known else bounds
 
 
 def load_layout(settings: Settings) -> PageLayout:

@@ -83,18 +83,25 @@ async def open_keys(settings: Settings) -> AsyncIterator[ApiKeys]:
         raise CannotServe(error.message) from error
 
 
-def load_pepper(settings: Settings) -> bytes | None:
-    """Return the pepper, None where gateways share a catalog and none is set. Raises CannotServe.
-
-    A gateway with a catalog of its own makes one in its data directory.
-    """
+def find_pepper(settings: Settings) -> bytes | None:
+    """Return the pepper that is set, or is in the data directory; None if none is. Raises CannotServe."""
     access = settings.access
     if access.pepper is not None:
         return _check(access.pepper.get_secret_value().encode(), "KVRECALL_ACCESS__PEPPER")
     if access.pepper_file is not None:
         return _read(access.pepper_file)
-    if settings.catalog_url is not None:
-        return None
+    path = settings.data / PEPPER_FILE
+    return _read(path) if settings.catalog_url is None and path.exists() else None
+
+
+def load_pepper(settings: Settings) -> bytes | None:
+    """Return the pepper, None where gateways share a catalog and none is set. Raises CannotServe.
+
+    A gateway with a catalog of its own makes one in its data directory.
+    """
+    pepper = find_pepper(settings)
+    if pepper is not None or settings.catalog_url is not None:
+        return pepper
     path = settings.data / PEPPER_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

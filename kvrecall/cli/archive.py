@@ -1,13 +1,14 @@
 """`kvrecall export` and `kvrecall import`: a session as one .kvs file."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from kvrecall.app.errors import CannotServe
+from kvrecall.app.errors import BadSessionFile, CannotServe
 from kvrecall.app.progress import Report, show_progress
 from kvrecall.app.settings import Settings
 from kvrecall.cli.options import Data, Model, build_settings
@@ -15,14 +16,29 @@ from kvrecall.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
     from kvrecall.admin.archive.answers import Answers
-    from kvrecall.admin.archive.pages import PagesMoved
+    from kvrecall.admin.archive.pages import CheckedArchive, PagesMoved
+    from kvrecall.admin.archive.signing import ArchiveKey, Signature
     from services.catalog.base import Catalog
+    from services.catalog.records import SessionDump
 
 Session = Annotated[str, typer.Argument(help="Id of the session.")]
 Target = Annotated[Path, typer.Argument(help="File to write.")]
 Source = Annotated[Path, typer.Argument(help="File that `kvrecall export` wrote.")]
 NewId = Annotated[
     str | None, typer.Option("--as", help="Id of the new session. Default: the file's.")
+]
+Tenant = Annotated[
+    str,
+    typer.Option(
+        "--tenant",
+        help="Tenant of the new session. Default: the local one, as of a key-less service.",
+    ),
+]
+RequireSignature = Annotated[
+    bool,
+    typer.Option(
+        "--require-signature", help="Refuse a file that this installation has not signed."
+    ),
 ]
 WithoutPages = Annotated[
     bool,
@@ -59,18 +75,20 @@ def import_command(
     data: Data = None,
     model: Model = None,
     name: NewId = None,
+    tenant: Tenant = "",
+    require_signature: RequireSignature = False,
     without_pages: WithoutPages = False,
 ) -> None:
     """Add the session of a file to a data directory.
 
-    The file is checked first: nothing changes if it is damaged or of another model.
+    The file is checked first: nothing changes if it is damaged or of another model, or if its
+    values do not add up. Only a signature shows that nobody has changed it.
     """
     settings = build_settings(data=data, model=model)
+    wanted = Wanted(file, name, tenant, require_signature, with_pages=not without_pages)
     with show_progress(f"importing {file}") as report:
-        session, moved, answers = asyncio.run(
-            _import(settings, file, name, report, with_pages=not without_pages)
-        )
-    summary = _describe(moved) + _list(answers)
+        session, moved, answers, signature = asyncio.run(_import(settings, wanted, report))
+    summary = f"{_describe(moved)}{_list(answers)}; {signature}"
     Console().print(
         f"{session} added to {settings.data}: {summary}", highlight=False, soft_wrap=True
     )
@@ -103,7 +121,7 @@ async def _export(
             answers = await dump_answers(catalog, dump.session)
         origin = find_origin(settings, tiers)
         moved = PagesMoved(missing=count_pages(dump, origin.page_tokens))
-        with write_archive(file) as writer:
+        with write_archive(file, _find_key(settings)) as writer:
             writer.add(build_header(session, origin, settings.model, has_pages=with_pages))
             for record in (*to_records(dump), *to_answer_records(answers)):
                 writer.add(record)
@@ -114,31 +132,82 @@ async def _export(
     return moved, answers
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be imported, and how."""
+
+    file: Path
+    name: str | None
+    tenant: str
+    require_signature: bool
+    with_pages: bool
+
+
 async def _import(
-    settings: Settings, file: Path, name: str | None, report: Report, *, with_pages: bool
-) -> "tuple[str, PagesMoved, Answers]":
-    """Add the session; return its id, page counts, and the responses that were added.
+    settings: Settings, wanted: Wanted, report: Report
+) -> "tuple[str, PagesMoved, Answers, Signature]":
+    """Add the session; return its id, page counts, the responses that were added, and who signed it.
 
     Raises CannotServe, BadSessionFile.
     """
-    from kvrecall.admin.archive.answers import from_answer_records, restore_answers
-    from kvrecall.admin.archive.pages import check_archive, put_pages, require_origin
-    from kvrecall.admin.archive.records import from_records
-    from kvrecall.admin.offline import open_stopped_catalog, open_tiers, read_origin
+    from kvrecall.admin.archive.answers import restore_answers
+    from kvrecall.admin.archive.pages import put_pages
+    from kvrecall.admin.offline import open_stopped_catalog, open_tiers
 
-    found = check_archive(file, report)
-    dump = from_records(found.records, name or found.header.session)
-    answers = from_answer_records(found.records, dump.session)
-    require_origin(file, found, read_origin(settings))
+    found, dump, answers = _read(settings, wanted, report)
     page_tokens = found.header.origin.page_tokens
     with open_tiers(settings) as tiers:
         async with open_stopped_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
-            with put_pages(file, dump, tiers[-1], page_tokens, wanted=with_pages) as moved:
+            with put_pages(
+                wanted.file, dump, tiers[-1], page_tokens, wanted=wanted.with_pages
+            ) as moved:
                 await catalog.sessions.restore(dump)
             seconds = settings.service.response_days * 86_400.0
             added = await restore_answers(catalog, answers, seconds)
-    return dump.session.id, moved, added
+    return dump.session.id, moved, added, found.signature
+
+
+def _read(
+    settings: Settings, wanted: Wanted, report: Report
+) -> "tuple[CheckedArchive, SessionDump, Answers]":
+    """Read and check the file against the data directory. Raises CannotServe, BadSessionFile."""
+    from kvrecall.admin.archive.answers import from_answer_records
+    from kvrecall.admin.archive.pages import check_archive, require_origin
+    from kvrecall.admin.archive.records import from_records
+    from kvrecall.admin.archive.signing import Signature
+    from kvrecall.admin.offline import find_bounds, read_origin
+    from kvrecall.admin.validation.answers import validate_answers
+    from kvrecall.admin.validation.session import describe, validate_session
+
+    file = wanted.file
+    found = check_archive(file, report, _find_key(settings))
+    if wanted.require_signature and found.signature is not Signature.OWN:
+        raise BadSessionFile(
+            f"{file} is {found.signature}, and --require-signature is given: export the session "
+            "where the pepper of this installation is (KVRECALL_ACCESS__PEPPER_FILE), or leave the "
+            "option out"
+        )
+    dump = from_records(found.records, wanted.name or found.header.session, wanted.tenant)
+    answers = from_answer_records(found.records, dump.session)
+    origin = read_origin(settings)
+    require_origin(file, found, origin)
+    problems = validate_session(dump, find_bounds(settings, origin)) + validate_answers(answers)
+    if problems:
+        raise BadSessionFile(
+            f"{file} does not add up: {describe(problems)}. Export the session again, from a data "
+            "directory that `kvrecall fsck` finds clean"
+        )
+    return found, dump, answers
+
+
+def _find_key(settings: Settings) -> "ArchiveKey | None":
+    """Return the key that archives are signed with; None where the installation has no pepper."""
+    from kvrecall.admin.archive.signing import ArchiveKey
+    from kvrecall.app.access import find_pepper
+
+    pepper = find_pepper(settings)
+    return None if pepper is None else ArchiveKey(pepper)
 
 
 async def _require_new(catalog: "Catalog", session: str) -> None:

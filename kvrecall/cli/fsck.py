@@ -20,6 +20,7 @@ from kvrecall.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
     from kvrecall.admin.fsck import Finding, KnownSession, Stored
+    from kvrecall.admin.validation.bounds import Bounds
     from kvrecall.domain.session import SharedPages
     from kvstore.fsck import PagesReport
     from services.catalog.base import Catalog
@@ -74,7 +75,7 @@ async def _check(
     pages = merge_reports(reports)
     for each in reports:
         findings += tier_findings(each)
-    known = await _known(settings)
+    known = await _known(settings, _find_bounds(settings, reports), findings)
     if known is None:
         return reports, findings, "no catalog, so only the pages were checked"
     findings += _compare(*known, pages)
@@ -156,8 +157,24 @@ def _pages(settings: Settings, report: Report) -> "list[PagesReport]":
     return reports
 
 
-async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPages]] | None":
-    """The catalog's sessions and the retained pages of deleted ones; None without a catalog."""
+def _find_bounds(settings: Settings, reports: "Sequence[PagesReport]") -> "Bounds":
+    """The bounds of sessions with these pages: those of their model, where it is known."""
+    from kvrecall.admin.archive.pages import get_origin
+    from kvrecall.admin.offline import find_bounds
+    from kvrecall.admin.validation.bounds import Bounds
+
+    pages = (page for report in reports for page in report.pages.values())
+    page = next(pages, None)
+    return Bounds() if page is None else find_bounds(settings, get_origin(page.header))
+
+
+async def _known(
+    settings: Settings, bounds: "Bounds", findings: "list[Finding]"
+) -> "tuple[list[KnownSession], list[SharedPages]] | None":
+    """The catalog's sessions and the retained pages of deleted ones; None without a catalog.
+
+    What is wrong with a session is added to the findings.
+    """
     from kvrecall.admin.offline import has_catalog, open_stopped_catalog
     from workers.rpc.catalog_binding import CatalogBinding
 
@@ -172,7 +189,7 @@ async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPa
                     f"catalog {catalog.id}: check them with their own catalog"
                 )
             sessions = [
-                await _known_session(catalog, session)
+                await _known_session(catalog, session, bounds, findings)
                 for session in await catalog.sessions.get_ids()
             ]
             return sessions, await catalog.page_refs.get_retained()
@@ -180,22 +197,26 @@ async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPa
         raise CannotCheck(str(error)) from error
 
 
-async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
+async def _known_session(
+    catalog: "Catalog", id: str, bounds: "Bounds", findings: "list[Finding]"
+) -> "KnownSession":
+    from kvrecall.admin.archive.records import dump_session
     from kvrecall.admin.commit_history import to_commit_history
-    from kvrecall.admin.fsck import KnownSession
-    from kvrecall.protocol.v1 import worker_pb2 as pb
+    from kvrecall.admin.fsck import BAD_SESSION, Finding, KnownSession
+    from kvrecall.admin.validation.session import validate_session
+    from kvrecall.admin.validation.state import parse_state
 
-    session = await catalog.sessions.get(id)
-    state = pb.SessionState.FromString(await catalog.sessions.get_worker_state(id))
-    logged = len(await catalog.turns.get_token_ids(id))
+    dump = await dump_session(catalog, id)
+    problems = validate_session(dump, bounds)
+    findings += [Finding(f"session {id}", each, BAD_SESSION) for each in problems]
+    state = parse_state(dump.worker_state)
     return KnownSession(
         id,
-        session.epoch,
-        state.length,
-        session.shared,
-        logged,
-        state.length + len(state.pending),
-        to_commit_history(await catalog.sessions.get_history(id)),
+        dump.session.epoch,
+        dump.session.memory.rows if state is None else state.length,
+        dump.session.shared,
+        log_is_whole=not problems,
+        history=to_commit_history(dump.history),
     )
 
 

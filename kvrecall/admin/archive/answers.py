@@ -85,7 +85,7 @@ def from_answer_records(records: Iterable[Record], session: Session) -> Answers:
                 conversation = CONVERSATION.validate_python(record.value)
                 items = ITEMS.validate_json(record.data)
                 conversations.append((replace(conversation, tenant=tenant), items))
-    except (ValidationError, ValueError, TypeError) as error:
+    except (ValidationError, ValueError, TypeError, RecursionError) as error:
         raise BadSessionFile(
             f"the file has a response that this kvrecall does not know: {error}"
         ) from error

@@ -3,7 +3,8 @@
 A file begins with a magic number and a format version (2 bytes, little-endian); records follow. A
 record is its kind (1 byte), the lengths of its two parts (4 and 8 bytes, little-endian), a JSON
 value and bytes. The first record is the header, the last one has the checksum (BLAKE2b, 32 bytes)
-of everything before it, and nothing follows it. A file is written under a temporary name and
+of everything before it, and nothing follows it. Before that may be a signature of everything before
+it, with the name of its key. A file is written under a temporary name and
 renamed once it is whole and on the disk.
 """
 
@@ -12,11 +13,13 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
 from kvrecall.admin.archive.record import Record, RecordKind
+from kvrecall.admin.archive.signing import ArchiveKey
 from kvrecall.admin.archive.upgrade import upgrade_record
 from kvrecall.app.errors import BadSessionFile
 
@@ -24,7 +27,7 @@ MAGIC = b"kvrecall session"
 
 # The format version that this program writes.
 VERSION = 3
-# Version 3 has responses and conversations; version 2 is otherwise the same.
+# Version 3 has responses, conversations and a signature; version 2 is otherwise the same.
 # The oldest version that it reads: that of kvrecall 0.1.0.
 OLDEST_VERSION = 1
 
@@ -47,8 +50,11 @@ class ArchiveWriter:
         self._write(_HEAD.pack(record.kind, len(value), len(record.data)) + value)
         self._write(record.data)
 
-    def end(self) -> None:
-        """Append the checksum, which completes the file."""
+    def end(self, key: ArchiveKey | None = None) -> None:
+        """Append the signature, with a key, and the checksum, which completes the file."""
+        if key is not None:
+            signature = key.sign(self._digest.digest())
+            self.add(Record(RecordKind.SIGNATURE, key.name, signature))
         self.add(Record(RecordKind.END, data=self._digest.digest()))
 
     def _write(self, data: bytes) -> None:
@@ -57,8 +63,8 @@ class ArchiveWriter:
 
 
 @contextmanager
-def write_archive(path: Path) -> Iterator[ArchiveWriter]:
-    """Write a file that appears only if the body succeeds.
+def write_archive(path: Path, key: ArchiveKey | None = None) -> Iterator[ArchiveWriter]:
+    """Write a file that appears only if the body succeeds; with a key it is signed.
 
     Raises BadSessionFile when it cannot be written.
     """
@@ -67,7 +73,7 @@ def write_archive(path: Path) -> Iterator[ArchiveWriter]:
         with part.open("xb") as file:
             writer = ArchiveWriter(file)
             yield writer
-            writer.end()
+            writer.end(key)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -79,8 +85,10 @@ def write_archive(path: Path) -> Iterator[ArchiveWriter]:
             part.unlink(missing_ok=True)
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path, key: ArchiveKey | None = None) -> Iterator[Record]:
     """Read the records, one at a time, without the last; those of older formats are upgraded.
+
+    The data of a signature are the name of `key` if that has signed the file, else empty.
 
     Raises BadSessionFile at the first record that cannot be read, and at the end when the checksum
     does not match: only a file that was read to its end is known to be intact.
@@ -88,7 +96,7 @@ def read_records(path: Path) -> Iterator[Record]:
     try:
         with path.open("rb") as file:
             version = _read_version(path, file)
-            for record in _read_raw_records(path, file, path.stat().st_size):
+            for record in _read_raw_records(path, file, key):
                 yield upgrade_record(record, version)
     except OSError as error:
         raise BadSessionFile(f"{path} cannot be read: {error.strerror or error}") from error
@@ -110,8 +118,10 @@ def _read_version(path: Path, file: BinaryIO) -> int:
     return version
 
 
-def _read_raw_records(path: Path, file: BinaryIO, size: int) -> Iterator[Record]:
-    """Read the records as they are stored. The file is positioned after magic and version."""
+def _read_raw_records(path: Path, file: BinaryIO, key: ArchiveKey | None) -> Iterator[Record]:
+    """Read the records as they are stored, a signature as it was verified."""
+    size = path.stat().st_size
+    signed = False
     file.seek(0)
     digest = blake2b(file.read(len(MAGIC) + _VERSION.size), digest_size=_DIGEST_BYTES)
     while True:
@@ -121,9 +131,25 @@ def _read_raw_records(path: Path, file: BinaryIO, size: int) -> Iterator[Record]
             if record.data != expected or file.read(1):
                 raise BadSessionFile(f"{path} is damaged: its checksum does not match")
             return
+        if signed:
+            raise BadSessionFile(f"{path} is damaged: records follow its signature")
         digest.update(raw)
         digest.update(record.data)
+        if signed := record.kind is RecordKind.SIGNATURE:
+            record = _verify(path, record, expected, key)
         yield record
+
+
+def _verify(path: Path, record: Record, digest: bytes, key: ArchiveKey | None) -> Record:
+    """Return a signature with the name of the key as its data if it is `key`'s, else without data."""
+    if key is None or record.value != key.name:
+        return replace(record, data=b"")
+    if not key.verify(digest, record.data):
+        raise BadSessionFile(
+            f"{path} was changed after this installation signed it: its signature does not match; "
+            "export the session again"
+        )
+    return replace(record, data=key.name.encode())
 
 
 def _read_record(path: Path, file: BinaryIO, size: int) -> tuple[Record, bytes]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from kvrecall.admin.archive.format import read_records
 from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.admin.archive.records import HEADER, FileHeader, Origin
+from kvrecall.admin.archive.signing import ArchiveKey, Signature
 from kvrecall.admin.commit_history import find_writer, to_commit_history
 from kvrecall.app.errors import BadSessionFile
 from kvrecall.app.progress import Report
@@ -31,6 +32,8 @@ from kvstore.tiers.base import Tier
 from services.catalog.records import SessionDump
 
 _BATCH_PAGES = 16
+# More than any session has.
+_MOST_PAGES = 1 << 31
 _DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 
 
@@ -56,6 +59,7 @@ class CheckedArchive:
     header: FileHeader
     records: tuple[Record, ...]
     page_origins: frozenset[Origin]
+    signature: Signature
 
 
 def get_origin(rows: PageLayout | PageHeader) -> Origin:
@@ -101,24 +105,27 @@ def read_pages(dump: SessionDump, tiers: Sequence[Tier], page_tokens: int) -> It
             yield Record(RecordKind.PAGE, index, bytes(blob))
 
 
-def check_archive(file: Path, report: Report) -> CheckedArchive:
+def check_archive(file: Path, report: Report, key: ArchiveKey | None = None) -> CheckedArchive:
     """Read a whole file and check every record and every page's checksum; report its bytes.
 
-    Raises BadSessionFile.
+    A signature by `key` is verified. Raises BadSessionFile.
     """
-    records = read_records(file)
+    records = read_records(file, key)
     header = _read_header(file, next(records, None))
     others = []
     origins = set[Origin]()
+    signature = Signature.NONE
     size, done = file.stat().st_size, 0
     for record in records:
         done += len(record.data)
         report(done, size)
         if record.kind is RecordKind.PAGE:
             origins.add(_check_page(file, record))
+        elif record.kind is RecordKind.SIGNATURE:
+            signature = Signature.OWN if record.data else Signature.FOREIGN
         else:
             others.append(record)
-    return CheckedArchive(header, tuple(others), frozenset(origins))
+    return CheckedArchive(header, tuple(others), frozenset(origins), signature)
 
 
 def require_origin(file: Path, archive: CheckedArchive, origin: Origin) -> None:
@@ -191,6 +198,8 @@ def _check_page(file: Path, record: Record) -> Origin:
         verify_checksum(record.data, header.key)
     except PageError as error:
         raise BadSessionFile(f"{file}: {error}") from error
+    if header.key.index >= _MOST_PAGES:
+        raise BadSessionFile(f"{file} is damaged: it has page {header.key.index}")
     if header.key.index != record.value or header.record_bytes != len(record.data):
         raise BadSessionFile(
             f"{file} is damaged: page {header.key.index} stands in the place of page {record.value}"

@@ -20,6 +20,7 @@ class RecordKind(IntEnum):
     PAGE = 10
     RESPONSE = 11
     CONVERSATION = 12
+    SIGNATURE = 13
     END = 255
 
 

@@ -68,6 +68,16 @@ EPISODES = TypeAdapter(EpisodeSet)
 EPISODE = TypeAdapter(EpisodeRecord)
 SEGMENT = TypeAdapter(SegmentRecord)
 
+# What is raised by values of another form than that of a record.
+_MALFORMED = (
+    ValidationError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 # Kinds of which a file has exactly one record.
 _SINGLE = (RecordKind.SESSION, RecordKind.STATE, RecordKind.EPISODES)
 
@@ -167,21 +177,23 @@ def _to_episode_records(dump: SessionDump) -> Iterator[Record]:
         yield Record(RecordKind.SEGMENT, value, segment.vector)
 
 
-def from_records(records: Iterable[Record], session_id: str) -> SessionDump:
-    """Convert from records, under the id `session_id` and a new epoch.
+def from_records(records: Iterable[Record], session_id: str, tenant: str) -> SessionDump:
+    """Convert from records, under the id `session_id` and a new epoch, to a session of `tenant`.
 
-    Raises BadSessionFile for a value of another form.
+    The tenant that a file names is not believed. Raises BadSessionFile for a value of another form.
     """
     by_kind: dict[RecordKind, list[Record]] = {}
     for record in records:
         by_kind.setdefault(record.kind, []).append(record)
     try:
-        return _build_dump(by_kind, session_id)
-    except (ValidationError, ValueError, TypeError, LookupError) as error:
+        dump = _build_dump(by_kind, session_id)
+    except _MALFORMED as error:
         raise BadSessionFile(
             f"the file has a value that this kvrecall does not know: {error}; "
             "import it with the kvrecall that wrote it"
         ) from error
+    settings = replace(dump.session.settings, tenant=tenant)
+    return replace(dump, session=replace(dump.session, settings=settings))
 
 
 def _build_dump(by_kind: dict[RecordKind, list[Record]], session_id: str) -> SessionDump:

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from kvrecall.app.errors import BadSetting, CannotServe
 from kvrecall.app.models import check_model, get_shape_file
@@ -88,11 +89,8 @@ def read_shape(settings: Settings) -> RowShape | None:
 
     The data type may turn out to be a larger one, on a CPU without bfloat16.
     """
+    config = _read_config(settings)
     try:
-        file = get_shape_file(settings.model)
-        config = json.loads(file.read_text(encoding="utf-8")) if file else None
-        if config is None:
-            return None
         n_heads = config["num_attention_heads"]
         dtype = settings.dtype or ("bfloat16" if settings.quantize else config.get("dtype"))
         return RowShape(
@@ -101,5 +99,21 @@ def read_shape(settings: Settings) -> RowShape | None:
             config.get("head_dim") or config["hidden_size"] // n_heads,
             _ITEM_BYTES.get(str(dtype), 2),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None  # whoever loads the model says what is wrong with it
+
+
+def read_vocabulary(settings: Settings) -> int | None:
+    """Read the number of a model's tokens from its config; None as `read_shape`."""
+    size = _read_config(settings).get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _read_config(settings: Settings) -> dict[str, Any]:
+    """Read a model's config; empty where it is not on this machine yet, or cannot be read."""
+    try:
+        file = get_shape_file(settings.model)
+        config = json.loads(file.read_text(encoding="utf-8")) if file else {}
+    except (OSError, ValueError, ModelRefused):
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -111,7 +111,7 @@ def test_what_a_catalog_has_already_stays_as_it_is(
 
 def test_files_of_older_versions_have_no_responses(old_release: Any) -> None:
     records = list(read_records(old_release.folder / "paused-0.1.0.kvs"))
-    session = from_records(records, "s").session
+    session = from_records(records, "s", "").session
     assert from_answer_records(records, session) == Answers()
     with pytest.raises(BadSessionFile, match="does not know"):
         from_answer_records([Record(RecordKind.RESPONSE, {"id": 3})], session)

@@ -44,12 +44,12 @@ def test_fsck_counts_uncommitted_rows_as_lost(pages: Path) -> None:
     history = commit_history.CommitHistory(
         [commit_history.CommitPoint(point.epoch, point.length) for point in POINTS]
     )
-    own = KnownSession("s", 3, 32, (), 32, 32, history)
+    own = KnownSession("s", 3, 32, (), True, history)
     assert list(session_findings(own, found)) == [
         Finding("session s", "page 1 with 4 of 8 committed rows", REBUILT),
         Finding("session s", "pages 2 to 3 with 0 of 8 committed rows", REBUILT),
     ]
-    child = KnownSession("c", 1, 16, (SharedPages("s", 2, POINTS),), 16, 16)
+    child = KnownSession("c", 1, 16, (SharedPages("s", 2, POINTS),), True)
     assert [finding.what for finding in session_findings(child, found)] == [
         "page 1 written by s with 4 of 8 committed rows"
     ]
