@@ -2,7 +2,7 @@
 
 The history's digests find the session that holds the longest part of it. Where that is its last
 turn, the session goes on; where another turn has followed, or one runs now, a fork does. What no
-session holds is appended to a new one, turn by turn, so that an edited history finds it again.
+session holds is appended to a new one, in few turns, so that an edited history finds it again.
 """
 
 import json
@@ -334,7 +334,7 @@ class Conversations:
         return key is not None and await self._catalog.idempotency.get(key) is not None
 
     async def _build(self, steps: Steps) -> Continuation:
-        """Append the history to a new session, one turn up to each answer in it."""
+        """Append the history to a new session, in turns that end on some of its answers."""
         *before, _ = steps.cut()
         if before:
             await steps.check_context()

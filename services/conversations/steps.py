@@ -6,6 +6,7 @@ Each has an idempotency key of its own, so that a request repeated under its key
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import accumulate
 
 from kvrecall.domain.errors import ContextExceeded
 from kvrecall.domain.messages import Message
@@ -58,16 +59,36 @@ class Steps:
         self._check_size(self._history.messages[number:])
 
     def cut(self) -> list[tuple[int, int]]:
-        """Return the first message and the end of each turn of the history. Raises TurnTooLong."""
-        turns = self._history.turns
-        for start, end in turns:
+        """Return the first message and the end of each turn of the history. Raises TurnTooLong.
+
+        The earlier a part is, the more answers share a turn: as many as follow it, where a turn may
+        be so long. So the number of turns grows with the logarithm of the number of answers, and what
+        an edit computes again is at most about twice what it has to.
+        """
+        *before, last = self._history.turns
+        for start, end in (*before, last):
             self._check_size(self._history.messages[start:end])
-        return turns
+        sizes = [0, *accumulate(message.size for message in self._history.messages)]
+        limits = self.api.limits
+        turns = [last]
+        behind = 0
+        while before:
+            start, end = before.pop()
+            first = max(0, end - limits.max_turn_messages)
+            answers = 1
+            while before and answers < behind and (earlier := before[-1][0]) >= first:
+                if sizes[end] - sizes[earlier] > limits.max_turn_bytes:
+                    break
+                start, _ = before.pop()
+                answers += 1
+            turns.append((start, end))
+            behind += answers
+        return turns[::-1]
 
     async def check_context(self) -> None:
         """Raise ContextExceeded for a history that does not fit the model's context.
 
-        It is counted where it may be: before a long one is computed turn by turn.
+        It is counted where it may be: before a long one is computed in several turns.
         """
         limit = self.api.info.max_context
         tools = self._conversation.settings.tools

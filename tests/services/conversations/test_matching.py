@@ -91,6 +91,70 @@ async def test_a_history_that_no_session_holds_is_appended_up_to_each_answer(har
 
 
 @pytest.mark.parametrize(
+    ("answers", "ends"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (5, [1, 3, 4, 5]),
+        (100, [36, 68, 84, 92, 96, 98, 99, 100]),
+        (1000, [232, 488, 744, 872, 936, 968, 984, 992, 996, 998, 999, 1000]),
+    ],
+)
+async def test_an_unknown_history_is_few_turns(
+    harness, monkeypatch: pytest.MonkeyPatch, answers: int, ends: list[int]
+) -> None:
+    """Each is one claim, one job of a worker and one commit, also of those that one turn does not hold."""
+    said = [
+        message for turn in range(answers) for message in (user(f"u{turn}"), answer(f"a{turn}"))
+    ]
+    commits = []
+    commit = harness.catalog.turns.commit
+
+    async def count(*args: Any) -> Any:
+        commits.append(args[0].turn.number)
+        return await commit(*args)
+
+    monkeypatch.setattr(harness.catalog.turns, "commit", count)
+    match, session, outcome = await ask(harness, *said, user("next"))
+    assert (match, outcome.turn) == ("built", len(ends) + 1)
+    assert commits == list(range(1, len(ends) + 2))
+    assert await said_in(harness, session) == [*said, user("next"), outcome.message]
+    turns = await harness.service.turns(session, 0, 100)
+    assert [turn.messages[-1].content for turn in turns[:-1]] == [f"a{end - 1}" for end in ends]
+
+
+async def test_no_turn_of_an_unknown_history_has_more_bytes_than_one_may(harness) -> None:
+    most = harness.service.limits.max_turn_bytes
+    said = []
+    for turn in range(12):
+        said += [user(f"u{turn}"), answer("a" * (most // 3))]
+    _, session, outcome = await ask(harness, *said, user("next"))
+    turns = await harness.service.turns(session, 0, 100)
+    sizes = [sum(message.size for message in turn.messages) for turn in turns]
+    assert max(sizes) <= most
+    assert len(turns) == 2 + 5 + 1, "two answers fit in a turn"
+    assert await said_in(harness, session) == [*said, user("next"), outcome.message]
+
+
+@pytest.mark.parametrize("back", [1, 2, 3, 7, 20, 60])
+async def test_an_edit_of_a_built_history_computes_little_more_than_it_has_to(
+    harness, back: int
+) -> None:
+    said = [message for turn in range(100) for message in (user(f"u{turn}"), answer(f"a{turn}"))]
+    await ask(harness, *said, user("next"))
+    edited = 100 - back
+    kept = said[: 2 * edited]
+    history = Conversation(
+        (*kept, user("other"), *said[2 * edited + 1 :], user("next")), SETTINGS, TURN
+    )
+    _, _, held = await harness.service.conversations.look_up(history)
+    assert held is not None
+    assert 2 * back >= 100 - held.number // 2 >= back
+    match, _, _ = await ask(harness, *history.messages)
+    assert match == "forked"
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"settings": replace(SETTINGS, tenant="ann")},
@@ -244,8 +308,11 @@ async def test_the_session_of_any_history_holds_it_and_nothing_else(harness, dat
 async def test_of_a_long_history_only_the_last_places_are_asked_for_where_they_are_held(
     harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = [message for turn in range(60) for message in (user(f"u{turn}"), answer(f"a{turn}"))]
-    _, session, _ = await ask(harness, *said, user("next"))
+    harness.worker.script = [f"a{turn}" for turn in range(60)]
+    said: list[Message] = []
+    for turn in range(60):
+        _, session, outcome = await ask(harness, *said, user(f"u{turn}"))
+        said += [user(f"u{turn}"), outcome.message]
     asked = []
     find = harness.catalog.histories.find
 
