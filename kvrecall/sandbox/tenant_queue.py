@@ -1,6 +1,6 @@
 """Queue of jobs in which tenants take turns."""
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from threading import Condition
 from typing import Generic, TypeVar
@@ -13,17 +13,18 @@ class QueueFull(Exception):
 
 
 class TenantQueue(Generic[Job]):
-    """Jobs that wait, by tenant: one of a tenant runs at a time, and tenants take turns.
+    """Jobs that wait, by tenant: few of a tenant run at a time, and tenants take turns.
 
     So the jobs of one tenant keep others waiting for one of them at most. `put` and `take` may be
     called from any thread; who took a job calls `finish` with its tenant.
     """
 
-    def __init__(self, most: int) -> None:
-        """Hold up to `most` jobs of each tenant."""
+    def __init__(self, most: int, at_once: int = 1) -> None:
+        """Hold up to `most` jobs of each tenant, of which `at_once` may run."""
         self._most = most
+        self._at_once = at_once
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
-        self._running: set[str] = set()
+        self._running: Counter[str] = Counter()
         self._changed = Condition()
         self._closed = False
 
@@ -40,8 +41,8 @@ class TenantQueue(Generic[Job]):
         """Wait for the next job and return it with its tenant; None once the queue is closed."""
         with self._changed:
             while not self._closed:
-                tenant = next((each for each in self._waiting if each not in self._running), None)
-                if tenant is not None:
+                free = (each for each in self._waiting if self._running[each] < self._at_once)
+                if (tenant := next(free, None)) is not None:
                     return tenant, self._start(tenant)
                 self._changed.wait()
             return None
@@ -49,7 +50,7 @@ class TenantQueue(Generic[Job]):
     def finish(self, tenant: str) -> None:
         """Note that the tenant's job has ended."""
         with self._changed:
-            self._running.discard(tenant)
+            self._running -= Counter([tenant])  # those at zero go
             self._changed.notify()
 
     def close(self) -> Iterable[Job]:
@@ -64,5 +65,5 @@ class TenantQueue(Generic[Job]):
         job = jobs.popleft()
         if jobs:
             self._waiting[tenant] = jobs  # behind the other tenants'
-        self._running.add(tenant)
+        self._running[tenant] += 1
         return job

@@ -11,14 +11,14 @@ Result = TypeVar("Result")
 
 
 class TenantThreads:
-    """A few threads for work whose size clients choose: one piece of a tenant at a time.
+    """A few threads for work whose size clients choose: fewer pieces of one tenant at a time.
 
     Unlike the event loop's own executor, which others wait for, it holds nobody up but the tenant.
     """
 
-    def __init__(self, threads: int, most: int, name: str) -> None:
-        """Start no thread yet. `most`: pieces of one tenant that may wait."""
-        self._queue: TenantQueue[tuple[Future[Any], Callable[[], Any]]] = TenantQueue(most)
+    def __init__(self, threads: int, most: int, name: str, at_once: int = 1) -> None:
+        """Start no thread yet. `most`: pieces of one tenant that may wait; `at_once`: that may run."""
+        self._queue: TenantQueue[tuple[Future[Any], Callable[[], Any]]] = TenantQueue(most, at_once)
         self._number = threads
         self._name = name
         self._threads: list[Thread] = []

@@ -85,8 +85,8 @@ class Engine:
         self.prefilled_tokens = 0
         self.passed_tokens = 0
         self.store_io = StoreIO(self.store, self.cache.transfers)
-        self.renderer = TenantThreads(2, _MOST_WAITING, "render")
-        self.compiler = TenantThreads(2, _MOST_WAITING, "compile")
+        self.renderer = TenantThreads(3, _MOST_WAITING, "render", at_once=2)
+        self.compiler = TenantThreads(3, _MOST_WAITING, "compile", at_once=2)
 
     # Life cycle
 

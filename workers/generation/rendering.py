@@ -58,6 +58,8 @@ def build_grammars(
     reports = (sampling.top_logprobs, sampling.prompt_logprobs) != (None, None)
     if sampling.constraint == FREE and not reports and not tools:
         return CompiledGrammars()
+    if (known := engine.grammars.find(sampling.constraint, tools)) is not None:
+        return known
     tenant = session.config.share.tenant
 
     def build() -> CompiledGrammars:

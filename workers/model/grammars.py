@@ -72,17 +72,23 @@ class Grammars:
         tools do if they cannot be compiled together. Raises BadSettings for what can't be compiled
         otherwise, with llguidance's message, which names the keyword, and Overloaded.
         """
+        if (known := self.find(constraint, tools)) is not None:
+            return known
         key = (constraint, tuple(tools))
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
         built = self._build_new(constraint, key[1], tenant)
         with self._lock:
             self._kept[key] = built
             while len(self._kept) > _KEPT or _sum_bytes(self._kept.values()) > _KEPT_BYTES:
                 self._kept.popitem(last=False)
         return built
+
+    def find(self, constraint: Constraint, tools: Sequence[str]) -> CompiledGrammars | None:
+        """Return a constraint's grammars if they are kept."""
+        key = (constraint, tuple(tools))
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
 
     def close(self) -> None:
         """End the processes."""

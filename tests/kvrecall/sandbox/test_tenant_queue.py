@@ -44,3 +44,13 @@ def test_a_closed_queue_gives_and_takes_nothing() -> None:
     assert queue.take() is None
     with pytest.raises(QueueFull):
         queue.put("ann", 1)
+
+
+def test_so_many_jobs_of_a_tenant_run_at_a_time_as_may() -> None:
+    queue: TenantQueue[int] = TenantQueue(4, at_once=2)
+    for job in range(3):
+        queue.put("mallory", job)
+    queue.put("ann", 10)
+    assert [queue.take() for _ in range(3)] == [("mallory", 0), ("ann", 10), ("mallory", 1)]
+    queue.put("ann", 11)
+    assert queue.take() == ("ann", 11), "two of mallory's run"

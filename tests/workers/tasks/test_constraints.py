@@ -202,6 +202,9 @@ def test_constrained_sessions_are_decoded_with_others_as_alone(
         "two": {"constraint": pb.Constraint(tool_choice="required", single_call=True), **SAMPLED},
         "three": {"frequency_penalty": 1.0, **SAMPLED},
     }
+    for name in options:  # whose grammars are compiled by then
+        worker.open(name, tools=TOOLS)
+        worker.turn(name, "hello", **options[name])
     for name in options:
         worker.open(name, tools=TOOLS)
     running = [worker.submit(name, "hello", **options[name]) for name in options]
