@@ -13,6 +13,7 @@ from services.catalog.base import Catalog
 from services.catalog.observed import ObservedCatalog
 from services.cluster.worker_client import Worker
 from services.grammars.checks import GrammarChecks
+from services.metering.worker import meter
 from services.quarantine import Quarantine
 from services.quotas import Quotas
 from services.sessions.manager import SessionManager
@@ -53,6 +54,7 @@ class ServiceContext:
         """Build the context of one service."""
         events = EventBus()
         observed = ObservedCatalog(catalog, events.publish)
+        worker = meter(worker, events)
         return cls(
             catalog=observed,
             worker=worker,

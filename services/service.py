@@ -78,7 +78,7 @@ class SessionService:
     ) -> None:
         self._context = ServiceContext.create(catalog, worker, limits, sandbox)
         catalog = self._catalog = self._context.catalog
-        self._worker = worker
+        worker = self._worker = self._context.worker
         self.reading = SessionReader(catalog, worker, self.get_state, lambda: self.info)
         self._sessions = self._context.sessions
         self._quotas = self._context.quotas

@@ -74,6 +74,11 @@ TURNS = (
     histogram("turn_tokens", "Tokens of a turn.", buckets.TOKENS, kind=("prompt", "output")),
     counter("tokens_total", "Tokens of committed turns.", kind=("prompt", "output")),
     counter(
+        "computed_tokens_total",
+        "Tokens that workers computed for this gateway, however their jobs ended; rates count these.",
+        kind=("prefilled", "decoded", "repaired", "settled"),
+    ),
+    counter(
         "remembered_tokens_total",
         "Tokens that sessions had before their turns, which were not prefilled again.",
     ),

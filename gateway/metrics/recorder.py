@@ -21,6 +21,7 @@ from kvrecall.domain.events import (
     SessionForked,
     SessionMoved,
     SessionOpened,
+    TokensComputed,
     TurnFailed,
     TurnFinished,
     TurnRetried,
@@ -96,6 +97,8 @@ class Recorder:
                 metrics.observe("episode_build_seconds", seconds)
             case EpisodesFailed(step=step, code=code):
                 metrics.inc("episode_failures_total", step=step, code=code)
+            case TokensComputed():
+                self._count_computed(event)
             case QuotaReached():
                 metrics.inc("quota_refusals_total")
             case MembersIgnored(names):
@@ -155,6 +158,16 @@ class Recorder:
         if outcome.episode is not None:
             self._count_match(outcome.episode)
         self._count_fidelity(outcome)
+
+    def _count_computed(self, event: TokensComputed) -> None:
+        kinds = {
+            "prefilled": event.prefilled,
+            "decoded": event.decoded,
+            "repaired": event.repaired,
+            "settled": event.settled,
+        }
+        for kind, count in kinds.items():
+            self.metrics.inc("computed_tokens_total", count, kind=kind)
 
     def _count_tokens(self, event: TurnFinished) -> None:
         metrics, outcome, start = self.metrics, event.outcome, event.start

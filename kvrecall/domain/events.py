@@ -297,6 +297,26 @@ class SessionForked:
 
 
 @dataclass(frozen=True)
+class TokensComputed:
+    """A worker computed tokens for a session, whatever became of the job.
+
+    `prefilled` in blocks, `decoded` one by one, `repaired` to observe a signal or a prompt, `settled`
+    again as blocks.
+    """
+
+    session: str
+    prefilled: int
+    decoded: int
+    repaired: int
+    settled: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.prefilled + self.decoded + self.repaired + self.settled
+
+
+@dataclass(frozen=True)
 class QuotaReached:
     """A session, fork or turn was refused because the tenant's quota is reached."""
 
@@ -348,6 +368,7 @@ ServiceEvent = (
     | SessionForgotten
     | SessionForked
     | QuotaReached
+    | TokensComputed
     | MembersIgnored
     | GrammarCompiled
 )

@@ -121,6 +121,13 @@ SETTLE = Call(
     drained=True,
     uncancellable=True,
 )
+TAKE_USAGE = Call(
+    "TakeUsage",
+    pb.TakeUsageRequest,
+    pb.Usage,
+    "repair_seconds",
+    session=lambda request: request.session,
+)
 STOP_EARLY = Call(
     "StopEarly",
     pb.StopEarlyRequest,
@@ -180,6 +187,7 @@ CALLS: tuple[Call[Any, Any], ...] = (
     TURN,
     REPAIR,
     SETTLE,
+    TAKE_USAGE,
     STOP_EARLY,
     DETOKENIZE,
     TOKENIZE,

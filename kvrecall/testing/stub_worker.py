@@ -75,6 +75,7 @@ class StubWorker:
             for name in ("token", "call", "repair", "settle", "embed", "build")
         }
         self.faults: dict[str, Exception] = {}
+        self.usage: dict[str, pb.Usage] = {}
         self.sessions: dict[str, pb.SessionState] = {}
         self.specs: dict[str, pb.SessionSpec] = {}
         self.call_log: list[str] = []
@@ -219,6 +220,8 @@ class StubWorker:
             if state.length + len(prompt) + request.generate > self.context:
                 raise WorkerRefused(ErrorCode.TURN_TOO_LONG, "the model's context ends before")
             self._change(state, "turn" if not request.repair else "repaired turn", prompt)
+            usage = self.usage.setdefault(request.session, pb.Usage())
+            usage.prefilled_tokens += len(prompt)
             answer = self._answer(request, state) if request.generate else ""
             stop = ""
             if isinstance(answer, str):
@@ -231,6 +234,8 @@ class StubWorker:
                 await self._gate("token")
                 self._fault("token")
                 self._change(state, "token", [word])
+                usage = self.usage.setdefault(request.session, pb.Usage())
+                usage.decoded_tokens += 1
                 yield pb.TurnEvent(token=pb.TokenChunk(ids=[token_of_word(word)], text=word + " "))
             for index, call in enumerate(message.tool_calls if message else []):
                 for piece in split_arguments(index, call):
@@ -280,6 +285,11 @@ class StubWorker:
         return pb.SettleResult(
             settled_tokens=settled, durable=self.durable, memory=memory, state=state
         )
+
+    async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
+        """The words of prompts and answers since this was last asked."""
+        self._fault("take_usage")
+        return self.usage.pop(request.session, pb.Usage())
 
     async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """Stop the session's running repair."""

@@ -16,6 +16,7 @@ NOT_SHOWN = MappingProxyType(
     {
         "catalog_up": f"{_BESIDE}: Errors of the catalog",
         "catalog_full": f"{_BESIDE}: Errors of the catalog",
+        "computed_tokens_total": f"{_BESIDE}: Tokens, with those of turns that ended early",
         "episode_failures_total": "turns run without; the codes are in the log as well",
         "episode_moved_rows_total": f"{_BESIDE}: Bytes moved by switches",
         "event_streams": _OF_CLIENTS,
@@ -31,6 +32,7 @@ NOT_SHOWN = MappingProxyType(
         "tier_compactions_total": f"{_BESIDE}: Dead bytes",
         "tool_events_total": f"{_BESIDE}: Pauses that timed out",
         "worker_calls_total": f"{_BESIDE}: p95 of calls to workers",
+        "worker_computed_tokens_total": f"{_BESIDE}: Prefilled tokens",
         "worker_prefill_cover": "turns report it; a session's own choice of alpha",
         "worker_prefill_density": "turns report it; a session's own choice of alpha",
         "worker_retrieval_bytes": f"{_BESIDE}: Evictions; bounded by a setting",

@@ -1,8 +1,8 @@
 """Rates of keys and tenants: requests, and tokens computed, in a minute.
 
 Gateways that share a storage share the windows. Requests are counted one by one in a moving window.
-Tokens are known only after a turn, so a window that is not full admits a turn of any size, whose
-tokens then count as a whole: two counters, of this minute and the one before, stand for the moving
+Tokens are known only after a job, so a window that is not full admits a turn of any size, whose
+tokens then count as a whole, however it ended: two counters, of this minute and the one before, stand for the moving
 window, as a log of single tokens would be as long as the limit.
 """
 
@@ -18,7 +18,7 @@ from limits.aio.strategies import MovingWindowRateLimiter
 from limits.errors import StorageError
 
 from kvrecall.domain.errors import RateLimited
-from kvrecall.domain.events import ServiceEvent, TurnFinished
+from kvrecall.domain.events import ServiceEvent, TokensComputed
 from kvrecall.telemetry.outage import Outage
 from services.access.principals import Principal, get_current_principal
 from services.access.settings import AccessSettings
@@ -88,11 +88,13 @@ class Rates:
         return report
 
     def observe(self, event: ServiceEvent) -> None:
-        """Charge the tokens of a committed turn to the sender of its request."""
+        """Charge what was computed to the sender of the request that it was computed for.
+
+        That is the request that began a repair, too.
+        """
         principal = get_current_principal()
-        if isinstance(event, TurnFinished) and principal is not None:
-            tokens = event.outcome.computed_tokens + event.outcome.output_tokens
-            task = asyncio.create_task(self._charge(principal, tokens), name="token charge")
+        if isinstance(event, TokensComputed) and principal is not None:
+            task = asyncio.create_task(self._charge(principal, event.total), name="token charge")
             self._charges.add(task)
             task.add_done_callback(self._charges.discard)
 

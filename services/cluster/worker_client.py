@@ -97,6 +97,13 @@ class Worker(Protocol):
         """
         ...
 
+    async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
+        """The tokens computed for a session since they were last taken.
+
+        Of a job that was cancelled this waits for the end of its step.
+        """
+        ...
+
     async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """Stop the session's repair early: it returns the best rows so far, marked `truncated`.
 
@@ -230,6 +237,10 @@ class WorkerCalls(ABC):
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
         """See `Worker.settle`."""
         return await self.call(calls.SETTLE, request)
+
+    async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
+        """See `Worker.take_usage`."""
+        return await self.call(calls.TAKE_USAGE, request)
 
     async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """See `Worker.stop_early`."""

@@ -24,6 +24,7 @@ from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
 from workers.engine.settings import WorkerSettings
 from workers.engine.store_io import StoreIO, commit_history, map_store_errors, shared_pages
+from workers.engine.usage import UsageMeter
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
 from workers.metrics.catalogue import create_metrics
 from workers.model.grammars import Grammars
@@ -83,6 +84,7 @@ class Engine:
         self.lost_pages = 0
         self.rebuilt_pages = 0
         self.prefilled_tokens = 0
+        self.usage = UsageMeter()
         self.passed_tokens = 0
         self.store_io = StoreIO(self.store, self.cache.transfers)
         self.renderer = TenantThreads(3, _MOST_WAITING, "render", at_once=2)
@@ -336,6 +338,8 @@ class Engine:
         recording.begin(step, residents, attention)
         try:
             logits = self.model.forward(token_ids, step, logits_to_keep)
+            for resident in residents:
+                self.usage.add(resident.session.name, "prefilled", tokens)
             recorded = [
                 recording.record(self.cache, resident, token_ids[index], step, index, self.settings)
                 for index, resident in enumerate(residents)
@@ -439,6 +443,7 @@ class Engine:
         step = self._begin_step([resident], len(token_ids), len(token_ids))
         try:
             self.model.forward(torch.tensor([token_ids]), step)
+            self.usage.add(resident.session.name, "repaired", len(token_ids))
         finally:
             step.undo()
         self.passed_tokens += len(token_ids)

@@ -66,6 +66,7 @@ def settle(
         on_prompt_end=lambda: None,
         source=source,
     )
+    engine.usage.recount(session.name, "settled", due)
     session.pending = pending[due:]
     session.unsettled = 0
     session.clear_turn()

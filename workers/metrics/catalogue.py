@@ -54,6 +54,10 @@ LOAD = (
     histogram("worker_batch_sessions", "Sessions decoded in one pass.", buckets.SESSIONS),
     counter("worker_prefilled_tokens_total", "Tokens computed in blocks, also after a loss."),
     counter(
+        "worker_computed_tokens_total",
+        "Tokens that passed the model for a session: in blocks, in steps of answers, to observe.",
+    ),
+    counter(
         "worker_settled_tokens_total",
         "Tokens of answers whose rows were computed again as the full cache has them.",
         when=("pause", "turn"),

@@ -46,6 +46,7 @@ class ScrapedMetrics:
         for kind, state in product(get_args(JobKind), get_args(JobState)):
             metrics.set("worker_jobs", jobs[kind, state], kind=kind, state=state)
         metrics.advance("worker_prefilled_tokens_total", engine.prefilled_tokens)
+        metrics.advance("worker_computed_tokens_total", engine.passed_tokens)
         metrics.advance("worker_lost_pages_total", engine.lost_pages)
         metrics.advance("worker_rebuilt_pages_total", engine.rebuilt_pages)
         _set_memory(metrics, engine)

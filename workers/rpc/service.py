@@ -151,6 +151,10 @@ class WorkerService:
         """Settle a session between turns."""
         return await _wait(self._scheduler.settle(request))
 
+    async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
+        """The tokens computed for the session since this was last asked."""
+        return await _wait(self._scheduler.take_usage(request.session))
+
     async def stop_early(self, request: pb.StopEarlyRequest) -> Empty:
         """Stop the session's repairs early, with the best rows so far."""
         await _wait(self._scheduler.stop_early(request.session))

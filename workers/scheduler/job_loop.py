@@ -321,6 +321,8 @@ class JobLoop:
             tokens = torch.tensor([[decoding.token] for _, _, decoding in batch])
             began = time.perf_counter()
             logits = self._engine.forward([resident for resident, _, _ in batch], tokens)[:, -1]
+            for _, job, _ in batch:
+                self._engine.usage.recount(job.session, "decoded", 1)
             seconds = time.perf_counter() - began
         except Exception as error:  # a failed forward pass must end its turns, not the worker
             return error

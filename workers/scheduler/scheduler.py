@@ -70,6 +70,10 @@ class Scheduler:
         job = Job("settle", request.session, request.epoch, work, share=_IN_BACKGROUND)
         return self._loop.submit(job)
 
+    def take_usage(self, name: str) -> "Future[pb.Usage]":
+        """Take what was computed for a session, between two steps: a cancelled job computes no more."""
+        return self._loop.call(lambda: self.engine.usage.take(name))
+
     def stop_early(self, name: str) -> "Future[None]":
         """Stop the session's repairs early, for a turn: each promotes the best rows so far."""
         return self._loop.call(lambda: self._loop.request_stop(name))

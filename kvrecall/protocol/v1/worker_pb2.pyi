@@ -707,6 +707,24 @@ class SettleResult(_message.Message):
     state: SessionState
     def __init__(self, settled_tokens: _Optional[int] = ..., durable: bool = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
+class TakeUsageRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    def __init__(self, session: _Optional[str] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prefilled_tokens", "decoded_tokens", "repaired_tokens", "settled_tokens")
+    PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prefilled_tokens: int
+    decoded_tokens: int
+    repaired_tokens: int
+    settled_tokens: int
+    def __init__(self, prefilled_tokens: _Optional[int] = ..., decoded_tokens: _Optional[int] = ..., repaired_tokens: _Optional[int] = ..., settled_tokens: _Optional[int] = ...) -> None: ...
+
 class StopEarlyRequest(_message.Message):
     __slots__ = ("session",)
     SESSION_FIELD_NUMBER: _ClassVar[int]

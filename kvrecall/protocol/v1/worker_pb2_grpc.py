@@ -88,6 +88,11 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.FromString,
                 _registered_method=True)
+        self.TakeUsage = channel.unary_unary(
+                '/kvrecall.v1.Worker/TakeUsage',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TakeUsageRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.Usage.FromString,
+                _registered_method=True)
         self.StopEarly = channel.unary_unary(
                 '/kvrecall.v1.Worker/StopEarly',
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.StopEarlyRequest.SerializeToString,
@@ -202,6 +207,12 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeUsage(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopEarly(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -308,6 +319,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Settle,
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.SerializeToString,
+            ),
+            'TakeUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeUsage,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TakeUsageRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.Usage.SerializeToString,
             ),
             'StopEarly': grpc.unary_unary_rpc_method_handler(
                     servicer.StopEarly,
@@ -628,6 +644,33 @@ class Worker(object):
             '/kvrecall.v1.Worker/Settle',
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.SerializeToString,
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/TakeUsage',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TakeUsageRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.Usage.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,8 +12,7 @@ from limits.errors import StorageError
 
 from kvrecall.app.rates import build_redis_storage
 from kvrecall.domain.errors import RateLimited
-from kvrecall.domain.events import TurnFinished, TurnStart, TurnTiming
-from kvrecall.domain.reports import MemoryReport, TurnOutcome
+from kvrecall.domain.events import TokensComputed
 from services.access import rates as module
 from services.access.principals import Principal, acting_as
 from services.access.rates import Rates, build_token_window
@@ -41,14 +40,9 @@ def new_storage(request: pytest.FixtureRequest) -> Callable[[], Storage]:
     return lambda: build_redis_storage(url, prefix)
 
 
-def finished(prompt: int, output: int) -> TurnFinished:
-    outcome = TurnOutcome("s", 1, None, "stop", prompt, output, MemoryReport(0, 0), (), {})
-    return TurnFinished(outcome, TurnStart(), TurnTiming(total=1.0, commit=0.1))
-
-
 async def charge(rates: Rates, principal: Principal, tokens: int) -> None:
     with acting_as(principal):
-        rates.observe(finished(tokens - 1, 1))
+        rates.observe(TokensComputed("s", tokens - 1, 1, 0, 0))
     await rates.stop()
 
 
@@ -134,7 +128,7 @@ def test_a_window_of_tokens_weighs_the_minute_before(
 
 async def test_turns_outside_of_requests_are_charged_to_nobody() -> None:
     rates = Rates(MemoryStorage(), AccessSettings(tenant_tokens_per_minute=100))
-    rates.observe(finished(100, 100))
+    rates.observe(TokensComputed("s", 100, 100, 0, 0))
     await rates.stop()
     report = await rates.admit(Principal(""), True)
     assert report.tokens is not None
