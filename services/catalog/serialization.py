@@ -26,6 +26,7 @@ OUTPUT = TypeAdapter(ToolOutput)
 COMMIT_POINTS = TypeAdapter(tuple[CommitPoint, ...])
 
 _SEAL_BYTES = 4
+DAMAGED = "stored bytes do not match their checksum; restore a backup"
 
 
 def encode_tokens(token_ids: tuple[int, ...]) -> bytes:
@@ -44,17 +45,45 @@ def decode_tokens(data: bytes) -> tuple[int, ...]:
     return tuple(values)
 
 
-def seal(data: bytes) -> bytes:
-    """Append a checksum (CRC-32), by which `unseal` tells damaged bytes from whole ones."""
-    return data + zlib.crc32(data).to_bytes(_SEAL_BYTES, "little")
+def seal(data: bytes, *texts: str) -> bytes:
+    """Append a checksum (CRC-32), by which `unseal` tells damaged bytes from whole ones.
+
+    It covers `texts` that are stored beside them as well.
+    """
+    return data + _checksum(data, *texts).to_bytes(_SEAL_BYTES, "little")
 
 
-def unseal(sealed: bytes) -> bytes:
-    """Return the bytes that were sealed. Raises ValueError if they are not as they were."""
+def unseal(sealed: bytes, *texts: str) -> bytes:
+    """Return the bytes that were sealed. Raises ValueError if they or `texts` are not as they were."""
     data = sealed[:-_SEAL_BYTES]
-    if seal(data) != sealed:
-        raise ValueError("stored bytes do not match their checksum; restore a backup")
+    if seal(data, *texts) != sealed:
+        raise ValueError(DAMAGED)
     return data
+
+
+def seal_text(text: bytes, beside: bytes) -> bytes:
+    """Put a checksum (CRC-32, 8 hexadecimal digits) of both before a JSON object's text."""
+    return b"%08x" % zlib.crc32(beside, zlib.crc32(text)) + text
+
+
+def unseal_text(sealed: bytes, beside: bytes) -> bytes:
+    """Return the text that was sealed. Raises ValueError if it or `beside` is not as it was.
+
+    A text that kvrecall 0.2.0 or older stored has no checksum.
+    """
+    if sealed.startswith(b"{"):
+        return sealed
+    text = sealed[2 * _SEAL_BYTES :]
+    if seal_text(text, beside) != sealed:
+        raise ValueError(DAMAGED)
+    return text
+
+
+def _checksum(data: bytes, *texts: str) -> int:
+    value = zlib.crc32(data)
+    for text in texts:
+        value = zlib.crc32(text.encode(), value)
+    return value
 
 
 def pack(state: bytes) -> bytes:

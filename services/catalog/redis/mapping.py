@@ -9,6 +9,7 @@ from dataclasses import replace
 from pydantic import TypeAdapter
 
 from kvrecall.domain.commit_points import CommitPoint
+from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.records import (
@@ -18,7 +19,14 @@ from services.catalog.records import (
     RepairRecord,
     SegmentRecord,
 )
-from services.catalog.serialization import MEMORY, SETTINGS, decode_tokens, encode_tokens
+from services.catalog.serialization import (
+    MEMORY,
+    SETTINGS,
+    decode_tokens,
+    encode_tokens,
+    seal_text,
+    unseal_text,
+)
 
 SHARED = TypeAdapter(tuple[SharedPages, ...])
 CALL = TypeAdapter(PendingCall)
@@ -107,18 +115,31 @@ def from_history(flat: Sequence[bytes]) -> tuple[CommitPoint, ...]:
 
 
 def to_turn_entries(turn: Turn) -> tuple[bytes, bytes]:
-    """Build the entries of TURNS and TOKENS."""
-    return TURN.dump_json(replace(turn, token_ids=())), encode_tokens(turn.token_ids)
+    """Build the entries of TURNS and TOKENS; the former has a checksum of both."""
+    tokens = encode_tokens(turn.token_ids)
+    return seal_text(TURN.dump_json(replace(turn, token_ids=())), tokens), tokens
 
 
 def from_turn_entries(
     session_id: str, entries: Sequence[bytes], tokens: Sequence[bytes]
 ) -> list[Turn]:
-    """Convert from entries of TURNS and TOKENS; some may be copies of another session's."""
-    return [
-        replace(TURN.validate_json(entry), session=session_id, token_ids=decode_tokens(ids))
-        for entry, ids in zip(entries, tokens, strict=True)
-    ]
+    """Convert from entries of TURNS and TOKENS; some may be copies of another session's.
+
+    Raises CatalogError for damaged ones.
+    """
+    try:
+        return [
+            replace(
+                TURN.validate_json(unseal_text(entry, ids)),
+                session=session_id,
+                token_ids=decode_tokens(ids),
+            )
+            for entry, ids in zip(entries, tokens, strict=True)
+        ]
+    except ValueError as error:
+        raise CatalogError(
+            f"the turn log of session {session_id!r} could not be read: {error}"
+        ) from error
 
 
 def to_reported_fields(call: PendingCall) -> Fields:

@@ -82,26 +82,29 @@ def from_session_row(
 
 
 def to_turn_row(turn: Turn) -> Row:
-    """Convert to a row of `turns`."""
+    """Convert to a row of `turns`; a checksum covers its texts, too."""
+    messages = MESSAGES.dump_json(turn.messages).decode()
+    outcome = OUTCOME.dump_json(turn.outcome).decode()
     return {
         "session": turn.session,
         "number": turn.number,
-        "messages": MESSAGES.dump_json(turn.messages).decode(),
+        "messages": messages,
         "token_ids": seal(encode_tokens(turn.token_ids)),
-        "outcome": OUTCOME.dump_json(turn.outcome).decode(),
-        "utterance_tokens": seal(encode_tokens(turn.utterance_tokens)),
+        "outcome": outcome,
+        "utterance_tokens": seal(encode_tokens(turn.utterance_tokens), messages, outcome),
     }
 
 
 def from_turn_row(row: sqlite3.Row) -> Turn:
-    """Convert from a row of `turns`."""
+    """Convert from a row of `turns`. Raises ValueError for a damaged one."""
+    utterance_tokens = unseal(row["utterance_tokens"], row["messages"], row["outcome"])
     return Turn(
         session=row["session"],
         number=row["number"],
         messages=MESSAGES.validate_json(row["messages"]),
         token_ids=decode_tokens(unseal(row["token_ids"])),
         outcome=OUTCOME.validate_json(row["outcome"]),
-        utterance_tokens=decode_tokens(unseal(row["utterance_tokens"])),
+        utterance_tokens=decode_tokens(utterance_tokens),
     )
 
 

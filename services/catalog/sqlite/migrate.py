@@ -78,7 +78,7 @@ def _run_migrations(connection: sqlite3.Connection, found: int) -> None:
     connection.create_function("summarize_pieces", 2, _summarize_pieces, deterministic=True)
     for function in _FUNCTIONS:
         connection.create_function(function.__name__, 1, _on_text(function), deterministic=True)
-    connection.create_function(seal.__name__, 1, seal, deterministic=True)
+    connection.create_function(seal.__name__, -1, seal, deterministic=True)
     for version in range(found, SCHEMA_VERSION):
         for statement in load_migration(version):
             connection.execute(statement)

@@ -73,6 +73,7 @@ CREATE TABLE turn_states (
     PRIMARY KEY (session, turn)
 ) STRICT;
 
+-- The checksum of `utterance_tokens` covers `messages` and `outcome`, too.
 CREATE TABLE turns (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     number INTEGER NOT NULL,

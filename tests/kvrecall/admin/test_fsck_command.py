@@ -212,3 +212,12 @@ def test_pages_alone_are_checked_where_a_gateway_has_the_catalog(check: Any, ser
     code, output = check()
     assert code == 0
     assert "no catalog" in output
+
+
+def test_a_changed_text_of_a_message_is_found(check: Any, served: Any) -> None:
+    with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as db, db:
+        changed = db.execute("UPDATE turns SET messages = replace(messages, 'K4821', 'K4820')")
+        assert changed.rowcount
+    code, output = check()
+    assert code != 0
+    assert "do not match their checksum" in " ".join(output.split())

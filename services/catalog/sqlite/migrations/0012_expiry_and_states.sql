@@ -14,7 +14,9 @@ CREATE TABLE turn_states (
 ) STRICT;
 
 UPDATE worker_states SET state = seal(state);
-UPDATE turns SET token_ids = seal(token_ids), utterance_tokens = seal(utterance_tokens);
+UPDATE turns SET
+    token_ids = seal(token_ids),
+    utterance_tokens = seal(utterance_tokens, messages, outcome);
 UPDATE prefixes SET token_ids = seal(token_ids);
 UPDATE built_episodes SET built = seal(built);
 UPDATE repairs SET positions = seal(positions);
