@@ -73,6 +73,10 @@ class _Rules:
                     written.append(json.dumps(part))
         return " ".join(written)
 
+    def framed(self, before: str, plain: str, after: str) -> str:
+        """Write a client's text between two of the form's: a mark in it is text like any other."""
+        return " ".join(filter(None, (self.text(before), json.dumps(plain), self.text(after))))
+
 
 def build_grammars(
     constraint: Constraint,
@@ -146,10 +150,17 @@ def _add_calls(rules: _Rules, grammar: CallGrammar, tools: Sequence[_Tool], sing
 
 def _add_call(rules: _Rules, grammar: CallGrammar, tool: _Tool) -> str:
     name = tool.name if grammar.xml else json.dumps(tool.name)[1:-1]
-    opening = [piece.format(name=name) for piece in grammar.opening]
+    opening = " ".join(_write_opening(rules, piece, name) for piece in grammar.opening)
     closing = [piece.format() for piece in grammar.closing]
     arguments = _add_parameters(rules, tool) if grammar.xml else _add_arguments(rules, tool)
-    return rules.add(f"{rules.text(*opening)} {arguments} {rules.text(*closing)}")
+    return rules.add(f"{opening} {arguments} {rules.text(*closing)}")
+
+
+def _write_opening(rules: _Rules, piece: str, name: str) -> str:
+    before, named, after = piece.partition("{name}")
+    if not named:
+        return rules.text(piece if piece == LINE else piece.format())
+    return rules.framed(before.format(), name, after.format())
 
 
 def _add_arguments(rules: _Rules, tool: _Tool) -> str:
@@ -158,7 +169,7 @@ def _add_arguments(rules: _Rules, tool: _Tool) -> str:
     if found is None:
         return rules.json(tool.schema, tool.strict)
     name, grammar = found
-    opening = rules.text(f'{{{json.dumps(name)}: "')
+    opening = rules.framed("{", json.dumps(name), ': "')
     return rules.add(f"{opening} {rules.nest(quote_grammar(grammar))} {rules.text(chr(34) + '}')}")
 
 
@@ -172,19 +183,20 @@ def _add_parameters(rules: _Rules, tool: _Tool) -> str:
     pieces = []
     for key, schema in properties.items():
         schema = schema if isinstance(schema, dict) else {}
-        opening, closing = f"<parameter={key}>\n", "\n</parameter>\n"
+        opening = rules.framed("<parameter=", key, ">\n")
+        closing = "\n</parameter>\n"
         choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()
         if is_text(schema) and isinstance(grammar := schema.get(TEXT_GRAMMAR), str):
-            rule = f"{rules.text(opening)} {rules.nest(close_grammar(grammar, closing))}"
+            rule = f"{opening} {rules.nest(close_grammar(grammar, closing))}"
         elif is_text(schema) and not choices:
             # The text ends where its tag does, whatever it is.
             value = rules.add("/(?s:.*)/", f"[suffix={json.dumps(closing)}]")
-            rule = f"{rules.text(opening)} {value}"
+            rule = f"{opening} {value}"
         elif is_text(schema):
-            value = " | ".join(rules.text(str(choice)) for choice in choices)
-            rule = f"{rules.text(opening)} ({value}) {rules.text(closing)}"
+            value = " | ".join(json.dumps(str(choice)) for choice in choices)
+            rule = f"{opening} ({value}) {rules.text(closing)}"
         else:
             value = rules.json({**shared, **schema}, tool.strict)
-            rule = f"{rules.text(opening)} {value} {rules.text(closing)}"
+            rule = f"{opening} {value} {rules.text(closing)}"
         pieces.append(rules.add(rule) + ("" if key in required else "?"))
     return rules.add(" ".join(pieces) or '""')
