@@ -4,13 +4,13 @@
 a client's pass where keys are needed.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from typing import Annotated
 
 from fastapi import Header, Request, Response
 from fastapi.routing import APIRoute
 
-from gateway.bodies.parsing import ParsedRequest
+from gateway.bodies.parsing import ParsedRoute, RouteHandler
 from services.access.principals import MAX_TENANT_LENGTH, TENANT_NAME
 from services.service import SessionService
 
@@ -27,7 +27,6 @@ Tenant = Annotated[
         "default tenant.",
     ),
 ]
-RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def create_tenant_route(service: SessionService) -> type[APIRoute]:
@@ -37,7 +36,7 @@ def create_tenant_route(service: SessionService) -> type[APIRoute]:
     have been answered before its session was deleted.
     """
 
-    class TenantRoute(APIRoute):
+    class TenantRoute(ParsedRoute):
         """A route that looks for its session first."""
 
         def get_route_handler(self) -> RouteHandler:
@@ -46,7 +45,7 @@ def create_tenant_route(service: SessionService) -> type[APIRoute]:
 
             async def handle_checked(request: Request) -> Response:
                 await _check(service.check_tenant, request)
-                return await handle(ParsedRequest(request.scope, request.receive))
+                return await handle(request)
 
             return handle_checked
 

@@ -1,11 +1,13 @@
 """Bodies as JSON: strict, parsed once, and large ones on threads of their own."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -15,6 +17,7 @@ from kvrecall.sandbox.tenant_threads import TenantThreads
 
 # A smaller body is parsed within a millisecond, and should not wait for a thread.
 _PARSED_AT_ONCE_BYTES = 64 << 10
+RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 _PARSED = "kvrecall.json"
 _MENDED = "kvrecall.mended"
 
@@ -66,6 +69,19 @@ class ParsedRequest(Request):
         if _PARSED not in self.scope:
             await self.body()
         return self.scope[_PARSED] if _PARSED in self.scope else await super().json()
+
+
+class ParsedRoute(APIRoute):
+    """A route that takes its body as it was parsed when it was received."""
+
+    def get_route_handler(self) -> RouteHandler:
+        """Return the route's handler with a request that knows its value."""
+        handle = super().get_route_handler()
+
+        async def handle_parsed(request: Request) -> Response:
+            return await handle(ParsedRequest(request.scope, request.receive))
+
+        return handle_parsed
 
 
 def parse_strictly(content: bytes, mends: bool) -> ParsedBody:

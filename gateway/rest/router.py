@@ -5,6 +5,7 @@ from starlette.routing import BaseRoute
 
 from gateway.anthropic.errors import error_responses as anthropic_responses
 from gateway.anthropic.routes import add_anthropic_routes
+from gateway.bodies.parsing import ParsedRoute
 from gateway.errors import problem_responses
 from gateway.openai.errors import error_responses
 from gateway.openai.routes import add_openai_routes
@@ -32,17 +33,25 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     list: a router that includes others matches a request against all of its routes once more for
     each level.
     """
-    own = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
+    own = APIRouter(
+        prefix=_PREFIX, responses=problem_responses(*_STATUSES), route_class=ParsedRoute
+    )
     add_turn_routes(own, service, settings)
     add_session_reads(own, service)
-    reading = APIRouter(prefix=_PREFIX, responses=problem_responses(*_STATUSES))
+    reading = APIRouter(
+        prefix=_PREFIX, responses=problem_responses(*_STATUSES), route_class=ParsedRoute
+    )
     add_reading_routes(reading, service)
     add_watching_routes(reading, service, settings)
-    openai = APIRouter(prefix=_PREFIX, responses=error_responses(*_CLIENT_STATUSES))
+    openai = APIRouter(
+        prefix=_PREFIX, responses=error_responses(*_CLIENT_STATUSES), route_class=ParsedRoute
+    )
     add_openai_routes(openai, service, settings)
-    tokens = APIRouter(responses=error_responses(*_CLIENT_STATUSES))
+    tokens = APIRouter(responses=error_responses(*_CLIENT_STATUSES), route_class=ParsedRoute)
     add_token_routes(tokens, service, settings)
-    anthropic = APIRouter(prefix=_PREFIX, responses=anthropic_responses(*_CLIENT_STATUSES))
+    anthropic = APIRouter(
+        prefix=_PREFIX, responses=anthropic_responses(*_CLIENT_STATUSES), route_class=ParsedRoute
+    )
     add_anthropic_routes(anthropic, service, settings)
     checked = APIRouter(
         prefix=_PREFIX,

@@ -82,6 +82,21 @@ async def test_a_body_is_parsed_once() -> None:
     assert await ParsedRequest(scope, receive).json() == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/v1/sessions"]
+)
+async def test_no_route_parses_its_body_again(
+    api: Api, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(text: str) -> None:
+        raise AssertionError("it was parsed when it was received")
+
+    monkeypatch.setattr("starlette.requests.json.loads", refuse)
+    response = await api.http.post(path, content=write_chat(padding="x" * LARGE))
+    assert response.status_code < 500
+    assert "parsing the body" not in response.text
+
+
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", '"\\ud800"', "{"])
 def test_what_nothing_can_represent_is_no_json(text: str) -> None:
     with pytest.raises(ValueError, match="line 1"):
