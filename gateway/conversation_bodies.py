@@ -112,6 +112,11 @@ class ConversationBody(ModelRequest, ABC):
         if self.kvrecall.tools:
             raise InvalidRequest("kvrecall.tools", "name the tools in the member tools")
 
+    @property
+    def in_background(self) -> bool:
+        """True if other work comes first: the tier `flex` of OpenAI's API."""
+        return (self.model_extra or {}).get("service_tier") == "flex"
+
     def settings_to_domain(self, tenant: str) -> CreateSession:
         """Convert to the settings of the session that the conversation would begin."""
         body = self.kvrecall.model_copy(update={"tools": self.session_tools, "model": None})
@@ -130,7 +135,9 @@ class ConversationBody(ModelRequest, ABC):
             top_k=self.top_k,
             stop=tuple(self.stop_strings),
         )
-        return TurnRequest((), sampling=self.constrain_answer(sampling))
+        return TurnRequest(
+            (), sampling=self.constrain_answer(sampling), background=self.in_background
+        )
 
 
 def begin_answer(turn: TurnRequest, message: Message, field: str) -> TurnRequest:

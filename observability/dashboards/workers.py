@@ -103,6 +103,7 @@ LOAD = (
                 rate("worker_swaps_total", WORKER, "worker", "direction"),
                 "{{worker}} {{direction}}",
             ),
+            Query(rate("worker_preemptions_total", WORKER, "worker"), "{{worker}} preempted"),
         ),
     ),
 )

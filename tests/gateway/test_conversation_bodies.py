@@ -28,6 +28,17 @@ SHARED = {"model": "m", "temperature": 0.5, "top_p": 1, "top_k": 3, "kvrecall": 
 
 
 @pytest.mark.parametrize("api", REQUESTS)
+@pytest.mark.parametrize(("tier", "background"), [("flex", True), ("auto", False), (None, False)])
+def test_in_the_tier_flex_a_turn_comes_after_others(
+    api: type[ConversationBody], tier: str | None, background: bool
+) -> None:
+    own, _ = REQUESTS[api]
+    body = api.model_validate({**SHARED, **own, "service_tier": tier})
+    body.require_honoured()
+    assert body.turn_to_domain(ServiceLimits(), DEFAULT).background is background
+
+
+@pytest.mark.parametrize("api", REQUESTS)
 def test_the_same_options_are_the_same_turn_in_every_api(api: type[ConversationBody]) -> None:
     own, stop = REQUESTS[api]
     body = api.model_validate({**SHARED, **own, stop: ["a", "b"]})

@@ -10,7 +10,6 @@ last row has the seconds until none of their turns runs or waits. The result fil
 """
 
 import argparse
-import asyncio
 import os
 import re
 import subprocess
@@ -25,34 +24,28 @@ from statistics import median
 import httpx
 import numpy as np
 
+from benchmarks.fair_shares.flood import MODEL
 from benchmarks.faults.rig.processes import QUIET
 from kvrecall.app.local_server import STOP_SECONDS, launch
 from kvrecall.app.models import REFERENCE
 from kvrecall.reporting.results import Row, build_results, speed_row
 from reference import MODEL_PATH
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 QUIET_WINDOW = "quiet"
-PROMPT = "The quick brown fox jumps over the lazy dog. " * 100
-MODEL = "served"
-PAUSE_SECONDS = 0.5
 WARM_SECONDS = 4.0
 _UNFINISHED = re.compile(r"^kvrecall_turns_(?:running|waiting)\S* (\S+)$", re.MULTILINE)
 
 
 def main() -> None:
-    """Read the command line, measure, print, write; or be the flood."""
+    """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=31)
     parser.add_argument("--clients", type=int, nargs="+", default=[16, 100], help="of each flood")
     parser.add_argument("--rounds", type=int, default=3, help="windows of each kind")
     parser.add_argument("--questions", type=int, default=15, help="of a window")
-    parser.add_argument("--flood", help="be the flood of this address; of a run's own process")
     parser.add_argument("--out", type=Path, default=RESULTS / "fair-shares.json")
     given = parser.parse_args()
-    if given.flood:
-        asyncio.run(flood(given.flood, given.clients[0]))
-        return
     with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder, served(Path(folder)) as url:
         rows = measure(url, given.clients, given.rounds, given.questions)
     for row in rows:
@@ -143,39 +136,12 @@ def ask(http: httpx.Client, number: int) -> float:
 @contextmanager
 def flooded(url: str, clients: int) -> Iterator[None]:
     """Keep a flood running, in a process of its own that is killed at the end."""
-    command = [sys.executable, "-m", "benchmarks.fair_shares", "--flood", url]
-    with subprocess.Popen([*command, "--clients", str(clients)]) as process:
+    command = [sys.executable, "-m", "benchmarks.fair_shares.flood", url, str(clients)]
+    with subprocess.Popen(command) as process:
         try:
             yield
         finally:
             process.kill()
-
-
-async def flood(url: str, clients: int) -> None:
-    """Send long prompts from so many clients, without end."""
-    limits = httpx.Limits(max_connections=None)
-    headers = {"X-Kvrecall-Tenant": "mallory"}
-    async with (
-        httpx.AsyncClient(base_url=url, timeout=None, limits=limits, headers=headers) as http,
-        asyncio.TaskGroup() as group,
-    ):
-        for number in range(clients):
-            group.create_task(_send(http, number))
-
-
-async def _send(http: httpx.AsyncClient, client: int) -> None:
-    number = 0
-    while True:
-        number += 1
-        text = f"{client} {number} {PROMPT}"
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": 256,
-        }
-        response = await http.post("/v1/chat/completions", json=body)
-        if response.status_code != httpx.codes.OK:
-            await asyncio.sleep(PAUSE_SECONDS)
 
 
 def wait_until_idle(http: httpx.Client) -> float:

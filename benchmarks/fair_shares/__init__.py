@@ -1,0 +1,1 @@
+"""A short question of one tenant beside the flood of another."""
