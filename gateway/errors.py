@@ -32,6 +32,12 @@ CATALOG_FAILED = (
 )
 
 
+CATALOG_REPLACED = (
+    "the catalog's data are gone or are another catalog's: nothing is read or written until the "
+    "operator has brought them back; send the request again later"
+)
+
+
 class Problem(BaseModel):
     """Problem details (RFC 9457). `code` and `type` are stable; more members depend on the code."""
 
@@ -90,7 +96,8 @@ def to_problem(error: errors.ServiceError) -> dict[str, Any]:
     """
     if isinstance(error, errors.CatalogError):
         structlog.get_logger("kvrecall.gateway").warning("catalog failed", reason=error.message)
-        return build_problem(error.code, CATALOG_FAILED)
+        replaced = isinstance(error, errors.CatalogReplaced)
+        return build_problem(error.code, CATALOG_REPLACED if replaced else CATALOG_FAILED)
     return build_problem(error.code, error.message, error.details)
 
 

@@ -175,18 +175,14 @@ CATALOG = (
         (Query(rate("catalog_errors_total", GATEWAY, "op"), "{{op}}"),),
     ),
     Panel(
-        "Deleted sessions with pages left",
-        "They wait for workers that are away or refuse; the gateway's log names them.",
+        "Sessions whose pages are left",
+        "Deleted ones wait for workers that are away or refuse; the gateway's log names them. Unknown ones "
+        "are held where the catalog may have lost them, until a person has decided.",
         Unit.COUNT,
-        (Query(f"max(kvrecall_orphaned_sessions{{{GATEWAY}}})", "sessions"),),
-        warn_above=1,
-    ),
-    Panel(
-        "Unknown sessions held",
-        "Workers hold more sessions that the catalog does not know than crashes leave: it may have "
-        "lost them. Nothing is deleted until a person has decided.",
-        Unit.COUNT,
-        (Query(f"max(kvrecall_held_sessions{{{GATEWAY}}})", "sessions"),),
+        (
+            Query(f"max(kvrecall_orphaned_sessions{{{GATEWAY}}})", "deleted"),
+            Query(f"max(kvrecall_held_sessions{{{GATEWAY}}})", "unknown, held"),
+        ),
         warn_above=1,
     ),
 )
