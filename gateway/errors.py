@@ -30,6 +30,10 @@ RETRY_AFTER_SECONDS = 1.0
 CATALOG_FAILED = (
     "the catalog failed or cannot be reached; the reason was logged with the request id"
 )
+CATALOG_FULL = (
+    "the catalog stores no more, as its disk or memory is nearly full; deletions go on: delete "
+    "sessions, conversations or responses"
+)
 
 
 CATALOG_REPLACED = (
@@ -96,9 +100,15 @@ def to_problem(error: errors.ServiceError) -> dict[str, Any]:
     """
     if isinstance(error, errors.CatalogError):
         structlog.get_logger("kvrecall.gateway").warning("catalog failed", reason=error.message)
-        replaced = isinstance(error, errors.CatalogReplaced)
-        return build_problem(error.code, CATALOG_REPLACED if replaced else CATALOG_FAILED)
+        return build_problem(error.code, _describe(error))
     return build_problem(error.code, error.message, error.details)
+
+
+def _describe(error: errors.CatalogError) -> str:
+    """Return what a client may know of the catalog's failure."""
+    if isinstance(error, errors.CatalogReplaced):
+        return CATALOG_REPLACED
+    return CATALOG_FULL if isinstance(error, errors.StorageFull) else CATALOG_FAILED
 
 
 def error_response(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.metering import measure
+from benchmarks.metering.mixture import measure
 from tests.end_to_end.servers import Cluster, Server
 
 REQUESTS = 60

@@ -54,6 +54,7 @@ async def test_a_tenant_that_fills_the_disk_keeps_nobody_from_deleting(
         assert len(created) < 20
     assert made.status_code == 507
     assert made.json()["error"]["code"] == "storage_full"
+    assert "deletions go on" in made.json()["error"]["message"]
     refused = await http.post(turns, json=TURN)
     assert (refused.status_code, refused.json()["code"]) == (507, "storage_full")
     ready = await http.get("/readyz")

@@ -2,13 +2,9 @@
 
 The workers count every token that passes their model for a session; the gateway charges what it was
 told of. After all jobs have ended the two are to be equal.
-
-    python -m benchmarks.metering --url http://127.0.0.1:8420 --requests 1000
 """
 
-import argparse
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -156,20 +152,3 @@ async def measure(
         mixture = Mixture(http, seed)
         await mixture.run(requests)
         return (await count_tokens(http, operations)).since(before), mixture.ends
-
-
-def main() -> None:
-    """Print the counts; exit with 1 unless they are equal."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--operations", nargs="*", default=[], help="the workers' --ops addresses")
-    chosen = parser.parse_args()
-    tokens, ends = asyncio.run(measure(chosen.url, chosen.requests, chosen.seed, chosen.operations))
-    print(json.dumps({"computed": tokens.computed, "metered": tokens.metered, "ends": ends}))
-    raise SystemExit(tokens.computed != tokens.metered)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Metered tokens against computed ones."""
