@@ -232,6 +232,24 @@ asyncio.run(SqliteCatalog.open(Path(sys.argv[1])))
 """
 
 
+async def test_what_an_older_file_stores_counts_as_if_it_were_stored_now(old_file: Path) -> None:
+    catalog = await SqliteCatalog.open(old_file)
+    sums = """
+        SELECT s.id, s.bytes, length(CAST(s.settings AS BLOB))
+        + (SELECT ifnull(sum(length(CAST(messages AS BLOB)) + length(token_ids)
+           + length(CAST(outcome AS BLOB)) + length(utterance_tokens)), 0)
+           FROM turns WHERE session = s.id)
+        + (SELECT length(state) FROM worker_states WHERE session = s.id) FROM sessions AS s
+    """
+    rows = read_rows(old_file, sums)
+    assert rows
+    assert all(counted >= least > 0 for _, counted, least in rows)
+    for id, _, _ in rows:
+        await catalog.sessions.delete(id, None)
+    await catalog.close()
+    assert read_rows(old_file, "SELECT * FROM tenants") == []
+
+
 async def test_after_a_kill_in_the_middle_the_file_is_as_before_and_migrates(
     old_file: Path,
 ) -> None:
