@@ -9,6 +9,12 @@ class WorkerError(Exception):
     code: ErrorCode = ErrorCode.WORKER_ERROR
 
 
+class MalformedMessage(WorkerError):
+    """The bytes of a request are none of its message."""
+
+    code = ErrorCode.MALFORMED_MESSAGE
+
+
 class ModelRefused(WorkerError):
     """The model cannot be served: rows cannot describe its layers, cache or files."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -16,7 +17,7 @@ from kvrecall.protocol.certificates import CannotBind, bind
 from kvrecall.protocol.v1 import REFUSAL_CODE
 from kvrecall.telemetry.spans import Tracer
 from kvrecall.telemetry.wire import PassingTracer
-from workers.errors import Cancelled, CannotListen, WorkerError
+from workers.errors import Cancelled, CannotListen, MalformedMessage, WorkerError
 from workers.rpc.authentication import (
     TokenInterceptor,
     listens_on_loopback,
@@ -74,13 +75,13 @@ class WorkerServicer:
             await asyncio.wait(late)
 
     def _build_method_handler(self, call: Call[Any, Any]) -> "grpc.RpcMethodHandler[Any, Any]":
-        async def answer(request: Any, context: Context) -> Any:
-            async with self._guard(call, request, context):
+        async def answer(data: bytes, context: Context) -> Any:
+            async with self._guard(call, data, context) as (request, _):
                 return await self._service.handler(call)(request)
 
-        async def stream(request: Any, context: Context) -> None:
+        async def stream(data: bytes, context: Context) -> None:
             async with (
-                self._guard(call, request, context) as observed,
+                self._guard(call, data, context) as (request, observed),
                 aclosing(self._service.stream_handler(call)(request)) as events,
             ):
                 async for event in events:
@@ -94,24 +95,24 @@ class WorkerServicer:
         )
         return build(
             stream if call.streaming else answer,
-            request_deserializer=call.request.FromString,
             response_serializer=call.response.SerializeToString,
         )
 
     @asynccontextmanager
     async def _guard(
-        self, call: Call[Any, Any], request: Any, context: Context
-    ) -> AsyncIterator[ObservedCall]:
-        """Count, log and trace the call, map errors to its status, and track a drained one."""
+        self, call: Call[Any, Any], data: bytes, context: Context
+    ) -> AsyncIterator[tuple[Any, ObservedCall]]:
+        """Read the request; count, log and trace its call, map errors, and track a drained one."""
         metadata = {name: str(value) for name, value in context.invocation_metadata() or ()}
         observed = ObservedCall()
         async with AsyncExitStack() as stack:
             stack.enter_context(self._count(call, context, observed))
             await stack.enter_async_context(_map_errors(context))
+            request = _read(call, data)
             stack.enter_context(observe_call(self._tracer, call, request, metadata, observed))
             if call.drained:
                 await stack.enter_async_context(self._track_running())
-            yield observed
+            yield request, observed
 
     @contextmanager
     def _count(
@@ -149,6 +150,16 @@ class WorkerServicer:
             if self._cancelling:
                 raise Cancelled("the worker stopped before the call ended") from error
             raise
+
+
+def _read(call: Call[Any, Any], data: bytes) -> Any:
+    """Read a call's request. Raises MalformedMessage: gRPC itself would log it as our error."""
+    try:
+        return call.request.FromString(data)
+    except DecodeError as error:
+        raise MalformedMessage(
+            f"{len(data)} bytes are no {call.request.DESCRIPTOR.full_name}"
+        ) from error
 
 
 @asynccontextmanager

@@ -119,6 +119,18 @@ async def test_a_refusal_has_a_status_our_code_and_a_message(served: Callable[..
         assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "unknown_method")
 
 
+@pytest.mark.parametrize("method", ["Stats", "Memory", "Turn"])
+async def test_bytes_that_are_no_request_are_refused_and_are_no_error_of_the_worker(
+    served: Callable[..., Any], method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as each:
+        call = each.channel.unary_unary(f"/{SERVICE}/{method}")(b"\x0f5")
+        status, code, message = await refusal(call)
+        assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "malformed_message")
+        assert "2 bytes" in message
+        assert not [line for line in caplog.records if line.levelname == "ERROR"]
+
+
 async def test_a_message_too_long_for_trailers_is_truncated(served: Callable[..., Any]) -> None:
     async with served() as each:
         status, code, message = await refusal(

@@ -1,0 +1,1 @@
+"""How requests are sent: HTTP, the gRPC API, and the workers' own port."""
