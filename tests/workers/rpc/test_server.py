@@ -131,6 +131,16 @@ async def test_bytes_that_are_no_request_are_refused_and_are_no_error_of_the_wor
         assert not [line for line in caplog.records if line.levelname == "ERROR"]
 
 
+@pytest.mark.parametrize("field", [{"template_arguments": "{"}, {"tools": ["hi"]}])
+async def test_text_that_is_no_json_is_refused_where_tokens_are_counted(
+    served: Callable[..., Any], field: dict[str, Any]
+) -> None:
+    request = pb.TokenizeRequest(messages=[pb.Message(role="user", content="hi")], **field)
+    async with served() as each:
+        status, code, _ = await refusal(each.stub.Tokenize(request))
+        assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "bad_settings")
+
+
 async def test_a_message_too_long_for_trailers_is_truncated(served: Callable[..., Any]) -> None:
     async with served() as each:
         status, code, message = await refusal(
