@@ -24,8 +24,8 @@ from benchmarks import repair
 from benchmarks.repair_keys import SyntheticKeys
 from benchmarks.subjects import copy_plain
 from benchmarks.throughput import RESULTS, describe, describe_model, load, speed_rows
-from benchmarks.tier_subjects import Pages
-from benchmarks.tiers import SHAPES, TIERS, compare_subjects
+from benchmarks.tiers.__main__ import SHAPES, TIERS, compare_subjects
+from benchmarks.tiers.subjects import Pages
 from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.reporting.results import Row, build_results

@@ -233,7 +233,7 @@ class Fleet:
         return await self._repeat(lambda: self.gateways[0].service.reading.search(query, ""))
 
     async def _sum_tokens(self) -> None:
-        (await self.gateways[0].catalog.sessions.get_use("")).tokens
+        await self.gateways[0].catalog.sessions.get_use("")
 
     async def _find_orphans(self) -> None:
         await self.gateways[0].catalog.page_refs.get_orphaned()

@@ -19,7 +19,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.throughput import RESULTS, describe
-from benchmarks.tier_subjects import (
+from benchmarks.tiers.subjects import (
     Files,
     Memory,
     Pages,

@@ -1,4 +1,4 @@
-"""Subjects of `tiers.py`: memory, raw files and a plain socket as limits; tiers and row stores."""
+"""Subjects of the benchmark of tiers: memory, raw files, a plain socket; tiers and row stores."""
 
 import os
 import shutil

@@ -63,10 +63,10 @@ def lose_ends(api: Any) -> Callable[[], None]:
     store = api.catalog.responses.store
     lost = False
 
-    async def store_beginnings(response: Any, seconds: float) -> None:
+    async def store_beginnings(response: Any, *limits: Any) -> None:
         if lost and '"in_progress"' not in response.body:
             raise CatalogError("lost")
-        await store(response, seconds)
+        await store(response, *limits)
 
     def toggle() -> None:
         nonlocal lost

@@ -1,0 +1,1 @@
+"""Bandwidth of the row store's tiers beside its limits."""
