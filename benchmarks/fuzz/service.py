@@ -46,9 +46,18 @@ def running_service(folder: Path, rig: Rig) -> Iterator[Service]:
     try:
         api = f"127.0.0.1:{free_port()}"
         for worker in setup.workers:
-            worker.environment = {**worker.environment, "KVRECALL_SERVER__TOKEN": WIRE_TOKEN}
+            own = {
+                "KVRECALL_SERVER__TOKEN": WIRE_TOKEN,
+                "KVRECALL_SERVER__ADVERTISE": f"127.0.0.1:{worker.port}",
+            }
+            worker.environment = {**worker.environment, **own}
         (gateway,) = setup.gateways
-        gateway.arguments = [*gateway.arguments, "--grpc", api]
+        # Past the proxies of faults: they are threads of this process, which draws requests.
+        listed = list(gateway.arguments)
+        listed[listed.index("--worker") + 1] = ",".join(
+            f"127.0.0.1:{worker.port}" for worker in setup.workers
+        )
+        gateway.arguments = [*listed, "--grpc", api]
         gateway.environment = {**gateway.environment, "KVRECALL_WIRE__TOKEN": WIRE_TOKEN}
         keys = asyncio.run(_make_keys(setup.catalog))
         setup.start()

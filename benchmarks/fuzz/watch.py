@@ -15,6 +15,8 @@ from benchmarks.fuzz.service import OPERATOR, Service
 DOOR = "processes"
 UP = "kvrecall_worker_up"
 RETRIES = "kvrecall_turn_retries_total"
+# Events of a gateway that lost a worker, which no request may cause.
+LOST = ("worker left", "worker incompatible", "turn retried in another worker")
 _SECONDS = 2.0
 _PATIENCE = 60.0
 
@@ -82,7 +84,7 @@ def _find_unhealthy(url: str, key: str) -> Iterator[str]:
 
 
 def read_errors(log: Path) -> Iterator[tuple[str, str]]:
-    """Yield event and line of every error in a log, and what is no line of the log at all."""
+    """Yield event and line of every error and lost worker in a log, and what is no line of it."""
     if not log.exists():
         return
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -91,6 +93,7 @@ def read_errors(log: Path) -> Iterator[tuple[str, str]]:
         except ValueError:
             yield "a line that is no JSON", line
             continue
-        if members.get("level") in ("error", "critical") or "exception" in members:
+        failed = members.get("level") in ("error", "critical") or "exception" in members
+        if failed or members.get("event") in LOST:
             # grpc's own events name the method in brackets.
             yield str(members.get("event")).partition(" [")[0], line

@@ -180,8 +180,13 @@ def test_errors_in_a_log_are_found(tmp_path: Path) -> None:
     log = tmp_path / "gateway.log"
     log.write_text(
         '{"event": "request", "level": "info"}\n{"event": "bad", "level": "error"}\noops\n'
+        '{"event": "worker left", "level": "warning"}\n'
     )
-    assert [event for event, _ in read_errors(log)] == ["bad", "a line that is no JSON"]
+    assert [event for event, _ in read_errors(log)] == [
+        "bad",
+        "a line that is no JSON",
+        "worker left",
+    ]
 
 
 def test_json_text_that_no_library_writes() -> None:
