@@ -16,6 +16,10 @@ from services.access.principals import Scope
 from services.catalog.api_keys.base import KeyRecord
 
 WIRE_TOKEN = "the token of the fuzzed cluster"
+# Rows that a tenant may hold: without a quota one tenant fills the disk for all.
+TENANT_BYTES = 96 << 20
+# An answer without a limit has the context's 16,000 tokens, and takes minutes.
+MAX_TOKENS = 64
 MALLORY, ANN, OPERATOR = "mallory", "ann", "operator"
 
 
@@ -58,7 +62,13 @@ def running_service(folder: Path, rig: Rig) -> Iterator[Service]:
             f"127.0.0.1:{worker.port}" for worker in setup.workers
         )
         gateway.arguments = [*listed, "--grpc", api]
-        gateway.environment = {**gateway.environment, "KVRECALL_WIRE__TOKEN": WIRE_TOKEN}
+        gateway.environment = {
+            **gateway.environment,
+            "KVRECALL_WIRE__TOKEN": WIRE_TOKEN,
+            "KVRECALL_SERVICE__TENANT_BYTES": str(TENANT_BYTES),
+            "KVRECALL_SERVICE__DEFAULT_MAX_TOKENS": str(MAX_TOKENS),
+            "KVRECALL_SERVICE__MAX_OUTPUT_TOKENS": str(MAX_TOKENS),
+        }
         keys = asyncio.run(_make_keys(setup.catalog))
         setup.start()
         yield Service(setup, api, keys)
