@@ -172,7 +172,7 @@ class Traffic:
             answer = self._post(self.urls[0], session)
         finally:
             self.catalog.config_set("maxmemory", 0)
-        assert answer.status_code == 503, answer.text
+        assert answer.status_code == 507, answer.text
         self.commit(one, session, user("Again?"), max_tokens=4)
 
     def _post(self, url: str, session: str, tokens: int = 4) -> httpx.Response:
