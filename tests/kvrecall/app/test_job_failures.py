@@ -50,8 +50,9 @@ async def fail(worker):
     ForwardStep.update = fail_together
     await asyncio.gather(speak(worker, "s"), speak(worker, "t"))
     wrong = pb.RepairRequest(session="s", epoch=1, trigger="turn", text=TEXT, token_ids=[10**6])
-    tools = pb.TokenizeRequest(messages=SAID, tools=[TEXT])
-    for call in (worker.repair(wrong), worker.tokenize(tools)):
+    broken = pb.SessionState(length=5, selection=TEXT.encode())
+    rows = pb.MapRowsRequest(state=broken, stop=5, columns=1)
+    for call in (worker.repair(wrong), worker.map_rows(rows)):
         try:
             await call
         except WorkerRefused:
@@ -87,7 +88,7 @@ def test_a_failed_job_is_logged_without_variables_and_texts(form: str, tmp_path:
     assert run.returncode == 0, logged
     for event in ("joint forward pass failed", "job failed", "call failed"):
         assert event in logged
-    for kind in ("ValueError", "IndexError", "JSONDecodeError"):
+    for kind in ("ValueError", "IndexError", "SafetensorError"):
         assert kind in logged
     assert "embedding" in logged, "the frames are there"
     assert WORD not in logged

@@ -28,6 +28,10 @@ from workers.rpc.settings import ServerSettings
 SPOKEN = pb.Message(role="user", content="Where does she live?")
 # Its signal has a token that no model has: the pass over it raises.
 UNREPAIRABLE = pb.RepairRequest(session="s", epoch=1, trigger="tool_call", token_ids=[10**6])
+# Its state is none.
+UNREADABLE = pb.MapRowsRequest(
+    state=pb.SessionState(length=5, selection=b"zebra"), stop=5, columns=1
+)
 
 WorkerAt = Callable[..., AbstractAsyncContextManager[Worker]]
 
@@ -246,20 +250,12 @@ async def test_a_refusal_has_its_code(worker_at: WorkerAt, tmp_path: Path) -> No
 async def test_a_job_that_raises_is_refused_and_the_worker_goes_on(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:
-    """A token that the model has not, tools that are no JSON, a state that is none."""
+    """A token that the model has not, a state that is none."""
     async with worker_at(tmp_path) as worker:
         await talked(worker, method="snapkv", repair_rows=8)
-        broken = pb.SessionState(length=5, selection=b"zebra")
         raising = [
             (worker.repair(UNREPAIRABLE), "IndexError"),
-            (
-                worker.tokenize(pb.TokenizeRequest(messages=[SPOKEN], tools=["zebra"])),
-                "JSONDecodeError",
-            ),
-            (
-                worker.map_rows(pb.MapRowsRequest(state=broken, stop=5, columns=1)),
-                "SafetensorError",
-            ),
+            (worker.map_rows(UNREADABLE), "SafetensorError"),
         ]
         for call, kind in raising:
             with pytest.raises(WorkerRefused, match=rf"did not expect \({kind}\)") as refused:
@@ -284,7 +280,7 @@ async def test_a_worker_with_a_job_that_raises_keeps_its_sessions(tmp_path: Path
         with pytest.raises(WorkerRefused):
             await pool.repair(UNREPAIRABLE)
         with pytest.raises(WorkerRefused):
-            await pool.tokenize(pb.TokenizeRequest(messages=[SPOKEN], tools=["zebra"]))
+            await pool.map_rows(UNREADABLE)
         assert [pool.choose_worker(f"other {name}", name) for name in "ab"] == ["a", "b"]
 
 
