@@ -43,7 +43,7 @@ def get_status_code(code: ErrorCode) -> grpc.StatusCode:
     """
     if code.http_status == 503:
         return grpc.StatusCode.UNAVAILABLE
-    if code.http_status >= 500:
+    if code.http_status == 500:
         return grpc.StatusCode.INTERNAL
     return grpc.StatusCode[code.grpc_status]
 

@@ -37,7 +37,17 @@ WORKERS_METRIC = "kvrecall_worker_up"
 KEPT_TABLES = frozenset(
     {"idempotency_records", "sqlite_sequence", "catalog_id", "meta", "conversations"}
 )
-KEPT_KEYS = (":version", ":format", ":tenants", ":waiting", ":catalog-id", ":id", ":conversations:")
+# Entries of writes that broke off, in `conversations` and `lengths`, go with the tenant's later writes.
+KEPT_KEYS = (
+    ":version",
+    ":format",
+    ":tenants",
+    ":waiting",
+    ":catalog-id",
+    ":id",
+    ":conversations:",
+    ":lengths:",
+)
 _POLL_SECONDS = 0.2
 
 

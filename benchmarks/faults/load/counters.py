@@ -19,6 +19,7 @@ ALLOWED_ERRORS = frozenset(
         "rows_missing",  # more pages were damaged while some were computed again
         "cancelled",
         "catalog_error",
+        "storage_full",  # the catalog's disk is full
         "changed_meanwhile",
         "turn_quarantined",  # two faults in a row hit the workers that ran the turn
     }
@@ -85,7 +86,7 @@ class Counters:
             return
         text = f"{error.status} {error.code}"
         self.count(self.server_errors, text)
-        if error.status != 503 or error.code not in ALLOWED_ERRORS:
+        if error.code not in ALLOWED_ERRORS or error.status not in (503, 507):
             self.wrong_errors.append(f"{text}: {error.detail}")
         elif self.calm_since is not None and time.monotonic() > self.calm_since:
             self.late_errors.append(f"{text}: {error.detail}")

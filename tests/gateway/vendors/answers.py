@@ -49,7 +49,7 @@ class Answer:
         """The message as the session keeps it."""
         return pb.Message(
             role="assistant",
-            content=self.text.strip(),
+            content=self.text.rstrip(),
             reasoning=self.reasoning,
             tool_calls=self._build_calls(),
         )

@@ -39,7 +39,7 @@ def check_message(message: Any, answer: Answer) -> None:
     """Check a whole message: its blocks, its end, its counts."""
     assert message.id.startswith("msg_")
     texts = [block.text for block in message.content if block.type == "text"]
-    assert texts == ([answer.text.strip()] if answer.text.strip() else [])
+    assert texts == ([answer.text.rstrip()] if answer.text.rstrip() else [])
     thoughts = [block.thinking for block in message.content if block.type == "thinking"]
     assert thoughts == ([answer.reasoning] if answer.reasoning else [])
     calls = [block for block in message.content if block.type == "tool_use"]
@@ -126,7 +126,7 @@ async def test_anthropics_client_puts_a_stream_together_to_the_same_message(
         text = "".join([piece async for piece in stream.text_stream])
         final = await stream.get_final_message()
     check_message(final, answer)
-    assert text == answer.text.strip()
+    assert text == answer.text.rstrip()
     assert [block.model_dump() for block in final.content] == [
         block.model_dump() for block in plain.content
     ]

@@ -90,7 +90,7 @@ def check_response(response: Response, answer: Answer) -> None:
     assert (details and details.reason) == ("max_output_tokens" if cut else None)
     assert (response.completed_at is None) == cut
     assert response.error is None
-    assert response.output_text == answer.text.strip()
+    assert response.output_text == answer.text.rstrip()
     prefixes = {
         "message": "msg_",
         "reasoning": "rs_",

@@ -34,6 +34,7 @@ CLASSES = {
     429: Overloaded,
     500: ServerError,
     503: Overloaded,
+    507: ServerError,
 }
 
 

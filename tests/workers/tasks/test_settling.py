@@ -126,7 +126,7 @@ def test_rows_from_before_the_first_eviction_stay(
 ) -> None:
     """An answer that outgrows the budget leaves the rows that it had computed over all rows."""
     worker = make_worker("qwen2", **LIMITS)
-    worker.open(**RECALLING | {"budget": 256})
+    worker.open(**RECALLING | {"budget": 192})
     prompt = worker.turn("s", words(8), max_tokens=4)
     token_ids = [*prompt.token_ids]
     done = worker.turn("s", words(8, seed=1), max_tokens=300, temperature=1.0, seed=4)
@@ -144,7 +144,7 @@ def test_an_answer_to_a_prompt_of_less_than_a_page_is_settled_where_it_is_swappe
 ) -> None:
     worker = make_worker("qwen2", **LIMITS)
     worker.open(**RECALLING)
-    done = worker.turn("s", words(12), max_tokens=200, temperature=1.0, seed=3)
+    done = worker.turn("s", words(12), max_tokens=240, temperature=1.0, seed=3)
     assert done.prompt_tokens < PAGE
     token_ids = list(done.token_ids)
     require_full_rows(worker, "s", plain("qwen2"), token_ids)

@@ -236,12 +236,12 @@ async def test_a_repeated_request_waits_until_the_first_has_stored_its_end(
 ) -> None:
     store, stored, reached, gate = api.catalog.responses.store, [], asyncio.Event(), asyncio.Event()
 
-    async def store_late(response: Any, seconds: float) -> None:
+    async def store_late(response: Any, *limits: Any) -> None:
         if '"in_progress"' not in response.body:
             reached.set()
             await gate.wait()
         stored.append(json.loads(response.body)["status"])
-        await store(response, seconds)
+        await store(response, *limits)
 
     api.catalog.responses.store = store_late
     key = {"Idempotency-Key": "one"}
