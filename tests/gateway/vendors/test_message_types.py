@@ -101,7 +101,7 @@ def check_block(events: list[Any]) -> None:
         case "text":
             assert (block.text, set(kinds)) == ("", {"text_delta"})
             text = "".join(event.delta.text for event in deltas)
-            assert text == text.strip() != ""
+            assert text == text.rstrip() != ""
         case "thinking":
             assert (block.thinking, block.signature) == ("", "")
             assert set(kinds[:-1]) == {"thinking_delta"}
