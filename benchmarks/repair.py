@@ -27,6 +27,7 @@ from kvrecall.domain.session_settings import PageScan
 from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.format.summaries import Bits
+from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
@@ -148,7 +149,9 @@ class Bench:
             shape.n_layers, shape.n_kv_heads, shape.head_dim, keys.dtype, "benchmark"
         )
         room = layout.page_bytes * (-(-self.length // layout.page_tokens) + 1)
-        self.store = RowStore(layout, [RamTier(room)], summary_limit=room, summary_bits=bits)
+        self.store = RowStore(
+            layout, [RamTier(room)], host_cache=HostCache(room), summary_bits=bits
+        )
         self.resident = [
             torch.empty(
                 shape.n_kv_heads, self.length, shape.head_dim, dtype=keys.dtype, device=self.device

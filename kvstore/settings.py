@@ -61,12 +61,6 @@ class StoreSettings(BaseModel):
         "Default: 0.7 of its maxmemory, and no page while more than 0.85 of it is in use; "
         "unlimited without a maxmemory.",
     )
-    summary_bytes: int = Field(
-        default=1 << 30,
-        ge=0,
-        description="Maximum bytes of memory for page summaries, which let a repair read fewer "
-        "pages. 0 disables summaries.",
-    )
     redis_ttl_seconds: float = Field(
         default=14 * 24 * 3600,
         gt=0,

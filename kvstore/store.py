@@ -24,6 +24,7 @@ from kvstore.hierarchy.metered import CallObserver, TierStatus
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.hierarchy.write_through import WriteThrough
+from kvstore.host_cache import HostCache
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
 from kvstore.sessions.gather import ReadKeys, split_by_page
@@ -33,6 +34,8 @@ from kvstore.sessions.reader import RowReader
 from kvstore.sessions.remover import SessionRemover
 from kvstore.sessions.writer import RowWriter
 from kvstore.tiers.base import UNFENCED, Tier
+
+_HOST_CACHE_BYTES = 1 << 30
 
 
 class RowStore:
@@ -50,7 +53,7 @@ class RowStore:
         tiers: Fastest first; the store closes them. The last one is authoritative.
         backlog_pages: Most full pages that wait for the writer; beyond it `append` waits.
         read_batch_pages: Most pages that one gather holds in memory at a time.
-        summary_limit: Most bytes of memory for summaries of full pages; 0 disables them.
+        host_cache: Memory for summaries of full pages; of 1 GiB unless given.
         summary_bits: Bits of a summary's codes.
         codecs: One per tier (see `PagePlacement`); RAW for all by default.
         on_call: Called with the tier, the kind and the seconds of every call, on its thread.
@@ -67,11 +70,12 @@ class RowStore:
         *,
         backlog_pages: int = 64,
         read_batch_pages: int = 16,
-        summary_limit: int = 1 << 30,
+        host_cache: HostCache | None = None,
         summary_bits: Bits = 12,
         codecs: Sequence[Codec] | None = None,
         on_call: CallObserver | None = None,
     ) -> None:
+        self.host_cache = host_cache or HostCache(_HOST_CACHE_BYTES)
         self._layout = layout
         self._epochs = WriterEpochs()
         retry = BackoffRetry(lambda: self._through.retry_refused())
@@ -81,7 +85,7 @@ class RowStore:
         except KvStoreError:
             self._stack.tiers.close()
             raise
-        self._summaries = PageSummaries(summary_limit, summary_bits)
+        self._summaries = PageSummaries(self.host_cache, summary_bits)
         self._through = WriteThrough(
             layout, self._stack, self._summaries, self._epochs, retry, backlog_pages
         )

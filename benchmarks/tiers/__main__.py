@@ -34,6 +34,7 @@ from benchmarks.tiers.subjects import (
 )
 from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
+from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -88,7 +89,7 @@ def ram(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
         return RamTier(pages.bytes + 4 * pages.layout.page_bytes)
 
     def store(summary_limit: int) -> RowStore:
-        return RowStore(pages.layout, [tier()], summary_limit=summary_limit)
+        return RowStore(pages.layout, [tier()], host_cache=HostCache(summary_limit))
 
     alone = TierSubject(pages, tier)
     stores = [StoreSubject(name, pages, partial(store, limit)) for name, limit in STORES.items()]
@@ -107,7 +108,7 @@ def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
 
     def store(path: Path, summary_limit: int) -> RowStore:
         tiers: list[Tier] = [RamTier(pages.bytes // 4), tier(path)]
-        return RowStore(pages.layout, tiers, summary_limit=summary_limit)
+        return RowStore(pages.layout, tiers, host_cache=HostCache(summary_limit))
 
     files = Files(pages, folder)
     alone = TierSubject(pages, partial(tier, folder / "tier"), fresh=True)
@@ -142,7 +143,9 @@ def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
         limit = RedisSocket(pages, port)
         alone = TierSubject(pages, partial(tier, "tier"))
         store = StoreSubject(
-            "row store", pages, lambda: RowStore(pages.layout, [tier("store")], summary_limit=0)
+            "row store",
+            pages,
+            lambda: RowStore(pages.layout, [tier("store")], host_cache=HostCache(0)),
         )
         yield from compare("write", limit.write(), [alone.write(), store.write()])
         yield from compare("gather", limit.read(), [alone.read(), store.read()])

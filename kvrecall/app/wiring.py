@@ -16,7 +16,14 @@ from kvrecall.app.errors import CannotServe
 from kvrecall.app.logs import adopt_loggers, hide_variables
 from kvrecall.app.models import get_recommended_sampling, resolve_model
 from kvrecall.app.settings import Quantization, Settings
-from kvrecall.app.start.memory import RowShape, get_free_memory, require_room
+from kvrecall.app.start.memory import (
+    HostMemory,
+    RowShape,
+    divide_memory,
+    get_free_memory,
+    get_pool_bytes,
+    require_room,
+)
 from kvrecall.app.start.preflight import describe_lock
 from kvrecall.app.tiers import TIERS, durable_tiers
 from kvrecall.metrics.page import Metrics
@@ -29,11 +36,13 @@ from kvstore.errors import (
     TierSettingsError,
 )
 from kvstore.format.page import PageLayout
+from kvstore.host_cache import HostCache
 from kvstore.settings import StoreSettings
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.ram import RamTier
 from workers.engine.engine import Engine, Parts
+from workers.engine.host_memory import get_host_cache_bytes
 from workers.engine.settings import WorkerSettings
 from workers.errors import ModelRefused, ProfileRefused
 from workers.metrics.catalogue import create_metrics
@@ -94,16 +103,17 @@ def build_worker_service(
     """The worker service of a model: rows under `data`/pages, layer profile under `data`/profiles.
 
     `ram_bytes` is the size of the RAM tier. Raises ModelRefused, ProfileRefused, and kvstore errors
-    when the directory is in use or holds another model's pages.
+    when the directory is in use or holds another model's pages; CannotServe where slots, RAM tier and
+    host cache do not fit the memory together.
     """
     hide_variables()
     loaded, tokenizer = _load(str(model), dtype, quantize)
     tokenizer = replace(tokenizer, template_seconds=settings.template_seconds)
-    _require_room(loaded, settings)
+    host_cache_bytes = _divide_memory(loaded, settings, ram_bytes)
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     metrics = metrics or create_metrics()
-    store = build_store(loaded, data, ram_bytes, tiers, metrics)
+    store = build_store(loaded, data, ram_bytes, tiers, metrics, host_cache_bytes)
     parts = Parts(
         loaded,
         tokenizer,
@@ -146,15 +156,21 @@ def _load(
     return model, tokenizer
 
 
-def _require_room(model: LoadedModel, settings: WorkerSettings) -> None:
-    """Raise CannotServe where the slots do not fit the device's memory."""
+def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int) -> int:
+    """Divide the free memory between slots, RAM tier and host cache; return the cache's bytes.
+
+    Raises CannotServe where they do not fit it, or the slots a GPU's.
+    """
     shape = model.shape
     rows = RowShape(shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype.itemsize)
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        require_room(rows, settings, free, "the GPU's memory")
-    elif (available := get_free_memory()) is not None:
-        require_room(rows, settings, available, "memory")
+    free = get_free_memory()
+    on_host = model.device.type != "cuda"
+    if not on_host:
+        require_room(rows, settings, torch.cuda.mem_get_info(model.device)[0], "the GPU's memory")
+    elif free is not None:
+        require_room(rows, settings, free, "memory")
+    pool = get_pool_bytes(rows, settings) if on_host else 0
+    return divide_memory(HostMemory(pool, ram_bytes, settings.host_cache_bytes), free)
 
 
 def build_store(
@@ -163,13 +179,18 @@ def build_store(
     ram_bytes: int,
     tiers: StoreSettings = TIERS,
     metrics: Metrics | None = None,
+    host_cache_bytes: int | None = None,
 ) -> RowStore:
-    """The row store of a model: a RAM tier of `ram_bytes`, then `durable_tiers`."""
+    """The row store of a model: a RAM tier of `ram_bytes`, then `durable_tiers`, and a host cache."""
     on_call = None if metrics is None else partial(_observe_call, metrics)
     layout = page_layout(model)
     stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
     return RowStore(
-        layout, stack, summary_limit=tiers.summary_bytes, codecs=tiers.codecs, on_call=on_call
+        layout,
+        stack,
+        host_cache=HostCache(get_host_cache_bytes(host_cache_bytes)),
+        codecs=tiers.codecs,
+        on_call=on_call,
     )
 
 

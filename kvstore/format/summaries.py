@@ -4,9 +4,8 @@ They separate most rows by their attention scores without reading the page. A su
 it is derived from a page and may be absent at any time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from kvstore.format.page import PageKey
 from kvstore.format.page_table import ExpectedPage
+from kvstore.host_cache import HostCache
 
 Bits = Literal[4, 8, 12]
 """Bits of a code: a page's bounding box has `2 ** bits` bins in every channel."""
@@ -101,54 +101,86 @@ def _pack_codes(codes: Tensor, bits: Bits) -> tuple[Tensor | None, Tensor | None
     return ((codes >> 4).to(torch.uint8) if bits == 12 else None), low
 
 
+def get_summary_bytes(keys: Tensor, bits: Bits) -> int:
+    """Bytes of the summary of keys `[n_layers, n_kv_heads, tokens, head_dim]`."""
+    layers, heads, tokens, channels = keys.shape
+    codes = (channels if bits != 4 else 0) + ((channels + 1) // 2 if bits != 8 else 0)
+    return layers * heads * (3 * 4 * channels + tokens * codes)
+
+
 class PageSummaries:
-    """Summaries of a store's pages, at most `limit_bytes` bytes; later pages then have none.
+    """Summaries of a store's pages, in the host cache; where it has no room, pages have none.
 
     Safe to call from several threads.
     """
 
-    def __init__(self, limit_bytes: int, bits: Bits) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self, cache: HostCache, bits: Bits) -> None:
+        self._cache = cache
         self._bits: Bits = bits
-        self._summaries: dict[PageKey, tuple[int, PageSummary]] = {}
-        self._bytes = 0
-        self._lock = Lock()
+        # By session and index of the page: its version, and its summary.
+        self._summaries: dict[str, dict[int, tuple[int, PageSummary]]] = {}
+        cache.register("summaries", self._drop)
 
     @property
     def bytes(self) -> int:
         """Size of all summaries in bytes."""
-        return self._bytes
+        return self._cache.used_bytes["summaries"]
 
     def get(self, page: ExpectedPage) -> PageSummary | None:
         """Summary of this version of the page, if there is one."""
-        sequence, summary = self._summaries.get(page.key, (0, None))
+        sequence, summary = self._find(page.key) or (0, None)
         return summary if sequence == page.sequence else None
 
     def add(self, page: ExpectedPage, keys: Tensor) -> None:
         """Summarise the keys `[n_layers, n_kv_heads, tokens, head_dim]` of a version of a page.
 
         Replaces the summary of an older version. Does nothing when this version or a newer one has
-        a summary, or when the limit is reached.
+        a summary, or when the cache has no room.
         """
-        if self._summaries.get(page.key, (-1, None))[0] >= page.sequence:
+        if (known := self._find(page.key)) and known[0] >= page.sequence:
             return
         self.discard([page.key])
-        if self._bytes >= self._limit_bytes:
+        session = page.key.session
+        needed = get_summary_bytes(keys, self._bits)
+        if not self._cache.fits(session, "summaries", self._count(session) + needed):
             return
         summary = summarise(keys, self._bits)
-        with self._lock:
-            if (
-                summary is None
-                or self._bytes + summary.bytes > self._limit_bytes
-                or page.key in self._summaries
-            ):
+        with self._cache.lock:
+            if summary is None or self._find(page.key):
                 return
-            self._summaries[page.key] = page.sequence, summary
-            self._bytes += summary.bytes
+            if self._cache.reserve(session, "summaries", self._count(session) + summary.bytes):
+                of_session = self._summaries.setdefault(session, {})
+                of_session[page.key.index] = page.sequence, summary
+
+    def use(self, sessions: Iterable[str]) -> None:
+        """Record that the summaries of these sessions' pages are read."""
+        for session in sessions:
+            self._cache.use(session)
 
     def discard(self, keys: Sequence[PageKey]) -> None:
         """Remove the summaries of pages that were deleted or are written again."""
-        with self._lock:
+        with self._cache.lock:
             for key in keys:
-                _, summary = self._summaries.pop(key, (0, None))
-                self._bytes -= summary.bytes if summary else 0
+                of_session = self._summaries.get(key.session, {})
+                _, summary = of_session.pop(key.index, (0, None))
+                if summary is not None:
+                    left = self._count(key.session) - summary.bytes
+                    self._cache.reserve(key.session, "summaries", left)
+                    if not of_session:
+                        del self._summaries[key.session]
+
+    def discard_session(self, session: str) -> None:
+        """Remove the summaries of all of a session's pages."""
+        with self._cache.lock:
+            self._drop(session)
+            self._cache.free(session, "summaries")
+
+    def _find(self, key: PageKey) -> tuple[int, PageSummary] | None:
+        return self._summaries.get(key.session, {}).get(key.index)
+
+    def _count(self, session: str) -> int:
+        """Bytes of the session's summaries."""
+        return self._cache.get_bytes(session, "summaries")
+
+    def _drop(self, session: str) -> None:
+        self._summaries.pop(session, None)

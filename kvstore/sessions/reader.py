@@ -95,6 +95,7 @@ class RowReader:
         self.require_pages(state, pages)
         full = state.length // self._layout.page_tokens
         table = state.table
+        self._summaries.use(table.owners)
         return [
             self._summaries.get(table.expected(index))
             if index < full and table.sequence(index) is not None

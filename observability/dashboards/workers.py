@@ -121,9 +121,16 @@ PROCESSES = (
     ),
     Panel(
         "Resident memory",
-        "Of every process. A worker needs its model, --ram and the active rows; a gateway that grows is a fault.",
+        "Of every process. A worker needs its model, --ram, the active rows and its host cache; a gateway that "
+        "grows is a fault.",
         Unit.BYTES,
-        (Query(f"process_resident_memory_bytes{{{PROCESS}}}", "{{job}} {{instance}}"),),
+        (
+            Query(f"process_resident_memory_bytes{{{PROCESS}}}", "{{job}} {{instance}}"),
+            Query(
+                f"sum by (worker, kind) (kvrecall_worker_host_cache_bytes{{{WORKER}}})",
+                "{{worker}} host cache: {{kind}}",
+            ),
+        ),
     ),
     Panel(
         "CPU",

@@ -18,7 +18,6 @@ from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine import memory_report, recording
 from workers.engine.eviction import evict, over_budget
-from workers.engine.host_memory import measure_host_memory
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
@@ -32,8 +31,6 @@ from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
 
-# One part of the host's memory in so many is for copies of rows, unless the settings say otherwise.
-_RETRIEVAL_SHARE = 4
 # Prompts, and grammars, of one tenant that may wait for a thread.
 _MOST_WAITING = 1024
 
@@ -76,11 +73,8 @@ class Engine:
         rows = [settings.slot_rows] * shape.n_layers
         self.cache = ActiveCache(shape, settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
-        self.retrieval_bytes = (
-            measure_host_memory() // _RETRIEVAL_SHARE
-            if settings.retrieval_bytes is None
-            else settings.retrieval_bytes
-        )
+        self.host_cache = parts.store.host_cache
+        self.host_cache.register("copies", self._drop_copy)
         self.lost_pages = 0
         self.rebuilt_pages = 0
         self.prefilled_tokens = 0
@@ -227,10 +221,16 @@ class Engine:
         session.preempted = None
         session.distribution = None
         session.keep_rows = None
-        session.drop_indexed_rows()
+        self.drop_indexed_rows(session)
         if session.slot is not None:
             self.cache.release(session.slot)
             session.slot = None
+
+    def drop_indexed_rows(self, session: WorkerSession) -> None:
+        """Free the session's copy of its rows in host memory, if it has one."""
+        if session.indexed_rows is not None:
+            session.drop_indexed_rows()
+            self.host_cache.free(session.name, "copies")
 
     def close(self) -> None:
         """Finish all rendering, and all reads and writes of the store."""
@@ -416,6 +416,11 @@ class Engine:
         )
 
     # Internals
+
+    def _drop_copy(self, name: str) -> None:
+        """Free the copy of a session without a job; the host cache calls it on any thread."""
+        if session := self.sessions.get(name):
+            session.drop_indexed_rows()
 
     def _prompt_rows(self, session: WorkerSession) -> int:
         """Rows per head that are kept free for a patched prompt."""

@@ -12,10 +12,22 @@ LIMITS = (
 )
 
 
+# The host cache has one part in so many, unless the settings say otherwise.
+_CACHE_SHARE = 4
+
+
 def measure_host_memory(limits: Iterable[Path] = LIMITS) -> int:
     """Return the bytes of memory that this process may use; a limit that cannot be read is none."""
     total = int(psutil.virtual_memory().total)
     return min([total, *(limit for path in limits if (limit := _read_limit(path)))])
+
+
+def get_host_cache_bytes(wanted: int | None, free: int | None = None) -> int:
+    """Return the host cache's bytes: `wanted`, or a share of the memory, at most `free` bytes."""
+    if wanted is not None:
+        return wanted
+    share = measure_host_memory() // _CACHE_SHARE
+    return share if free is None else max(0, min(share, free))
 
 
 def _read_limit(path: Path) -> int | None:

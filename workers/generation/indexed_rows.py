@@ -1,6 +1,5 @@
 """Filling of a session's rows in host memory, from which its steps retrieve and its repairs search."""
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -33,23 +32,22 @@ def fill_rows(
     Yields between copies. source: of the rows, the engine's store unless given; index: False leaves
     the rows without an index, for readers of all keys; room: for so many rows more (`RowArena.extend`).
 
-    Returns None, and the session has no arena, where the arenas of running turns leave no memory for
+    Returns None, and the session has no arena, where the copies of running jobs leave no memory for
     this one. Raises the errors of the store.
     """
     session, layout = resident.session, engine.store.layout
     yield from wait_for_writes(engine, session)
     settings = resident.config.retrieval or FOR_REPAIRS
     needed = IndexedRows.bytes_for(layout, settings, session.length + room)
-    if not _reserve_memory(engine, session, needed):
-        session.drop_indexed_rows()
+    rows = session.indexed_rows
+    # Memory that is allocated stays so when rows are dropped.
+    if not _reserve_memory(engine, session, max(needed, rows.nbytes if rows else 0)):
         return None
     source = source or engine.store
-    rows = session.indexed_rows
     if rows is None:
         rows = session.indexed_rows = IndexedRows(layout, settings)
     # At once, so that others that run meanwhile see what it takes.
     rows.arena.reserve(session.length + room)
-    rows.used_at = time.monotonic()
     arena = rows.arena
     first = min(arena.length, session.length)
     rows.truncate(first - first % layout.page_tokens)
@@ -61,27 +59,12 @@ def fill_rows(
         yield None
     if index:
         yield from rows.index_rows()
-    return rows
+    return rows if _reserve_memory(engine, session, rows.nbytes) else None
 
 
-def _reserve_memory(engine: Engine, session: WorkerSession, needed: int) -> bool:
-    """Free the longest unused arenas until there is room for this session's `needed` bytes.
-
-    Arenas of sessions whose turn is running stay: what an answer retrieves does not change within
-    it. Returns False if they leave no room.
-    """
-    limit = engine.retrieval_bytes
-    others = [
-        (each, each.indexed_rows)
-        for each in engine.sessions.values()
-        if each is not session and each.indexed_rows is not None
-    ]
-    others.sort(key=lambda other: other[1].used_at)
-    used = sum(rows.nbytes for _, rows in others)
-    for each, rows in others:
-        if used + needed <= limit:
-            break
-        if not each.dirty:
-            used -= rows.nbytes
-            each.drop_indexed_rows()
-    return used + needed <= limit
+def _reserve_memory(engine: Engine, session: WorkerSession, nbytes: int) -> bool:
+    """Reserve bytes of the host cache for the session's copy; without room it has none."""
+    if engine.host_cache.reserve(session.name, "copies", nbytes):
+        return True
+    engine.drop_indexed_rows(session)
+    return False

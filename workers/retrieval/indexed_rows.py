@@ -17,14 +17,12 @@ class IndexedRows:
     Attributes:
         arena: The rows.
         copied: Rows that were copied into it so far, those that were dropped again included.
-        used_at: Monotonic seconds of the last turn or repair that used them.
     """
 
     def __init__(self, layout: PageLayout, settings: Retrieval) -> None:
         """Begin without rows; layout: of the store's rows; settings: which index there is."""
         self.arena = RowArena(layout)
         self.copied = 0
-        self.used_at = 0.0
         self._settings = settings
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
 

@@ -67,8 +67,11 @@ def _set_memory(metrics: Metrics, engine: Engine) -> None:
         nbytes += engine.cache.active_bytes(slot)
         evicted += max(0, session.length - active)
         promoted += session.promoted_rows
-    copies = [each.indexed_rows for each in engine.sessions.values()]
-    metrics.set("worker_retrieval_bytes", sum(each.nbytes for each in copies if each is not None))
+    cache = engine.host_cache
+    metrics.set("worker_host_cache_limit_bytes", cache.limit_bytes)
+    for kind, used in cache.used_bytes.items():
+        metrics.set("worker_host_cache_bytes", used, kind=kind)
+        metrics.advance("worker_host_cache_evictions_total", cache.evictions[kind], kind=kind)
     metrics.set("worker_active_rows", rows)
     metrics.set("worker_budget_rows", budget)
     metrics.set("worker_active_bytes", nbytes)

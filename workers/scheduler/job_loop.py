@@ -215,6 +215,7 @@ class JobLoop:
             self._queued.remove(job)
             if not resumed:
                 job.running = running
+                self._engine.host_cache.pin(job.session)
                 job.queued_seconds = time.perf_counter() - job.submitted
                 job.context.run(record_phase, "queued", job.submitted, began)
             self._active.append(job)
@@ -394,6 +395,7 @@ class JobLoop:
     def _finish(self, job: Job, value: Any) -> None:
         self._active.remove(job)
         self._order.leave(job)
+        self._engine.host_cache.unpin(job.session)
         self._measure(job.session)
         if isinstance(job.work, SlotWork):
             # Behind the job, not before it: the first token waits for the rows of the slot alone.
@@ -409,6 +411,7 @@ class JobLoop:
             job.context.run(_log.error, "job failed", session=job.session, exc_info=error)
         if job.running is not None:
             job.running.close()
+            self._engine.host_cache.unpin(job.session)
         for jobs in (self._queued, self._active):
             if job in jobs:
                 jobs.remove(job)

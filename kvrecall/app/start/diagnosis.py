@@ -11,10 +11,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from kvrecall.app.errors import CliError, describe_os_error
+from kvrecall.app.errors import CannotServe, CliError, describe_os_error
 from kvrecall.app.models import check_model, is_smollm2_installed
 from kvrecall.app.settings import Settings
-from kvrecall.app.start.memory import get_free_memory, get_pool_bytes, to_gibibytes
+from kvrecall.app.start.memory import (
+    HostMemory,
+    divide_memory,
+    get_free_memory,
+    get_pool_bytes,
+    to_gibibytes,
+)
 from kvrecall.app.start.preflight import (
     GPU_DRIVERS,
     check_budget,
@@ -137,12 +143,14 @@ def check_memory(settings: Settings) -> Check:
         return Check("memory", "note", "unknown on this system", "see that slots and model fit it")
     shape = read_shape(settings)
     pool = 0 if shape is None else get_pool_bytes(shape, settings.worker)
-    needed = pool + settings.ram_bytes
     rows = "the model's size is not known yet" if shape is None else f"slots {to_gibibytes(pool)}"
     found = f"{to_gibibytes(free)} free; {rows}, RAM tier {to_gibibytes(settings.ram_bytes)}"
-    if needed > free:
-        return Check("memory", "wrong", found, "lower --slots, --budget or --ram")
-    return Check("memory", "ok", found)
+    wanted = HostMemory(pool, settings.ram_bytes, settings.worker.host_cache_bytes)
+    try:
+        cache = divide_memory(wanted, free)
+    except CannotServe as error:
+        return Check("memory", "wrong", found, str(error))
+    return Check("memory", "ok", f"{found}, host cache {to_gibibytes(cache)}")
 
 
 def check_disk(settings: Settings) -> Iterator[Check]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrecall.app.errors import CannotServe
+from workers.engine.host_memory import get_host_cache_bytes
 from workers.engine.settings import WorkerSettings
 
 # Of a row beside key and value: position, mark of a promotion, sum of observations.
@@ -59,6 +60,35 @@ def require_room(shape: RowShape, settings: WorkerSettings, free: int, where: st
         f"{shape.token_bytes:,} bytes are {to_gibibytes(needed)}, and {to_gibibytes(free)} are free; "
         f"lower --slots and --budget{', at most to ' + ' or '.join(ways) if ways else ''}"
     )
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of the host's memory that a worker is to have for rows, beside the model.
+
+    `cache`: the setting of the host cache; None if it takes its share of what is there.
+    """
+
+    slots: int
+    ram_tier: int
+    cache: int | None
+
+
+def divide_memory(wanted: HostMemory, free: int | None) -> int:
+    """Return the host cache's bytes, so that all of `wanted` fits `free` bytes; None: unknown.
+
+    Raises CannotServe if it does not.
+    """
+    needed = wanted.slots + wanted.ram_tier
+    cache = get_host_cache_bytes(wanted.cache, None if free is None else free - needed)
+    if free is not None and needed + cache > free:
+        raise CannotServe(
+            f"the rows do not fit memory: slots {to_gibibytes(wanted.slots)}, RAM tier "
+            f"{to_gibibytes(wanted.ram_tier)} and host cache {to_gibibytes(cache)} are "
+            f"{to_gibibytes(needed + cache)}, and {to_gibibytes(free)} are free; lower --ram"
+            f"{', KVRECALL_WORKER__HOST_CACHE_BYTES' if cache else ''}, --slots or --budget"
+        )
+    return cache
 
 
 def get_free_memory() -> int | None:

@@ -36,9 +36,10 @@ def test_codecs_of_tiers_come_from_the_environment(
 def test_summaries_stay_within_their_memory_limit(
     limit: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("KVRECALL_STORE__SUMMARY_BYTES", str(limit))
+    monkeypatch.setenv("KVRECALL_WORKER__HOST_CACHE_BYTES", str(limit))
     model = load_model(MODEL_PATH)
-    store = build_store(model, tmp_path, 1 << 26, Settings().store)
+    cache_bytes = Settings().worker.host_cache_bytes
+    store = build_store(model, tmp_path, 1 << 26, host_cache_bytes=cache_bytes)
     store.append("a", torch.ones(store.layout.rows_shape(128), dtype=model.dtype))
     store.flush("a")
     taken = store.summary_bytes()

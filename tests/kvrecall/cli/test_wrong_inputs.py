@@ -15,8 +15,15 @@ import torch
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import Settings
 from kvrecall.app.start import preflight
-from kvrecall.app.start.memory import RowShape, get_pool_bytes, require_room
+from kvrecall.app.start.memory import (
+    HostMemory,
+    RowShape,
+    divide_memory,
+    get_pool_bytes,
+    require_room,
+)
 from workers.cache.active_cache import ActiveCache, KVShape
+from workers.engine.host_memory import measure_host_memory
 from workers.engine.settings import WorkerSettings
 
 # A request asks for the modules that a process has imported at its end.
@@ -191,6 +198,19 @@ def test_slots_that_do_not_fit_are_refused_with_what_would() -> None:
     require_room(shape, settings, needed, "memory")
     with pytest.raises(CannotServe, match=r"4 slots x 1,024 rows .* --slots 3 or --budget 999$"):
         require_room(shape, settings, needed - 1, "memory")
+
+
+def test_slots_ram_tier_and_host_cache_fit_the_memory_together() -> None:
+    """A cache that nobody has sized takes what is left, and no more."""
+    assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=30), 60) == 30
+    with pytest.raises(CannotServe, match=r"^the rows do not fit memory: slots .*HOST_CACHE_BYTES"):
+        divide_memory(HostMemory(slots=10, ram_tier=20, cache=30), 59)
+    assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=None), 35) == 5
+    with pytest.raises(CannotServe, match="RAM tier"):
+        divide_memory(HostMemory(slots=10, ram_tier=20, cache=None), 29)
+    share = measure_host_memory() // 4
+    assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=None), 1 << 60) == share
+    assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=30), None) == 30
 
 
 def test_the_slots_are_as_large_as_is_said() -> None:

@@ -20,6 +20,7 @@ from kvstore.format.summaries import (
     summarise,
     unpack_codes,
 )
+from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 
@@ -83,7 +84,7 @@ def test_summaries_stay_under_their_limit() -> None:
     keys = torch.randn(1, 1, 8, 4)
     one = summarise(keys, 8)
     assert one is not None
-    summaries = PageSummaries(2 * one.bytes + 1, 8)
+    summaries = PageSummaries(HostCache(2 * one.bytes + 1), 8)
     pages = [ExpectedPage(PageKey("s", index), index + 1) for index in range(3)]
     for page in pages:
         summaries.add(page, keys)
@@ -95,7 +96,7 @@ def test_summaries_stay_under_their_limit() -> None:
 
 
 def test_a_newer_version_replaces_an_older_one_and_never_the_reverse() -> None:
-    summaries = PageSummaries(1 << 20, 8)
+    summaries = PageSummaries(HostCache(1 << 20), 8)
     key = PageKey("s", 0)
     summaries.add(ExpectedPage(key, 5), torch.ones(1, 1, 8, 4))
     summaries.add(ExpectedPage(key, 4), torch.zeros(1, 1, 8, 4))
@@ -172,7 +173,7 @@ def test_after_a_restart_reading_a_page_summarises_it_again(
 def test_without_room_pages_have_no_summary_and_stay_readable(
     layout: PageLayout, make_rows: MakeRows
 ) -> None:
-    store = RowStore(layout, [RamTier(1 << 20)], summary_limit=0)
+    store = RowStore(layout, [RamTier(1 << 20)], host_cache=HostCache(0))
     rows = make_rows(24)
     store.append("a", rows)
     store.flush("a")
@@ -214,3 +215,41 @@ def test_only_pages_from_tiers_count_as_read(
     assert store.read_keys("a", [0, 2, 3]).bytes_read == expected
     assert store.tiers()["blocked"].counters.read_bytes - before == expected
     store.close()
+
+
+def test_a_later_session_has_summaries_in_a_store_that_has_been_full_for_long(
+    layout: PageLayout, make_rows: MakeRows
+) -> None:
+    """Those of sessions that nobody uses any more make room, the longest unused ones first."""
+    rows = make_rows(40)
+    of_page = summarise(rows[:, 0, :, :8], 12)
+    assert of_page is not None
+    limit = 10 * of_page.bytes
+    store = RowStore(layout, [RamTier(1 << 22)], host_cache=HostCache(limit))
+    for number in range(20):
+        name = f"idle-{number}"
+        store.append(name, rows)
+        store.flush(name)
+        assert store.summary_bytes() <= limit
+    store.summaries("idle-18", [0])  # a scan reads them: it is in use
+    store.append("a", rows)
+    store.flush("a")
+    assert has_summaries(store, rows) == [True] * 5
+    kept = [any(store.summaries(f"idle-{number}", range(5))) for number in range(20)]
+    assert kept == [number == 18 for number in range(20)]
+    store.read_keys("idle-3", range(5))
+    assert all(store.summaries("idle-3", range(5))), "they are made again when they are needed"
+    store.close()
+
+
+def test_a_session_that_leaves_memory_keeps_no_summaries(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    for name, leave in (("a", store.unload), ("b", store.release)):
+        store.append(name, make_rows(40))
+        store.flush(name)
+        assert store.summary_bytes() > 0
+        leave(name)
+        assert store.summary_bytes() == 0
+    store.check()

@@ -24,14 +24,14 @@ def test_memory_is_taken_before_the_rows_are_copied(
     layout = worker.engine.store.layout
     # Of the first one there is room for what it copies at first, but not for all.
     beside = 1500 * layout.token_bytes
-    worker = make_worker(retrieval_bytes=RowArena.bytes_for(layout, length) + beside, **limits)
+    worker = make_worker(host_cache_bytes=RowArena.bytes_for(layout, length) + beside, **limits)
     for name in ("s", "t"):
         worker.open(name, budget=2048)
         worker.turn(name, words(400), generate=False)
     engine = worker.engine
     sessions = [engine.session(name) for name in ("s", "t")]
     for session in sessions:
-        session.dirty = True  # as in a turn: what it holds stays
+        engine.host_cache.pin(session.name)  # as in a turn: what it holds stays
     first, second = (fill_rows(engine, engine.swap_in(session)) for session in sessions)
     step = next(first)
     while isinstance(step, Future):
@@ -56,7 +56,7 @@ def test_memory_is_taken_for_the_index_too(
     layout, settings = worker.engine.store.layout, worker.engine.session("s").config.retrieval
     rows_alone = RowArena.bytes_for(layout, length)
     for limit in (rows_alone, IndexedRows.bytes_for(layout, settings, length)):
-        worker = make_worker(retrieval_bytes=limit, **limits)
+        worker = make_worker(host_cache_bytes=limit, **limits)
         worker.open("s", method="snapkv", budget=64, **options)
         worker.turn("s", words(400), generate=False)
         session = worker.engine.session("s")

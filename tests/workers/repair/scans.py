@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvrecall.domain.session_settings import PageScan
 from kvstore.format.page import PageLayout
+from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.transfers import Transfers
@@ -48,11 +49,13 @@ class Given:
 
 
 @contextmanager
-def stored(keys: Tensor, *, page_tokens: int = 8, **options: Any) -> Iterator[RowStore]:
+def stored(
+    keys: Tensor, *, page_tokens: int = 8, host_cache_bytes: int = 1 << 30, **options: Any
+) -> Iterator[RowStore]:
     """A store with keys (and zeros as values) in session "s", all pages written."""
     n_layers, n_kv_heads, _, head_dim = keys.shape
     layout = PageLayout(n_layers, n_kv_heads, head_dim, keys.dtype, "keys", page_tokens)
-    store = RowStore(layout, [RamTier(1 << 30)], **options)
+    store = RowStore(layout, [RamTier(1 << 30)], host_cache=HostCache(host_cache_bytes), **options)
     store.append("s", torch.stack([keys, torch.zeros_like(keys)], 1))
     store.flush("s")
     yield store

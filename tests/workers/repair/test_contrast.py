@@ -138,7 +138,9 @@ def test_bounded_leads_to_the_selection_of_exact(
     bits = data.draw(st.sampled_from([4, 8, 12]))
     counted = some_counted(case) if counts else None
     exact = scanned(case, "exact", counted=counted)
-    bounded = scanned(case, "bounded", best(count), counted, summary_limit=limit, summary_bits=bits)
+    bounded = scanned(
+        case, "bounded", best(count), counted, host_cache_bytes=limit, summary_bits=bits
+    )
     assert bounded.complete
     assert bool(bounded.scored.all())
     assert chosen(bounded.scores, count) == chosen(exact.scores, count)

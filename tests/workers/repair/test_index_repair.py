@@ -64,7 +64,7 @@ def test_without_memory_for_the_rows_it_scans_all_and_says_so(
 ) -> None:
     reports = []
     for scan in ("exact", "index"):
-        worker = make_worker(retrieval_bytes=0, **LIMITS)
+        worker = make_worker(host_cache_bytes=0, **LIMITS)
         opened(worker, words, scan, repair_settings=settings)
         reports.append(repaired(worker, words))
         assert worker.engine.sessions["s"].indexed_rows is None
@@ -77,7 +77,7 @@ def test_the_memory_is_taken_from_sessions_that_are_not_running(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     layout = make_worker(**LIMITS).engine.store.layout
-    worker = make_worker(retrieval_bytes=2500 * layout.token_bytes, **LIMITS)
+    worker = make_worker(host_cache_bytes=2500 * layout.token_bytes, **LIMITS)
     opened(worker, words, "index")
     assert repaired(worker, words).scan == "index"
     worker.open("t", **{**SPEC, "repair_scan": "index"})
@@ -146,7 +146,7 @@ def test_a_re_selection_takes_its_candidates_from_the_index(
     options = json.dumps({"reselect": reselect})
     states = []
     for scan, room in product(("exact", "index"), (1 << 30, 0)):
-        worker = make_worker(retrieval_bytes=room, **LIMITS)
+        worker = make_worker(host_cache_bytes=room, **LIMITS)
         worker.open(**SPEC, repair_scan=scan, options=options)
         done = worker.turn("s", words(200), max_tokens=14)
         assert done.reselections.count > 1

@@ -63,7 +63,7 @@ def test_exact_scores_are_those_of_the_definition(of: Given, data: st.DataObject
             torch.rand(*of.keys.shape[:2], length, generator=torch.Generator().manual_seed(tokens))
             < 0.5
         )
-    with stored(of.keys, summary_limit=data.draw(st.sampled_from([0, 1000, 1 << 20]))) as store:
+    with stored(of.keys, host_cache_bytes=data.draw(st.sampled_from([0, 1000, 1 << 20]))) as store:
         if data.draw(st.booleans()):
             store.truncate("s", length)
         found = scanned(store, of, length, "exact", counted=counted)
@@ -85,7 +85,7 @@ def test_bounded_leads_to_the_selection_of_exact(of: Given, data: st.DataObject)
             torch.rand(*of.keys.shape[:2], tokens, generator=torch.Generator().manual_seed(tokens))
             < 0.5
         )
-    with stored(of.keys, summary_limit=limit, summary_bits=bits) as store:
+    with stored(of.keys, host_cache_bytes=limit, summary_bits=bits) as store:
         exact = scanned(store, of, tokens, "exact", counted=counted)
         bounded = scanned(store, of, tokens, "bounded", best(count), counted=counted)
     assert bounded.complete
@@ -264,7 +264,7 @@ def test_a_summary_scan_reads_only_pages_without_a_summary(pages_of_noise: Given
         assert some.bytes_read == 2 * page_bytes, (
             "the page that ends after token 2,000, once for each pass"
         )
-    with stored(of.keys, page_tokens=64, summary_limit=0) as store:
+    with stored(of.keys, page_tokens=64, host_cache_bytes=0) as store:
         found = scanned(store, of, of.keys.shape[2], "summary")
         assert found.bytes_read == 2 * 40 * page_bytes
 

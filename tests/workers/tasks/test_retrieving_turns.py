@@ -163,7 +163,7 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """No turn fails for it; the memory of sessions whose turns are over is taken from them."""
-    worker = make_worker(retrieval_bytes=0, **LIMITS)
+    worker = make_worker(host_cache_bytes=0, **LIMITS)
     worker.open("s", budget=64, method="icecache")
     worker.open("few", budget=64, method="streaming_llm")
     refused = worker.turn("s", words(90), max_tokens=8).retrieval
@@ -171,7 +171,7 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
     assert not worker.turn("few", words(90), max_tokens=8).HasField("retrieval")
     assert measured(worker, "kvrecall_worker_retrieval_refused_total") == 1
     layout = worker.engine.store.layout
-    worker = make_worker(retrieval_bytes=2000 * layout.token_bytes, **LIMITS)
+    worker = make_worker(host_cache_bytes=2000 * layout.token_bytes, **LIMITS)
     for name in ("s", "t"):
         worker.open(name, budget=64, method="icecache")
         done = worker.turn(name, words(90), max_tokens=8)

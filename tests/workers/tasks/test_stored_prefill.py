@@ -114,12 +114,12 @@ def test_blocks_read_each_row_once_and_without_memory_for_that_the_same_rows_fro
     monkeypatch.setattr(RowStore, "gather_heads", counting)
     texts = [words(70, seed=seed) for seed in range(4)]
     states = []
-    for retrieval_bytes in (None, 0):
-        worker = make_worker(retrieval_bytes=retrieval_bytes, **LIMITS)
+    for host_cache_bytes in (None, 0):
+        worker = make_worker(host_cache_bytes=host_cache_bytes, **LIMITS)
         worker.open("s", **FEW, **STORED)
         done = append(worker, "s", texts)
         states.append(stored_rows(worker, "s", done.memory.length))
-        if retrieval_bytes is None:
+        if host_cache_bytes is None:
             assert not reads
             copied = worker.engine.sessions["s"].indexed_rows.copied
             blocks = -(-done.memory.length // LIMITS["block_tokens"]) + len(texts)
