@@ -79,6 +79,10 @@ TURNS = (
         kind=("prefilled", "decoded", "repaired", "settled"),
     ),
     counter(
+        "grammar_seconds_total",
+        "CPU seconds of compiling grammars for their checks; rates count these as well.",
+    ),
+    counter(
         "remembered_tokens_total",
         "Tokens that sessions had before their turns, which were not prefilled again.",
     ),

@@ -11,6 +11,7 @@ from kvrecall.domain.events import (
     ClaimLost,
     EpisodesBuilt,
     EpisodesFailed,
+    GrammarCompiled,
     MembersIgnored,
     PagesRebuilt,
     PauseTimedOut,
@@ -99,6 +100,8 @@ class Recorder:
                 metrics.inc("episode_failures_total", step=step, code=code)
             case TokensComputed():
                 self._count_computed(event)
+            case GrammarCompiled(cpu_seconds=seconds):
+                metrics.inc("grammar_seconds_total", seconds)
             case QuotaReached():
                 metrics.inc("quota_refusals_total")
             case MembersIgnored(names):

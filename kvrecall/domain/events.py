@@ -336,7 +336,7 @@ class MembersIgnored:
 
 @dataclass(frozen=True)
 class GrammarCompiled:
-    """A tenant's grammar was compiled for a check, whether it can be or not: so many CPU seconds."""
+    """A tenant's grammar was compiled for a check, with or without success, in `cpu_seconds`."""
 
     tenant: str
     cpu_seconds: float

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -39,7 +40,7 @@ class GrammarSandbox:
         """Start no process yet.
 
         vocabulary: for grammars that name tokens; charge: is told a tenant and the CPU seconds of
-        each compilation, on a thread of the sandbox.
+        each compilation, on a thread of the sandbox, in the context of the request that submitted it.
         """
         self._settings = settings
         self._charge = charge
@@ -68,7 +69,8 @@ class GrammarSandbox:
         if (known := self._find(digest)) is not None:
             return _know(known)
         try:
-            return self._threads.submit(tenant, partial(self._compile, tenant, digest, grammar))
+            work = partial(copy_context().run, self._compile, tenant, digest, grammar)
+            return self._threads.submit(tenant, work)
         except QueueFull:
             most = self._settings.max_waiting
             raise SandboxBusy(f"{most} grammars wait to be compiled, which is the limit") from None

@@ -21,6 +21,7 @@ NOT_SHOWN = MappingProxyType(
         "episode_moved_rows_total": f"{_BESIDE}: Bytes moved by switches",
         "event_streams": _OF_CLIENTS,
         "fidelity_top1_ratio": f"{_BESIDE}: Divergence of compared turns",
+        "grammar_seconds_total": _OF_CLIENTS,
         "grpc_calls_total": _OF_CLIENTS,
         "http_in_flight": f"{_BESIDE}: Saturation",
         "ignored_members_total": _OF_CLIENTS,

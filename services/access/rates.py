@@ -7,6 +7,7 @@ window, as a log of single tokens would be as long as the limit.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from limits.aio.strategies import MovingWindowRateLimiter
 from limits.errors import StorageError
 
 from kvrecall.domain.errors import RateLimited
-from kvrecall.domain.events import ServiceEvent, TokensComputed
+from kvrecall.domain.events import GrammarCompiled, ServiceEvent, TokensComputed
 from kvrecall.telemetry.outage import Outage
 from services.access.principals import Principal, get_current_principal
 from services.access.settings import AccessSettings
 
 _MINUTE = 60
+# Prefilling is the work of a worker's cores that this one displaces: some thousand tokens a second on CPUs.
+_TOKENS_PER_GRAMMAR_SECOND = 1000
 _log = structlog.get_logger("kvrecall.rates")
 
 
@@ -93,8 +96,9 @@ class Rates:
         That is the request that began a repair, too.
         """
         principal = get_current_principal()
-        if isinstance(event, TokensComputed) and principal is not None:
-            task = asyncio.create_task(self._charge(principal, event.total), name="token charge")
+        tokens = _count_tokens(event)
+        if tokens and principal is not None:
+            task = asyncio.create_task(self._charge(principal, tokens), name="token charge")
             self._charges.add(task)
             task.add_done_callback(self._charges.discard)
 
@@ -136,13 +140,24 @@ class Rates:
         minute = time.time() // _MINUTE
         try:
             for kind, name in _get_holders(principal):
-                if tokens and self._limits[kind].tokens is not None:
+                if self._limits[kind].tokens is not None:
                     counter = _build_name(kind, name, minute)
                     await self._storage.incr(counter, 2 * _MINUTE, amount=tokens)
         except StorageError as error:
             self._uncharged.note(type(error.storage_error).__name__)
         else:
             self._uncharged.end()
+
+
+def _count_tokens(event: ServiceEvent) -> int:
+    """Count the tokens that an event is charged as."""
+    match event:
+        case TokensComputed():
+            return event.total
+        case GrammarCompiled(cpu_seconds=seconds):
+            return math.ceil(seconds * _TOKENS_PER_GRAMMAR_SECOND)
+        case _:
+            return 0
 
 
 def build_token_window(limit: int, before: int, current: int, second: float) -> Window:

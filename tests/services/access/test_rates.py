@@ -12,7 +12,7 @@ from limits.errors import StorageError
 
 from kvrecall.app.rates import build_redis_storage
 from kvrecall.domain.errors import RateLimited
-from kvrecall.domain.events import TokensComputed
+from kvrecall.domain.events import GrammarCompiled, TokensComputed
 from services.access import rates as module
 from services.access.principals import Principal, acting_as
 from services.access.rates import Rates, build_token_window
@@ -133,6 +133,21 @@ async def test_turns_outside_of_requests_are_charged_to_nobody() -> None:
     report = await rates.admit(Principal(""), True)
     assert report.tokens is not None
     assert report.tokens.remaining == 100
+
+
+async def test_seconds_of_grammars_are_charged_as_tokens() -> None:
+    rates = Rates(MemoryStorage(), AccessSettings(tenant_tokens_per_minute=1500))
+    with acting_as(ANN):
+        rates.observe(GrammarCompiled("ann", 0.7))
+    await rates.stop()
+    report = await rates.admit(ANN, True)
+    assert report.tokens is not None
+    assert report.tokens.remaining == 800
+    with acting_as(ANN):
+        rates.observe(GrammarCompiled("ann", 1.0))
+    await rates.stop()
+    with pytest.raises(RateLimited, match="1500 tokens"):
+        await rates.admit(ANN, True)
 
 
 async def test_a_storage_that_fails_refuses_nothing() -> None:
