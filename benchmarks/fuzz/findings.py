@@ -22,7 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem, and the request after which it was seen; `request` is None for what nobody sent."""
+    """A problem, and the request after which it was seen; `request` is None where no request caused it."""
 
     door: str
     problem: Problem

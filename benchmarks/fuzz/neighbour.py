@@ -1,4 +1,4 @@
-"""Tenant ann: recorded conversations at seeded sampling, whose answers nobody else may change."""
+"""Tenant ann: recorded conversations with seeded sampling; no other tenant may change an answer."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from gateway.anthropic.errors import is_anthropic_path
 from gateway.openai.errors import is_openai_path
 from kvrecall.domain.codes import ErrorCode
 
-# Codes of 503 that can be true in a service whose workers, catalog and disks are whole, and why.
+# Codes of 503 that can be true while workers, catalog and disks are whole, and why.
 TRUE_CAUSES: Mapping[str, str] = MappingProxyType(
     {
         ErrorCode.CHANGED_MEANWHILE: "another request wrote the same session at the same time",
@@ -20,7 +20,7 @@ TRUE_CAUSES: Mapping[str, str] = MappingProxyType(
         ErrorCode.SESSION_NOT_OPEN: "the session was moved or deleted while the request ran",
     }
 )
-# A reply comes within this, also on a machine whose cores others use.
+# Time limit of a reply in seconds, also on a busy machine.
 SECONDS = 120.0
 # Words of tracebacks, panics and paths; no request of the fuzzer has them.
 _INTERNALS = re.compile(

@@ -1,4 +1,4 @@
-"""What nobody's request may do to the processes: end one, make a worker unhealthy, log an error."""
+"""Watch over the processes: no request may end one, make a worker unhealthy or log an error."""
 
 import json
 import threading

@@ -1,1 +1,1 @@
-"""Work that clients choose, where it can hurt nobody else: in child processes, in turns of tenants."""
+"""A sandbox for work that clients choose: child processes and threads, in turns of tenants."""

@@ -23,7 +23,7 @@ Charge = Callable[[str, float], None]
 
 
 class GrammarSandbox:
-    """Compiles grammars where they can hurt nobody, and says what is wrong with them.
+    """Compiles grammars in child processes with limits, and says what is wrong with them.
 
     Compiling takes time that doubles with each part of some grammars of a few hundred bytes, and
     cannot be cancelled: so it happens in processes that can be killed. Outcomes are kept, of grammars

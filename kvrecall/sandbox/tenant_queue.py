@@ -54,7 +54,7 @@ class TenantQueue(Generic[Job]):
             self._changed.notify()
 
     def close(self) -> Iterable[Job]:
-        """End all `take`s. Returns the jobs that nobody will take."""
+        """End all `take`s. Returns the jobs that were not taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

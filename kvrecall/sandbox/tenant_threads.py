@@ -11,9 +11,9 @@ Result = TypeVar("Result")
 
 
 class TenantThreads:
-    """A few threads for work whose size clients choose: fewer pieces of one tenant at a time.
+    """A few threads for work of a size that clients choose, with a limit of pieces per tenant.
 
-    Unlike the event loop's own executor, which others wait for, it holds nobody up but the tenant.
+    Work that takes long keeps only its own tenant waiting, unlike in the event loop's executor.
     """
 
     def __init__(self, threads: int, most: int, name: str, at_once: int = 1) -> None:
@@ -53,7 +53,7 @@ class TenantThreads:
             try:
                 if done.set_running_or_notify_cancel():
                     done.set_result(work())
-            except BaseException as error:  # whose work it is hears of it; the thread goes on
+            except BaseException as error:  # the submitter gets it; the thread goes on
                 done.set_exception(error)
             finally:
                 self._queue.finish(tenant)

@@ -211,8 +211,7 @@ class StubWorker:
         self.open_turns += 1
         try:
             switched = self._switch(state, request)
-            prompt = [word for message in request.messages for word in words_of_message(message)]
-            prompt += [self.words.get(token, str(token)) for token in request.prompt]
+            prompt = self._read_prompt(request)
             planned = pb.TurnPlanned(
                 held_tokens=state.length, prompt_tokens=len(prompt), max_tokens=self.context
             )
@@ -220,29 +219,11 @@ class StubWorker:
             if state.length + len(prompt) + request.generate > self.context:
                 raise WorkerRefused(ErrorCode.TURN_TOO_LONG, "the model's context ends before")
             self._change(state, "turn" if not request.repair else "repaired turn", prompt)
-            usage = self.usage.setdefault(request.session, pb.Usage())
-            usage.prefilled_tokens += len(prompt)
-            answer = self._answer(request, state) if request.generate else ""
-            stop = ""
-            if isinstance(answer, str):
-                answer, stop = cut_at_stop(answer, request.sampling.stop)
-            message = answer_message(request.generate, answer)
-            if self._policy is not None:
-                state.recent.extend([*request.messages, *([message] if message else [])])
+            self._usage(request.session).prefilled_tokens += len(prompt)
+            message, stop = self._choose_answer(request, state)
             spoken = message.content.split()[: request.sampling.max_tokens] if message else []
-            for word in spoken:
-                await self._gate("token")
-                self._fault("token")
-                self._change(state, "token", [word])
-                usage = self.usage.setdefault(request.session, pb.Usage())
-                usage.decoded_tokens += 1
-                yield pb.TurnEvent(token=pb.TokenChunk(ids=[token_of_word(word)], text=word + " "))
-            for index, call in enumerate(message.tool_calls if message else []):
-                for piece in split_arguments(index, call):
-                    await self._gate("call")
-                    self._fault("call")
-                    yield pb.TurnEvent(arguments=piece)
-                yield pb.TurnEvent(tool_call=call)
+            async for event in self._speak(request.session, state, spoken, message):
+                yield event
             self._fault("done")
             if self.recalls and spoken:
                 drop_answer(state, start, before, prompt, spoken)
@@ -259,6 +240,22 @@ class StubWorker:
             raise
         finally:
             self.open_turns -= 1
+
+    async def _speak(
+        self, session: str, state: pb.SessionState, spoken: list[str], message: pb.Message | None
+    ) -> AsyncGenerator[pb.TurnEvent, None]:
+        for word in spoken:
+            await self._gate("token")
+            self._fault("token")
+            self._change(state, "token", [word])
+            self._usage(session).decoded_tokens += 1
+            yield pb.TurnEvent(token=pb.TokenChunk(ids=[token_of_word(word)], text=word + " "))
+        for index, call in enumerate(message.tool_calls if message else []):
+            for piece in split_arguments(index, call):
+                await self._gate("call")
+                self._fault("call")
+                yield pb.TurnEvent(arguments=piece)
+            yield pb.TurnEvent(tool_call=call)
 
     async def repair(self, request: pb.RepairRequest) -> pb.RepairResult:
         """Promote two rows; all eight candidates are scored unless it is stopped early."""
@@ -392,6 +389,26 @@ class StubWorker:
         state.episode = episode.id
         state.patched_prompt[:] = episode.patched_prompt
         return switch_report(episode)
+
+    def _read_prompt(self, request: pb.TurnRequest) -> list[str]:
+        words = [word for message in request.messages for word in words_of_message(message)]
+        return words + [self.words.get(token, str(token)) for token in request.prompt]
+
+    def _usage(self, session: str) -> pb.Usage:
+        return self.usage.setdefault(session, pb.Usage())
+
+    def _choose_answer(
+        self, request: pb.TurnRequest, state: pb.SessionState
+    ) -> tuple[pb.Message | None, str]:
+        """Choose the answer's message, and the stop sequence that ends it."""
+        answer = self._answer(request, state) if request.generate else ""
+        stop = ""
+        if isinstance(answer, str):
+            answer, stop = cut_at_stop(answer, request.sampling.stop)
+        message = answer_message(request.generate, answer)
+        if self._policy is not None:
+            state.recent.extend([*request.messages, *([message] if message else [])])
+        return message, stop
 
     def _answer(self, request: pb.TurnRequest, state: pb.SessionState) -> str | list[pb.ToolCall]:
         if self._policy is not None:

@@ -1,1 +1,1 @@
-"""What the sessions of a tenant compute, counted in the workers and told to whoever charges for it."""
+"""Metering: tokens that sessions compute, counted in the workers and published to be charged."""

@@ -1,4 +1,4 @@
-"""A worker whose jobs are metered: what each computed is known on every end of it."""
+"""A worker with metered jobs: the computed tokens of each are published on every end of it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
-from workers.engine.session import Distribution, ResidentSession, SessionConfig
+from workers.engine.session import Distribution, ResidentSession, SessionConfig, WorkerSession
 from workers.generation.block_attention import begin_block
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
@@ -75,12 +75,7 @@ def prefill(
     engine's store unless given. `score` is called with the logits at all tokens but the last, block
     by block, `[t, vocabulary]`, and the token that follows each.
     """
-    session = resident.session
-    pending = session.pending
-    token_ids = [*pending, *(token for segment in segments for token in segment.token_ids)]
-    recorded = [False] * len(pending) + [s.recorded for s in segments for _ in s.token_ids]
-    session.pending = []
-    session.unsettled = 0
+    token_ids, recorded = _take_tokens(resident.session, segments)
     expected: list[Tensor] = []
     prompt = recorded.index(True) if True in recorded else len(recorded)
     stepped = len(recorded) - prompt if keep_distribution and _steps_differ(resident.config) else 0
@@ -106,12 +101,22 @@ def prefill(
         logits = block_logits[-1]
         if not block.decodes:
             engine.evict(resident)
-        yield engine.store_io.backlog(session)
+        yield engine.store_io.backlog(resident.session)
     distribution = None
     if expected:
         predicted = compress(token_ids[1:], recorded[1:])
         distribution = Distribution(tuple(predicted), torch.cat(expected))
     return PrefillResult(logits, distribution, len(token_ids), stepped)
+
+
+def _take_tokens(
+    session: WorkerSession, segments: Sequence[Segment]
+) -> tuple[list[int], list[bool]]:
+    """Take the pending tokens and those of the segments; returns them, and which were recorded."""
+    pending, session.pending, session.unsettled = session.pending, [], 0
+    token_ids = [*pending, *(token for segment in segments for token in segment.token_ids)]
+    recorded = [False] * len(pending) + [s.recorded for s in segments for _ in s.token_ids]
+    return token_ids, recorded
 
 
 def _append(
