@@ -170,8 +170,8 @@ class JobLoop:
             self._reap_cancelled()
             self._release_idle()
             self._admit()
+            self._advance_one()  # before the batch, which a job that has just come joins at once
             self._decode_step()
-            self._advance_one()
         self._read_inbox(0.0)
         self._fail_all(Cancelled("the worker is closing"))
 
