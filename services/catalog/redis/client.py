@@ -52,7 +52,14 @@ _TRANSIENT = (
     OSError,
 )
 # Transient replies that have no class of their own, or come from within a script.
-_TRANSIENT_WORDS = ("LOADING", "READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
+_TRANSIENT_WORDS = (
+    "LOADING",
+    "READONLY",
+    "NOREPLICAS",
+    "UNBLOCKED",
+    "MASTERDOWN",
+    "WAIT cannot be used with replica instances",
+)
 
 
 class HistoryChangedError(ConnectionError):

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 from redis import ResponseError
 
+from kvrecall.app.redis import redis_client
 from kvrecall.domain.errors import CatalogError, CatalogVersion, UnknownSession
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
@@ -29,6 +30,7 @@ from services.catalog.records import (
     TurnCommit,
 )
 from services.catalog.redis.catalog import RedisCatalog
+from services.catalog.redis.client import CatalogRedis
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -238,6 +240,21 @@ def promote(node: Any) -> None:
             with suppress(ResponseError):  # it is the primary already, or not in step with it yet
                 client.execute_command("CLUSTER FAILOVER")
             time.sleep(0.2)
+
+
+async def test_a_primary_that_is_demoted_before_a_replica_has_confirmed_is_asked_again(
+    redis_process: Callable[..., Any],
+) -> None:
+    """A server that has become a replica refuses the question for confirmations itself."""
+    server = redis_process()
+    catalog = CatalogRedis(redis_client(server.url, 5.0), timeout_seconds=1.0, patience_seconds=30)
+    server.client.replicaof("127.0.0.1", 1)
+    confirming = asyncio.create_task(catalog.write("key", "WAIT", 0, 10))
+    await asyncio.sleep(0.2)
+    assert not confirming.done()
+    server.client.replicaof("NO", "ONE")
+    assert await confirming == 0
+    await catalog.close()
 
 
 async def test_two_gateways_see_the_same_catalog(
