@@ -1,6 +1,5 @@
 """Builds a session's configuration: validates its method, its budget and the split over layers."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -10,6 +9,7 @@ from kvrecall.domain.session_settings import LayerBudgets, Reselection
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers import methods
+from workers.client_json import read_json
 from workers.engine.session import SessionConfig
 from workers.engine.settings import WorkerSettings
 from workers.errors import BadSettings
@@ -40,6 +40,7 @@ def build_config(
     """
     method = methods.build(spec.method, spec.method_settings)
     options = worker_options_from_wire(spec)
+    read_json("template_arguments", options.template_arguments)
     repair, scan = methods.build_repair(spec.repair_settings, spec.repair_scan)
     split = _parse_layer_budgets(spec, method)
     if spec.budget > settings.max_budget:
@@ -204,7 +205,4 @@ def _build_retrieval(retrieve: str, method: Method) -> Retrieval | None:
 
 
 def _parse_tools(spec: pb.SessionSpec) -> tuple[Any, ...]:
-    try:
-        return tuple(json.loads(tool) for tool in spec.tools)
-    except json.JSONDecodeError as error:
-        raise BadSettings(f"a tool of session {spec.session} is not JSON: {error}") from error
+    return tuple(read_json(f"a tool of session {spec.session}", tool) for tool in spec.tools)

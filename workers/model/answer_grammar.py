@@ -19,6 +19,7 @@ from kvrecall.domain.answer.constraints import (
     to_grammar_schema,
 )
 from kvrecall.domain.answer.text_grammars import close_grammar, quote_grammar
+from workers.client_json import read_json
 from workers.errors import BadSettings
 from workers.model.answer_formats import LINE, AnswerFormat, CallGrammar
 from workers.model.call_parsing import is_text
@@ -107,7 +108,7 @@ def build_grammars(
         return AnswerGrammars(_join(rules, f"{lead}{opened} {calls}"))
     if constraint.schema or constraint.grammar:
         answer = (
-            rules.json(json.loads(constraint.schema), constraint.strict)
+            rules.json(read_json("the schema of the answer", constraint.schema), constraint.strict)
             if constraint.schema
             else rules.nest(constraint.grammar)
         )

@@ -1,11 +1,8 @@
 """The tokens of prompts and of plain texts, for clients that ask for them."""
 
-import json
-from typing import Any
-
 from kvrecall.protocol.convert import to_chat
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.errors import BadSettings
+from workers.client_json import read_json
 from workers.model.tokenizer import ChatTokenizer
 
 
@@ -18,22 +15,15 @@ def tokenize(tokenizer: ChatTokenizer, request: pb.TokenizeRequest) -> pb.Tokeni
         ids = tokenizer.encode(request.text, special_tokens=request.special_tokens)
     else:
         messages = [to_chat(message) for message in request.messages]
-        tools = [_read_json("a tool", tool) for tool in request.tools]
+        tools = [read_json("a tool", tool) for tool in request.tools]
         segments = tokenizer.prompt(
             [],
             messages,
             tools,
             not request.without_answer,
-            arguments=_read_json("template_arguments", request.template_arguments or "{}"),
+            arguments=read_json("template_arguments", request.template_arguments or "{}"),
             opening=request.opening,
         )
         ids = [token for segment in segments for token in segment.token_ids]
     pieces = tokenizer.pieces(ids) if request.pieces else []
     return pb.TokenizeResult(ids=ids, pieces=pieces)
-
-
-def _read_json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadSettings(f"{name} is not JSON: {error}") from error

@@ -163,3 +163,11 @@ def test_a_session_s_own_re_selection_comes_before_its_method_s(
     own = configure(method="loopserve", options='{"reselect": {"every": 4}}').reselection
     assert of_method == Reselection(token_share=0)
     assert own == Reselection(every=4)
+
+
+@pytest.mark.parametrize("spec", [{"tools": ["{"]}, {"options": '{"template_arguments": "{"}'}])
+def test_texts_of_the_wire_that_are_not_json_are_refused_by_name(
+    configure: Callable[..., SessionConfig], spec: dict[str, Any]
+) -> None:
+    with pytest.raises(BadSettings, match="is not JSON"):
+        configure(**spec)
