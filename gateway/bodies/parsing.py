@@ -111,5 +111,5 @@ def _replace_surrogates(content: bytes) -> bytes:
 
 
 def _is_json(headers: Headers) -> bool:
-    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or kind.endswith("+json")

@@ -18,6 +18,7 @@ from kvrecall.sandbox.tenant_threads import TenantThreads
 from tests.gateway.conftest import Api
 
 LARGE = 65 << 10
+JSON = {"content-type": "application/json"}
 
 
 def write_chat(**members: Any) -> bytes:
@@ -82,19 +83,39 @@ async def test_a_body_is_parsed_once() -> None:
     assert await ParsedRequest(scope, receive).json() == {"a": 1}
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/v1/sessions"]
-)
-async def test_no_route_parses_its_body_again(
-    api: Api, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(text: str) -> None:
-        raise AssertionError("it was parsed when it was received")
+class TestRoutes:
+    """Routes take the value that was parsed when the body was received."""
 
-    monkeypatch.setattr("starlette.requests.json.loads", refuse)
-    response = await api.http.post(path, content=write_chat(padding="x" * LARGE))
-    assert response.status_code < 500
-    assert "parsing the body" not in response.text
+    @pytest.fixture
+    def gateway_settings(self) -> GatewaySettings:
+        return GatewaySettings()
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/v1/sessions"],
+    )
+    async def test_no_route_parses_its_body_again(
+        self, api: Api, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(text: str) -> None:
+            raise AssertionError("it was parsed when it was received")
+
+        monkeypatch.setattr("starlette.requests.json.loads", refuse)
+        body = write_chat(padding="x" * LARGE)
+        response = await api.http.post(path, content=body, headers=JSON)
+        assert response.status_code not in (413, 500), "it was read"
+        assert "parsing the body" not in response.text
+
+    async def test_what_is_no_json_by_its_type_is_not_parsed(
+        self, api: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(content: bytes, mends: bool) -> None:
+            raise AssertionError("no route reads it")
+
+        monkeypatch.setattr(parsing, "parse_strictly", refuse)
+        response = await api.http.post("/v1/sessions", content=b'{"budget": 64}')
+        assert response.status_code == 422
+        assert "content-type ''" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", '"\\ud800"', "{"])
