@@ -1,6 +1,10 @@
 """A session's state on the wire: everything but its rows."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from safetensors import SafetensorError
 
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -35,14 +39,15 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
 def selection_from_state(state: pb.SessionState) -> Selection | None:
     """The rows that were active; None for a session without tokens.
 
-    Raises IncompatibleState for a state of a newer version.
+    Raises IncompatibleState for a state of a newer version, and for bytes that are no selection.
     """
     if state.state_version > STATE_VERSION:
         raise IncompatibleState(
             f"the session's state has version {state.state_version}, this worker reads versions "
             f"up to {STATE_VERSION}: upgrade this worker"
         )
-    return Selection.from_bytes(state.selection) if state.selection else None
+    with _reading("selection"):
+        return Selection.from_bytes(state.selection) if state.selection else None
 
 
 def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
@@ -66,10 +71,23 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
 
 
 def read_scores(state: pb.SessionState, limit: int) -> EvictionScores:
-    """Read the eviction scores, of a state of version 1 the `limit` highest."""
-    if state.state_version >= _SPARSE_SCORES:
-        return EvictionScores.from_bytes(state.eviction_scores)
-    if not state.eviction_scores:
-        return EvictionScores()
-    scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
-    return EvictionScores.from_dense(scores, limit)
+    """Read the eviction scores, of a state of version 1 the `limit` highest.
+
+    Raises IncompatibleState for bytes that are none.
+    """
+    with _reading("eviction scores"):
+        if state.state_version >= _SPARSE_SCORES:
+            return EvictionScores.from_bytes(state.eviction_scores)
+        if not state.eviction_scores:
+            return EvictionScores()
+        scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
+        return EvictionScores.from_dense(scores, limit)
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Raise IncompatibleState for a part of a state that cannot be parsed."""
+    try:
+        yield
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise IncompatibleState(f"the {what} of the session's state cannot be read") from error
