@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrecall.app.errors import CannotServe
-from workers.engine.host_memory import get_host_cache_bytes
 from workers.engine.settings import WorkerSettings
 
 # Of a row beside key and value: position, mark of a promotion, sum of observations.
@@ -79,6 +78,9 @@ def divide_memory(wanted: HostMemory, free: int | None) -> int:
 
     Raises CannotServe if it does not.
     """
+    # Gateways have none of the worker's libraries, and their commands are beside `doctor`.
+    from workers.engine.host_memory import get_host_cache_bytes
+
     needed = wanted.slots + wanted.ram_tier
     cache = get_host_cache_bytes(wanted.cache, None if free is None else free - needed)
     if free is not None and needed + cache > free:
