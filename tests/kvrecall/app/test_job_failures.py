@@ -15,6 +15,9 @@ FAILURES = """
 import asyncio, sys
 from pathlib import Path
 
+import torch
+from safetensors.torch import save
+
 from kvrecall.app.local_worker import LocalWorkerClient
 from kvrecall.app.logs import set_up_logs
 from kvrecall.app.wiring import build_worker_service
@@ -50,7 +53,8 @@ async def fail(worker):
     ForwardStep.update = fail_together
     await asyncio.gather(speak(worker, "s"), speak(worker, "t"))
     wrong = pb.RepairRequest(session="s", epoch=1, trigger="turn", text=TEXT, token_ids=[10**6])
-    broken = pb.SessionState(length=5, selection=TEXT.encode())
+    selection = save({"positions.0": torch.zeros(1), TEXT: torch.zeros(1)})
+    broken = pb.SessionState(length=5, selection=selection)
     rows = pb.MapRowsRequest(state=broken, stop=5, columns=1)
     for call in (worker.repair(wrong), worker.map_rows(rows)):
         try:
@@ -88,7 +92,7 @@ def test_a_failed_job_is_logged_without_variables_and_texts(form: str, tmp_path:
     assert run.returncode == 0, logged
     for event in ("joint forward pass failed", "job failed", "call failed"):
         assert event in logged
-    for kind in ("ValueError", "IndexError", "SafetensorError"):
+    for kind in ("ValueError", "IndexError"):
         assert kind in logged
     assert "embedding" in logged, "the frames are there"
     assert WORD not in logged
