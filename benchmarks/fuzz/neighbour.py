@@ -10,6 +10,7 @@ import httpx
 
 from benchmarks.faults.load.openai_api import read_text
 from benchmarks.faults.load.scripts import get_chatter, get_question
+from benchmarks.fuzz.cleaning import delete_all
 from benchmarks.fuzz.findings import Findings, Problem
 from benchmarks.fuzz.replies import SECONDS
 
@@ -57,7 +58,6 @@ class Neighbour:
         headers = {"authorization": f"Bearer {key}"}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=SECONDS)
         self._learn = learn
-        self._held: list[str] = []
         self.repeats = 0
 
     def close(self) -> None:
@@ -65,16 +65,14 @@ class Neighbour:
         self._client.close()
 
     def hold(self, conversation: Conversation) -> list[str]:
-        """Hold a conversation from its beginning; returns its answers. Raises NotServedError.
+        """Hold a conversation from its beginning; returns its answers. Raises NotServedError."""
+        return {"chat": self._chat, "responses": self._respond, "sessions": self._turn}[
+            conversation.api
+        ](conversation)
 
-        What it leaves in the service is deleted, so that ann's quota lasts for any number of them.
-        """
-        apis = {"chat": self._chat, "responses": self._respond, "sessions": self._turn}
-        try:
-            return apis[conversation.api](conversation)
-        finally:
-            while self._held:
-                self._client.delete(self._held.pop())
+    def clean(self, findings: Findings) -> None:
+        """Delete all sessions, so that ann's quota lasts for any number of conversations."""
+        delete_all(self._client, findings)
 
     def _chat(self, conversation: Conversation) -> list[str]:
         messages: list[Json] = []
@@ -95,13 +93,11 @@ class Neighbour:
             previous = reply["id"]
             self._learn(previous)
             answers.append(read_text(reply["output"]))
-            self._held.append(f"/v1/responses/{previous}")
         return answers
 
     def _turn(self, conversation: Conversation) -> list[str]:
         session = self._post("/v1/sessions", {"budget": 128, "seed": conversation.number})["id"]
         self._learn(session)
-        self._held.append(f"/v1/sessions/{session}")
         answers = []
         for text in conversation.texts:
             body = {"messages": [{"role": "user", "content": text}], "max_tokens": 12}
@@ -164,6 +160,8 @@ def talk(
         except NotServedError as error:
             findings.add(DOOR, Problem("ann is not served", str(error)))
             continue
+        finally:
+            neighbour.clean(findings)
         findings.count_other("conversations of the neighbour")
         findings.count_other("answers compared", len(answers))
         for problem in compare(conversations[at], answers, undisturbed[at]):

@@ -20,8 +20,8 @@ from kvrecall.sandbox.tenant_threads import TenantThreads
 # A smaller body is parsed within a millisecond, and should not wait for a thread.
 _PARSED_AT_ONCE_BYTES = 64 << 10
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
-# What a number beyond a double has in its text.
-_MAYBE_INFINITE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
+# A number that may be beyond a double, where a value may begin: identifiers have such digits, too.
+_MAYBE_INFINITE = re.compile(rb"(?:^|[\[:,\s])-?(?:\d[\d.]*[eE]\+?\d{3}|\d{309})")
 _PARSED = "kvrecall.json"
 _MENDED = "kvrecall.mended"
 

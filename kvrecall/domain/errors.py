@@ -160,8 +160,8 @@ class QuotaExceeded(ServiceError):
 
     code = ErrorCode.QUOTA_EXCEEDED
 
-    def __init__(self, message: str, limit: int, what: str = "") -> None:
-        """`what` there is too much of, in the plural."""
+    def __init__(self, message: str, limit: int, what: str) -> None:
+        """`what` is limited, in the plural: sessions, bytes."""
         super().__init__(message, limit=limit)
         self.what = what
 

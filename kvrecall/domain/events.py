@@ -336,9 +336,8 @@ class MembersIgnored:
 
 @dataclass(frozen=True)
 class GrammarCompiled:
-    """A tenant's grammar was compiled for a check, with or without success, in `cpu_seconds`."""
+    """A grammar was compiled for a check, with or without success, in `cpu_seconds`."""
 
-    tenant: str
     cpu_seconds: float
 
 

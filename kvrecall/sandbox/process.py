@@ -42,7 +42,7 @@ class SandboxProcess:
             self.close()
             raise SandboxBusy(f"the process that compiles grammars failed: {error}") from error
         except BaseException:
-            self.close()  # it may be set up by half, or have an answer that nobody has read
+            self.close()  # it may be half set up, or hold an unread answer
             raise
         return self._read(answer)
 

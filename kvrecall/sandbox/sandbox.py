@@ -19,7 +19,7 @@ from kvrecall.sandbox.verdict import SandboxBusy, Verdict
 # Agents send the same grammars with every request; an outcome is a digest and a line of text.
 _KEPT = 4096
 
-Charge = Callable[[str, float], None]
+Charge = Callable[[float], None]
 
 
 class GrammarSandbox:
@@ -35,12 +35,12 @@ class GrammarSandbox:
         settings: SandboxSettings,
         *,
         vocabulary: Vocabulary | None = None,
-        charge: Charge = lambda tenant, seconds: None,
+        charge: Charge = lambda seconds: None,
     ) -> None:
         """Start no process yet.
 
-        vocabulary: for grammars that name tokens; charge: is told a tenant and the CPU seconds of
-        each compilation, on a thread of the sandbox, in the context of the request that submitted it.
+        vocabulary: for grammars that name tokens; charge: is told the CPU seconds of each
+        compilation, on a thread of the sandbox, in the context of the request that submitted it.
         """
         self._settings = settings
         self._charge = charge
@@ -70,7 +70,7 @@ class GrammarSandbox:
         if (known := self._find(digest)) is not None:
             return _know(known)
         try:
-            work = partial(copy_context().run, self._compile, tenant, digest, grammar)
+            work = partial(copy_context().run, self._compile, digest, grammar)
             return self._threads.submit(tenant, work)
         except QueueFull:
             most = self._settings.max_waiting
@@ -99,18 +99,18 @@ class GrammarSandbox:
         for process in self._processes:
             process.close()
 
-    def _compile(self, tenant: str, digest: bytes, grammar: str) -> Verdict:
+    def _compile(self, digest: bytes, grammar: str) -> Verdict:
         if (known := self._find(digest)) is not None:  # the same one may have been before it
             return known
         process = self._idle.get()
         try:
             verdict = process.compile(grammar)
         except SandboxBusy as error:
-            self._charge(tenant, error.cpu_seconds)
+            self._charge(error.cpu_seconds)
             raise
         finally:
             self._idle.put(process)
-        self._charge(tenant, verdict.cpu_seconds)
+        self._charge(verdict.cpu_seconds)
         self._keep(digest, replace(verdict, cpu_seconds=0.0))
         return verdict
 

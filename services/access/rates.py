@@ -25,7 +25,7 @@ from services.access.principals import Principal, get_current_principal
 from services.access.settings import AccessSettings
 
 _MINUTE = 60
-# Prefilling is the work of a worker's cores that this one displaces: some thousand tokens a second on CPUs.
+# A CPU second prefills about so many tokens of a small model: a grammar costs as much as it displaces.
 _TOKENS_PER_GRAMMAR_SECOND = 1000
 _log = structlog.get_logger("kvrecall.rates")
 

@@ -63,8 +63,8 @@ class GrammarChecks:
         finally:
             compiling.cancel()  # if its client has left
 
-    def _charge(self, tenant: str, cpu_seconds: float) -> None:
+    def _charge(self, cpu_seconds: float) -> None:
         # `call_soon_threadsafe` keeps the context, and with it the sender that is charged.
         with suppress(RuntimeError):  # the loop has ended
             assert self._loop is not None
-            self._loop.call_soon_threadsafe(self._publish, GrammarCompiled(tenant, cpu_seconds))
+            self._loop.call_soon_threadsafe(self._publish, GrammarCompiled(cpu_seconds))

@@ -21,7 +21,7 @@ BODIES: tuple[dict[str, Any] | None, ...] = (
     {"items": [{"type": "message", "role": "user", "content": "x"}]},
     {"type": "tool_call.started", "call_id": "c1"},
 )
-# What the reference in a valid body is told.
+# The refusal of a reference in a valid body.
 NOTHING = re.compile(r"there is no (session|conversation|item|message) '|id '\S+' not found")
 # They are there for Ann, before and after the attacks.
 OWN = (

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +166,11 @@ def test_a_finding_has_a_small_request_which_can_be_sent_again(tmp_path: Path) -
 @pytest.mark.parametrize("name", ROUTES)
 def test_every_route_of_a_door_is_attacked(name: str) -> None:
     for method, path, _ in ROUTES[name]:
-        wanted = method, path
-        hypothesis.find(
-            http_requests(name),
-            lambda sent, wanted=wanted: (sent.method, sent.path) == wanted,  # type: ignore[misc]
-        )
+        hypothesis.find(http_requests(name), partial(is_for, method, path))
+
+
+def is_for(method: str, path: str, sent: Request) -> bool:
+    return (sent.method, sent.path) == (method, path)
 
 
 def test_requests_that_cannot_be_drawn_are_no_quiet_run() -> None:

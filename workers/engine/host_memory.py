@@ -10,8 +10,6 @@ LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-
-
 # The host cache has one part in so many, unless the settings say otherwise.
 _CACHE_SHARE = 4
 

@@ -20,7 +20,6 @@ def build_report(
     """
     active = selection.rows_per_head() if selection else [0] * model.shape.n_layers
     rows = sum(selection.row_counts()) if selection else 0
-    copy = session.indexed_rows
     fully_active = selection.fully_active_tokens() if selection else 0
     return pb.MemoryReport(
         length=session.length,
@@ -34,5 +33,5 @@ def build_report(
         promoted_rows=session.promoted_rows,
         tier_bytes=tier_bytes,
         in_slot=session.slot is not None,
-        retrieval_bytes=0 if copy is None else copy.nbytes,
+        retrieval_bytes=0 if session.indexed_rows is None else session.indexed_rows.nbytes,
     )

@@ -93,11 +93,9 @@ class FairOrder:
     ) -> Job | None:
         """Choose a running job that gives up its slot to this one; None if none has to.
 
-        `fixed`: sessions whose jobs hold slots that cannot be taken.
-
         Background work does for other work. So does a tenant that has had as much as another, and
         holds more slots than the other would with one of them, each by its weight; and one that is
-        far ahead in service.
+        far ahead in service. `fixed`: sessions with slots that cannot be taken.
         """
         running = [other for other in active if isinstance(other.work, SlotWork)]
         held = Counter(other.share.tenant for other in running)

@@ -10,7 +10,7 @@ _MAX_LEFT = 1024
 class VirtualTimes:
     """Virtual time of each flow: its service over its weight, since it came, in tokens.
 
-    Whoever has the smallest is next. A flow that comes begins at the time of what is being served:
+    The flow with the smallest is next. A flow that comes begins at the time of what is being served:
     it is owed nothing for the time of its absence, and waits for nothing that was served before.
     A flow that leaves and comes again keeps what it had too much.
     """

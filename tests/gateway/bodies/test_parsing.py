@@ -124,13 +124,16 @@ def test_what_nothing_can_represent_is_no_json(text: str) -> None:
         parse_strictly(text.encode(), mends=False)
 
 
-@pytest.mark.parametrize("number", ["1e400", "-2E+309", "9" * 310 + ".0"])
+@pytest.mark.parametrize("number", ["1e400", "-2E+309", "9" * 310 + ".0", "0.1e0000400"])
 @pytest.mark.parametrize("mends", [True, False])
 def test_a_number_beyond_a_double_is_refused(number: str, mends: bool) -> None:
     body = f'{{"tools": [{{"maximum": {number}}}]}}'.encode()
     with pytest.raises(ValueError, match="not JSON compliant"):
         parse_strictly(body, mends)
     assert parse_strictly(body.replace(number.encode(), b'"1e400"'), mends).value
+    for bare in (number, f" {number}", f"[1,{number}]"):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            parse_strictly(bare.encode(), mends)
     assert parse_strictly(b"[1e300, 1e-400, " + b"9" * 310 + b"]", mends).value[0] == 1e300
 
 

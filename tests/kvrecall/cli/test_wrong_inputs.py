@@ -201,7 +201,7 @@ def test_slots_that_do_not_fit_are_refused_with_what_would() -> None:
 
 
 def test_slots_ram_tier_and_host_cache_fit_the_memory_together() -> None:
-    """A cache that nobody has sized takes what is left, and no more."""
+    """A cache without a set size takes what is left, and no more."""
     assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=30), 60) == 30
     with pytest.raises(CannotServe, match=r"^the rows do not fit memory: slots .*HOST_CACHE_BYTES"):
         divide_memory(HostMemory(slots=10, ram_tier=20, cache=30), 59)

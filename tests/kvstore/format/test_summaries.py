@@ -220,7 +220,7 @@ def test_only_pages_from_tiers_count_as_read(
 def test_a_later_session_has_summaries_in_a_store_that_has_been_full_for_long(
     layout: PageLayout, make_rows: MakeRows
 ) -> None:
-    """Those of sessions that nobody uses any more make room, the longest unused ones first."""
+    """Sessions out of use make room, the least recently used ones first."""
     rows = make_rows(40)
     of_page = summarise(rows[:, 0, :, :8], 12)
     assert of_page is not None

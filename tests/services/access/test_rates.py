@@ -138,13 +138,13 @@ async def test_turns_outside_of_requests_are_charged_to_nobody() -> None:
 async def test_seconds_of_grammars_are_charged_as_tokens() -> None:
     rates = Rates(MemoryStorage(), AccessSettings(tenant_tokens_per_minute=1500))
     with acting_as(ANN):
-        rates.observe(GrammarCompiled("ann", 0.7))
+        rates.observe(GrammarCompiled(0.7))
     await rates.stop()
     report = await rates.admit(ANN, True)
     assert report.tokens is not None
     assert report.tokens.remaining == 800
     with acting_as(ANN):
-        rates.observe(GrammarCompiled("ann", 1.0))
+        rates.observe(GrammarCompiled(1.0))
     await rates.stop()
     with pytest.raises(RateLimited, match="1500 tokens"):
         await rates.admit(ANN, True)

@@ -10,7 +10,7 @@
 --   the command.
 -- Then the commands of the commit.
 -- Commands are: number of words, name, index of a key, the other words.
--- What the settings, the log, the states and the calls of the session take is kept in its field `bytes`.
+-- The session's field `bytes` is the size of its settings, log, states and calls.
 -- Reply: {'done', '<epoch> <bytes it grew by> <tenant>'}, {'exists'}, {'unknown'}, {'stale', epoch}, {'late'} or
 --   {'changed', name of the condition's command}.
 local done = find_result(ARGV[1])
