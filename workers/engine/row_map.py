@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY, KVShape
+from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
-from workers.engine.session_state import read_scores, selection_from_state
+from workers.engine.session_state import selection_from_state
 from workers.engine.settings import WorkerSettings
 from workers.errors import BadSettings
 
@@ -23,7 +24,7 @@ def map_rows(
 ) -> pb.MapRowsResult:
     """Map the active rows of a state's tokens, of a model of this `shape`.
 
-    Raises IncompatibleState for a state of a newer version, BadSettings for a head that the model
+    Raises IncompatibleState for a state of another version, BadSettings for a head that the model
     does not have.
     """
     if request.head >= shape.n_kv_heads:
@@ -44,8 +45,9 @@ def map_rows(
             result.layers.add(active=active, promoted=promoted)
     if request.tokens:
         result.rows = _mark_rows(selection, start, stop)
-        scores = read_scores(state, state.length).to_dense(max(stop, state.length))[start:stop]
-        result.scores.extend(torch.where(scores.isinf(), torch.nan, scores).tolist())
+        scores = EvictionScores.from_bytes(state.eviction_scores)
+        dense = scores.to_dense(max(stop, state.length))[start:stop]
+        result.scores.extend(torch.where(dense.isinf(), torch.nan, dense).tolist())
     return result
 
 

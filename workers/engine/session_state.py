@@ -1,7 +1,5 @@
 """A session's state on the wire: everything but its rows."""
 
-import torch
-
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import ActiveCache
@@ -10,18 +8,15 @@ from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
 from workers.errors import IncompatibleState
 
-# Version of the bytes in a SessionState: the selection's safetensors and the eviction scores. In
-# version 1 the scores are float32 `[length]`, 0 for none; in version 2 `EvictionScores.to_bytes`.
-# Absent (0) is read as 1: states committed before the field existed have the same form.
+# Version of the bytes in a SessionState: the selection's safetensors and the eviction scores.
 STATE_VERSION = 2
-_SPARSE_SCORES = 2
 
 
 def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     """Give a session without a slot the committed `state`. Raises IncompatibleState."""
     session.selection = selection_from_state(state)
     session.length = state.length
-    session.eviction_scores = read_scores(state, session.config.budget)
+    session.eviction_scores = EvictionScores.from_bytes(state.eviction_scores)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
     session.unsettled = state.unsettled
@@ -35,12 +30,16 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
 def selection_from_state(state: pb.SessionState) -> Selection | None:
     """The rows that were active; None for a session without tokens.
 
-    Raises IncompatibleState for a state of a newer version.
+    Raises IncompatibleState for a state of another version; an empty one may have none.
     """
-    if state.state_version > STATE_VERSION:
+    version = state.state_version
+    if version != STATE_VERSION and (version or state.selection):
+        advice = (
+            "upgrade this worker" if version > STATE_VERSION else "run the worker that wrote it"
+        )
         raise IncompatibleState(
-            f"the session's state has version {state.state_version}, this worker reads versions "
-            f"up to {STATE_VERSION}: upgrade this worker"
+            f"the session's state has version {version}, this worker reads version "
+            f"{STATE_VERSION}: {advice}"
         )
     return Selection.from_bytes(state.selection) if state.selection else None
 
@@ -63,13 +62,3 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         segments=convert.segments_to_wire(session.episode.segments),
         layer_rows=session.config.layer_rows if session.config.split == "sensitivity" else (),
     )
-
-
-def read_scores(state: pb.SessionState, limit: int) -> EvictionScores:
-    """Read the eviction scores, of a state of version 1 the `limit` highest."""
-    if state.state_version >= _SPARSE_SCORES:
-        return EvictionScores.from_bytes(state.eviction_scores)
-    if not state.eviction_scores:
-        return EvictionScores()
-    scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
-    return EvictionScores.from_dense(scores, limit)
