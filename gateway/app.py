@@ -123,7 +123,7 @@ def create_app(
     require_rules(app.routes)
     parser = BodyParser(service.limits.mends, parsing)
     app.add_middleware(StrictBody, settings=settings, parser=parser)
-    app.add_middleware(Authentication, access=service.access)
+    app.add_middleware(Authentication, access=service.access, check_room=service.check_room)
     app.add_middleware(BrowserGuard, hosts=settings.hosts, origins=settings.cors_origins)
     app.add_middleware(RequestLog, observer=recorder)
     app.add_middleware(TraceRequests, tracer=tracer)

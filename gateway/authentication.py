@@ -1,6 +1,6 @@
-"""Authentication of requests: key, scope and rate, before any route sees one."""
+"""Authentication of requests: key, scope, rate and room, before any route sees one."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,18 +17,25 @@ from services.access.rates import RateReport, Window
 _TENANT = TENANT_HEADER.lower().encode()
 _AUTHORIZATION = b"authorization"
 _API_KEY = b"x-api-key"
+_IDEMPOTENCY_KEY = b"idempotency-key"
 _CREDENTIALS = frozenset({_TENANT, _AUTHORIZATION, _API_KEY})
 
 
 class Authentication:
     """Admits requests, each as its principal, and tells what is left of the principal's rates.
 
-    Routes find the principal's tenant in the header `X-Kvrecall-Tenant`, whatever the client sent.
+    Routes find the principal's tenant in the header `X-Kvrecall-Tenant`, whatever the client sent. A
+    turn that would be refused for want of room is refused here, before its body is read: so a tenant
+    that floods takes little of the event loop from others.
     """
 
-    def __init__(self, app: ASGIApp, access: AccessControl) -> None:
+    def __init__(
+        self, app: ASGIApp, access: AccessControl, check_room: Callable[[str], None]
+    ) -> None:
+        """`check_room` raises Overloaded if a tenant's turn that came now would be refused."""
         self._app = app
         self._access = access
+        self._check_room = check_room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; one that is refused is answered without a look at its body."""
@@ -36,13 +43,14 @@ class Authentication:
         if rule is None or not rule.scopes:
             await self._app(scope, receive, send)
             return
+        computes = rule.computes and scope["method"] == "POST"
         try:
             admitted = await self._access.admit(
-                _read_credentials(scope),
-                rule.scopes,
-                computes=rule.computes and scope["method"] == "POST",
-                monitors=rule.monitors,
+                _read_credentials(scope), rule.scopes, computes=computes, monitors=rule.monitors
             )
+            # One with a key may have been answered already, which needs no room.
+            if computes and all(name != _IDEMPOTENCY_KEY for name, _ in scope["headers"]):
+                self._check_room(admitted.principal.tenant)
         except ServiceError as error:
             await service_error_response(scope["path"], error)(scope, receive, send)
             return

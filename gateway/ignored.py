@@ -51,7 +51,7 @@ class Tolerance:
 
 def format_header(parts: Iterable[Ignored]) -> str:
     """Build the header's value: ASCII, of bounded length; what has no room is counted."""
-    texts = [_UNSAFE.sub("?", f"{each.field} {each.what}".strip())[:120] for each in parts]
+    texts = [_format_part(each) for each in parts]
     value = ""
     for number, text in enumerate(texts):
         longer = f"{value}, {text}" if value else text
@@ -59,6 +59,12 @@ def format_header(parts: Iterable[Ignored]) -> str:
             return f"{value}, and {len(texts) - number} more"
         value = longer
     return value
+
+
+def _format_part(part: Ignored) -> str:
+    """Name a part; a field of white space alone is a question mark, as a header ends on no space."""
+    text = _UNSAFE.sub("?", f"{part.field} {part.what}")
+    return text.strip()[:120].strip() or "?"
 
 
 def get_labels(parts: Iterable[Ignored]) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway.errors import PROBLEM_JSON, build_problem
 from gateway.gathering import GatheringTransport
+from gateway.observation.spans import PROBES
 from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
 
-PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})
 # Connections beyond the limit that wait for a probe.
 _MAX_PROBES = 32
 

@@ -5,8 +5,6 @@ import time
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from pydantic import TypeAdapter
-
 from kvrecall.domain.errors import CatalogError, ServiceError, WorkerLost, WorkerRefused
 from kvrecall.domain.events import SessionCreated
 from kvrecall.domain.reports import MemoryReport
@@ -22,13 +20,14 @@ from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.context import ServiceContext
 
-_SESSION = TypeAdapter(Session)
-
 
 async def find_created(catalog: Catalog, key: IdempotencyKey | None) -> Session | None:
-    """Return the session that a request with this key has created. Raises IdempotencyConflict."""
-    record = None if key is None else await catalog.idempotency.get(key)
-    return None if record is None else _SESSION.validate_json(record)
+    """Return the session that a request with this key has created, as it is now.
+
+    Raises IdempotencyConflict.
+    """
+    created = None if key is None else await catalog.idempotency.get(key)
+    return None if created is None else await catalog.sessions.get(created)
 
 
 async def create_once(
@@ -47,8 +46,8 @@ async def create_once(
 
 
 def build_record(key: IdempotencyKey | None, created: Session) -> IdempotencyRecord | None:
-    """Build the record of a request that creates a session."""
-    return None if key is None else IdempotencyRecord(key, _SESSION.dump_json(created).decode())
+    """Build the record of a request that creates a session: its id, as no quota counts records."""
+    return None if key is None else IdempotencyRecord(key, created.id)
 
 
 class SessionCreator:

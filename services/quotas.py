@@ -8,7 +8,7 @@ from kvrecall.domain.errors import LimitExceeded, QuotaExceeded
 from kvrecall.domain.events import EventBus, QuotaReached
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
-from services.catalog.quota import TenantLimits, TenantUse
+from services.catalog.quota import COUNTABLES, TenantLimits, TenantUse
 
 T = TypeVar("T")
 # make_room(tenant, keep) deletes sessions that no client deletes, all but the session `keep`.
@@ -74,13 +74,14 @@ class Quotas:
         """Run `write(limits)`, which counts what the tenant has in the same step, and return its result.
 
         While it raises QuotaExceeded room is made, but not of the session `keep`. Raises that if
-        there is none.
+        there is none, and for conversations, which are not deleted for others.
         """
         while True:
             try:
                 return await write(self.limits)
-            except QuotaExceeded:
-                if not await self._make_room(tenant, keep):
+            except QuotaExceeded as refusal:
+                is_final = refusal.what == "conversations"
+                if is_final or not await self._make_room(tenant, keep):
                     self._events.publish(QuotaReached(tenant))
                     raise
 
@@ -97,7 +98,8 @@ class Quotas:
 
         async def count(limits: TenantLimits) -> None:
             use = asdict(await self._catalog.sessions.get_use(tenant))
-            limits.check(TenantUse(**{name: use[name] + n for name, n in asdict(more).items()}))
+            after = TenantUse(**{name: use[name] + n for name, n in asdict(more).items()})
+            limits.check(after, [what for what in COUNTABLES if getattr(more, what)])
 
         await self.keep_within(tenant, count, keep)
 

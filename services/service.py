@@ -201,9 +201,9 @@ class SessionService:
         await self._reconciler.stop()
         await self._background.stop()
         await self.feed.stop()
-        await self.access.stop()
         self._context.close()
         await self._worker.close()
+        await self.access.stop()  # charges what the worker's jobs computed up to now
         await self._catalog.close()
 
     async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:

@@ -64,7 +64,7 @@ class StaleEpoch(WorkerError):
 
 
 class IncompatibleState(WorkerError):
-    """A session's state was committed by a newer worker, in a form that this one cannot read."""
+    """A session's state is in a form that this worker cannot read: a newer worker's, or a damaged one."""
 
     code = ErrorCode.INCOMPATIBLE_STATE
 

@@ -11,7 +11,6 @@ none of their turns runs or waits. The result file goes to `benchmarks/results/`
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import httpx
 import numpy as np
 
 from benchmarks.fair_shares.flood import MODEL
+from benchmarks.faults.rig.metrics import sum_metrics
 from benchmarks.faults.rig.processes import QUIET
 from kvrecall.app.local_server import STOP_SECONDS, launch
 from kvrecall.app.models import REFERENCE
@@ -34,7 +34,7 @@ from reference import MODEL_PATH
 RESULTS = Path(__file__).parents[1] / "results"
 QUIET_WINDOW = "quiet"
 WARM_SECONDS = 4.0
-_UNFINISHED = re.compile(r"^kvrecall_turns_(?:running|waiting)\S* (\S+)$", re.MULTILINE)
+_UNFINISHED = ("kvrecall_turns_running", "kvrecall_turns_waiting")
 
 
 def main() -> None:
@@ -134,11 +134,15 @@ def ask(http: httpx.Client, number: int) -> float:
 
 @contextmanager
 def flooded(url: str, clients: int) -> Iterator[None]:
-    """Keep a flood running, in a process of its own that is killed at the end."""
+    """Keep a flood running, in a process of its own that is killed at the end.
+
+    Asserts that it ran until then: without it the window is a quiet one.
+    """
     command = [sys.executable, "-m", "benchmarks.fair_shares.flood", url, str(clients)]
     with subprocess.Popen(command) as process:
         try:
             yield
+            assert process.poll() is None, f"the flood ended with {process.returncode}"
         finally:
             process.kill()
 
@@ -146,7 +150,7 @@ def flooded(url: str, clients: int) -> Iterator[None]:
 def wait_until_idle(http: httpx.Client) -> float:
     """Wait until no turn runs or waits; return the seconds."""
     began = time.perf_counter()
-    while any(map(float, _UNFINISHED.findall(http.get("/metrics").text))):
+    while any(sum_metrics(http.get("/metrics").text)[name] for name in _UNFINISHED):
         time.sleep(0.01)
     return time.perf_counter() - began
 

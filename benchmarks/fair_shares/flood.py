@@ -34,13 +34,16 @@ async def flood(url: str, clients: int) -> None:
 
 
 async def send(http: httpx.AsyncClient, client: int, number: int) -> bool:
-    """Send one long prompt and wait for the answer; False if it was refused."""
+    """Send one long prompt and wait for the answer; False if it was refused or never came."""
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"{client} {number} {_PROMPT}"}],
         "max_tokens": 256,
     }
-    response = await http.post("/v1/chat/completions", json=body)
+    try:
+        response = await http.post("/v1/chat/completions", json=body)
+    except httpx.HTTPError:
+        return False
     return response.status_code == httpx.codes.OK
 
 

@@ -46,7 +46,7 @@ def main() -> None:
 
 def send_again(file: Path, console: Console) -> None:
     """Send the request of a finding to a service of its own, and print reply and problems."""
-    request = Request.from_json(json.dumps(json.loads(file.read_text(encoding="utf-8"))["request"]))
+    request = Request.from_described(json.loads(file.read_text(encoding="utf-8"))["request"])
     with (
         tempfile.TemporaryDirectory() as folder,
         open_rig() as rig,

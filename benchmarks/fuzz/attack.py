@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
-from hypothesis.errors import FlakyFailure, HypothesisException
+from hypothesis.errors import Flaky
 
 from benchmarks.fuzz.doors.base import Door
 from benchmarks.fuzz.findings import Findings
@@ -56,6 +56,6 @@ def attack(
     )
     try:
         run()
-    except (_FoundError, FlakyFailure, HypothesisException, ExceptionGroup):
+    except (_FoundError, Flaky):
         # The findings have it. A service that remembers need not answer twice the same.
         return

@@ -57,6 +57,7 @@ class Neighbour:
         headers = {"authorization": f"Bearer {key}"}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=SECONDS)
         self._learn = learn
+        self._held: list[str] = []
         self.repeats = 0
 
     def close(self) -> None:
@@ -64,10 +65,16 @@ class Neighbour:
         self._client.close()
 
     def hold(self, conversation: Conversation) -> list[str]:
-        """Hold a conversation from its beginning; returns its answers. Raises NotServedError."""
-        return {"chat": self._chat, "responses": self._respond, "sessions": self._turn}[
-            conversation.api
-        ](conversation)
+        """Hold a conversation from its beginning; returns its answers. Raises NotServedError.
+
+        What it leaves in the service is deleted, so that ann's quota lasts for any number of them.
+        """
+        apis = {"chat": self._chat, "responses": self._respond, "sessions": self._turn}
+        try:
+            return apis[conversation.api](conversation)
+        finally:
+            while self._held:
+                self._client.delete(self._held.pop())
 
     def _chat(self, conversation: Conversation) -> list[str]:
         messages: list[Json] = []
@@ -88,18 +95,19 @@ class Neighbour:
             previous = reply["id"]
             self._learn(previous)
             answers.append(read_text(reply["output"]))
+            self._held.append(f"/v1/responses/{previous}")
         return answers
 
     def _turn(self, conversation: Conversation) -> list[str]:
         session = self._post("/v1/sessions", {"budget": 128, "seed": conversation.number})["id"]
         self._learn(session)
+        self._held.append(f"/v1/sessions/{session}")
         answers = []
         for text in conversation.texts:
             body = {"messages": [{"role": "user", "content": text}], "max_tokens": 12}
             sampling = {**conversation.sampling, "wait_for_repairs": True}
             reply = self._post(f"/v1/sessions/{session}/turns", body | sampling)
             answers.append(str(reply["message"]["content"]))
-        self._client.delete(f"/v1/sessions/{session}").raise_for_status()
         return answers
 
     def _post(self, path: str, body: Json) -> Json:

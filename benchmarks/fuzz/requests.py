@@ -1,6 +1,6 @@
 """A request as bytes, which can be sent again, and its reply."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -41,9 +41,8 @@ class Request:
         }
 
     @classmethod
-    def from_json(cls, text: str) -> "Request":
-        """Read what `describe` has written."""
-        read = json.loads(text)
+    def from_described(cls, read: Mapping[str, Any]) -> "Request":
+        """Return the request that `describe` has described."""
         body = bytes.fromhex(read["body_hex"]) if "body_hex" in read else read["body"].encode()
         headers = tuple((name, value) for name, value in read["headers"])
         return cls(read["door"], read["method"], read["path"], headers, body, Cut(read["cut"]))

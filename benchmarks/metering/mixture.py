@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.faults.rig.metrics import sum_metrics
 
 TEXT = "the harbour keeps its old lamps burning while ships wait for morning tides and bread"
 WORDS = TEXT.split()
@@ -133,10 +134,8 @@ async def count_tokens(http: httpx.AsyncClient, operations: Sequence[str] = ()) 
         while True:
             sums = Counter[str]()
             for page in pages:
-                for family in text_string_to_metric_families((await http.get(page)).text):
-                    for sample in family.samples:
-                        sums[sample.name] += int(sample.value)
-            found = Tokens(sums[COMPUTED], sums[METERED])
+                sums.update(sum_metrics((await http.get(page)).text))
+            found = Tokens(int(sums[COMPUTED]), int(sums[METERED]))
             if found == before and not sums["kvrecall_worker_jobs"]:
                 return found
             before = found

@@ -1,6 +1,8 @@
 """Bodies as JSON: strict, parsed once, and large ones on threads of their own."""
 
 import asyncio
+import json
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +20,8 @@ from kvrecall.sandbox.tenant_threads import TenantThreads
 # A smaller body is parsed within a millisecond, and should not wait for a thread.
 _PARSED_AT_ONCE_BYTES = 64 << 10
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
+# What a number beyond a double has in its text.
+_MAYBE_INFINITE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
 _PARSED = "kvrecall.json"
 _MENDED = "kvrecall.mended"
 
@@ -85,17 +89,25 @@ class ParsedRoute(APIRoute):
 
 
 def parse_strictly(content: bytes, mends: bool) -> ParsedBody:
-    """Parse JSON that catalog and protobuf can represent: no NaN, no lone surrogates.
+    """Parse JSON that catalog and protobuf can represent: finite numbers, no lone surrogates.
 
     With `mends` the latter are replaced. Raises ValueError.
     """
     try:
-        return ParsedBody(content, from_json(content, allow_inf_nan=False))
+        return ParsedBody(content, _parse_finite(content))
     except ValueError:
         mended = _replace_surrogates(content) if mends else content
         if mended == content:
             raise
-        return ParsedBody(mended, from_json(mended, allow_inf_nan=False), mended=True)
+        return ParsedBody(mended, _parse_finite(mended), mended=True)
+
+
+def _parse_finite(content: bytes) -> Any:
+    """Parse JSON without NaN and without numbers beyond a double, which no answer could repeat."""
+    value = from_json(content, allow_inf_nan=False)
+    if _MAYBE_INFINITE.search(content):
+        json.dumps(value, allow_nan=False)  # raises for a number that became infinite
+    return value
 
 
 def is_mended(scope: Scope) -> bool:
@@ -111,5 +123,5 @@ def _replace_surrogates(content: bytes) -> bytes:
 
 
 def _is_json(headers: Headers) -> bool:
-    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or kind.endswith("+json")

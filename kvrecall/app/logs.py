@@ -185,6 +185,8 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; one that cannot be formatted is named instead of printed."""
+        if _tells_of_a_client_that_left(record):
+            return
         try:
             line = self.format(record)
         except Exception as error:  # a library's mistake must not end its work
@@ -193,6 +195,11 @@ class LogHandler(logging.Handler):
             )
             return
         _write(line)
+
+
+def _tells_of_a_client_that_left(record: logging.LogRecord) -> bool:
+    """Recognise what gRPC's server logs as an error where a client leaves while it is answered."""
+    return record.name == "grpc._cython.cygrpc" and str(record.msg).startswith("ExecuteBatchError")
 
 
 class _StderrLogger:

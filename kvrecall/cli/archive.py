@@ -12,6 +12,7 @@ from kvrecall.app.errors import BadSessionFile, CannotServe
 from kvrecall.app.progress import Report, show_progress
 from kvrecall.app.settings import Settings
 from kvrecall.cli.options import Data, Model, build_settings
+from kvrecall.cli.tenants import require_tenant_name
 from kvrecall.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def import_command(
     The file is checked first: nothing changes if it is damaged or of another model, or if its
     values do not add up. Only a signature shows that nobody has changed it.
     """
+    require_tenant_name(tenant)
     settings = build_settings(data=data, model=model)
     wanted = Wanted(file, name, tenant, require_signature, with_pages=not without_pages)
     with show_progress(f"importing {file}") as report:

@@ -210,12 +210,13 @@ async def _known_session(
     problems = validate_session(dump, bounds)
     findings += [Finding(f"session {id}", each, BAD_SESSION) for each in problems]
     state = parse_state(dump.worker_state)
+    logged = sum(len(turn.token_ids) for turn in dump.turns)
     return KnownSession(
         id,
         dump.session.epoch,
         dump.session.memory.rows if state is None else state.length,
         dump.session.shared,
-        log_is_whole=not problems,
+        log_is_whole=state is not None and logged == state.length + len(state.pending),
         history=to_commit_history(dump.history),
     )
 

@@ -13,8 +13,9 @@ from rich.table import Table
 from kvrecall.app.errors import CliError
 from kvrecall.app.settings import Settings
 from kvrecall.cli.options import Data, build_settings
+from kvrecall.cli.tenants import require_tenant_name
 from services.access.keys import digest_key, get_pepper_id, make_key
-from services.access.principals import Scope, is_tenant_name
+from services.access.principals import Scope
 from services.access.settings import REVOCATION_SECONDS
 from services.catalog.api_keys.base import KeyRecord
 
@@ -48,8 +49,7 @@ def create_command(
     data: Data = None,
 ) -> None:
     """Make a key and print it: it is shown this once, and stored as a digest only."""
-    if tenant and not is_tenant_name(tenant):
-        raise BadKeyOption("a tenant's name has 1 to 64 letters, digits and . _ -")
+    require_tenant_name(tenant)
     # The catalog's libraries are imported where they are needed: a worker has none of them.
     from kvrecall.app.access import require_pepper
 

@@ -160,8 +160,10 @@ class QuotaExceeded(ServiceError):
 
     code = ErrorCode.QUOTA_EXCEEDED
 
-    def __init__(self, message: str, limit: int) -> None:
+    def __init__(self, message: str, limit: int, what: str = "") -> None:
+        """`what` there is too much of, in the plural."""
         super().__init__(message, limit=limit)
+        self.what = what
 
 
 class UnknownCall(ServiceError):

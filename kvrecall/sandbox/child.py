@@ -5,7 +5,7 @@ only such a process may fork. A fork begins with llguidance and the vocabulary l
 milliseconds; what it allocates ends with it, and so does a crash of it.
 
 Frames in both directions: four bytes of length (big endian), then JSON. The first frame in is the
-set-up, each other one is the text of a grammar; each frame out is what became of it.
+set-up, each other one is the text of a grammar; each frame out is its outcome.
 """
 
 import json
@@ -73,7 +73,7 @@ def tidy(problem: str) -> str:
 
     A panic is an assertion of the compiler that a large grammar breaks: its text is for developers.
     """
-    if "panic" in problem:
+    if problem.startswith("panic"):
         return "it is too large"
     return " ".join(problem.split("<non-verbose/>")[0].split())[:_MOST_TEXT]
 

@@ -41,10 +41,13 @@ class SandboxProcess:
         except (OSError, SandboxBusy) as error:
             self.close()
             raise SandboxBusy(f"the process that compiles grammars failed: {error}") from error
+        except BaseException:
+            self.close()  # it may be set up by half, or have an answer that nobody has read
+            raise
         return self._read(answer)
 
     def kill(self) -> None:
-        """End the process: what it compiles now is not compiled."""
+        """End the process: the grammar being compiled is lost."""
         if (process := self._process) is not None:
             process.kill()
 
@@ -73,7 +76,9 @@ class SandboxProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         child.write_frame(self._process.stdin, value)
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
+        answered = select.poll()  # `select.select` takes no descriptor from 1024 on
+        answered.register(self._process.stdout, select.POLLIN)
+        if not answered.poll(seconds * 1000):
             raise SandboxBusy("it does not answer")
         answer = child.read_frame(self._process.stdout)
         if answer is None:

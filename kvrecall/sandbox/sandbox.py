@@ -63,9 +63,10 @@ class GrammarSandbox:
         Raises SandboxBusy, as the future may, where as many of the tenant wait as may.
         """
         most = self._settings.grammar_bytes
-        if len(grammar) > most:
+        encoded = grammar.encode(errors="surrogatepass")
+        if len(encoded) > most:
             return _know(Verdict(f"it is too large: it has over {most} bytes", exhausted=True))
-        digest = blake2b(grammar.encode(errors="surrogatepass"), digest_size=32).digest()
+        digest = blake2b(encoded, digest_size=32).digest()
         if (known := self._find(digest)) is not None:
             return _know(known)
         try:

@@ -1,4 +1,4 @@
-"""What became of a grammar."""
+"""Outcome of compiling a grammar."""
 
 from dataclasses import dataclass
 

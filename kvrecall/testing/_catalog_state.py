@@ -13,7 +13,7 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
-from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
+from services.catalog.quota import COUNTABLES, UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     CREATION_SECONDS,
     REPAIRS_RETAINED,
@@ -180,7 +180,8 @@ class CatalogState:
         """Raise QuotaExceeded if a tenant may not have so much more."""
         if limits != UNLIMITED:
             use = asdict(self.get_use(tenant))
-            limits.check(TenantUse(**{name: use[name] + added.get(name, 0) for name in use}))
+            after = TenantUse(**{name: use[name] + added.get(name, 0) for name in use})
+            limits.check(after, [what for what in COUNTABLES if added.get(what)])
 
     def have_pages(self, shared: SharedPages) -> bool:
         """Return whether an owner's first pages still exist."""

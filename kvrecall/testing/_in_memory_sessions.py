@@ -18,7 +18,7 @@ from services.catalog.records import (
     SessionDump,
     SessionPage,
 )
-from services.catalog.serialization import decode_cursor, encode_cursor
+from services.catalog.serialization import SETTINGS, decode_cursor, encode_cursor
 
 
 class InMemorySessions:
@@ -36,9 +36,11 @@ class InMemorySessions:
         limits: TenantLimits = UNLIMITED,
     ) -> None:
         """Add a session. Raises QuotaExceeded, and CatalogError when its id is taken."""
-        self._state.require_room(session.settings.tenant, limits, sessions=1)
+        size = len(SETTINGS.dump_json(session.settings))
+        stored = StoredSession(session, worker_state, refs=session.shared, size=size)
+        self._state.require_room(session.settings.tenant, limits, sessions=1, bytes=size)
         self._state.require_new_record(record)
-        self._state.add(StoredSession(session, worker_state, refs=session.shared))
+        self._state.add(stored)
         self._state.store_record(record, created=session.id)
 
     async def get(self, session_id: str, tenant: str | None = None) -> Session:

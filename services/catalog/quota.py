@@ -1,8 +1,13 @@
 """Quotas that a catalog keeps in the write that adds something to what a tenant has."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from kvrecall.domain.errors import QuotaExceeded
+
+Countable = Literal["sessions", "conversations", "tokens", "bytes"]
+COUNTABLES: tuple[Countable, ...] = get_args(Countable)
 
 
 @dataclass(frozen=True)
@@ -24,11 +29,13 @@ class TenantLimits:
     tokens: int | None = None
     bytes: int | None = None
 
-    def check(self, use: TenantUse) -> None:
-        """Raise QuotaExceeded if a tenant would have more than it may, naming the first such limit."""
-        limits = asdict(self)
-        for what, held in asdict(use).items():
-            limit = limits[what]
+    def check(self, use: TenantUse, grown: Iterable[Countable]) -> None:
+        """Raise QuotaExceeded if a tenant has more than it may of what a write has `grown`.
+
+        A limit that was lowered refuses only writes that add to what it limits.
+        """
+        for what in grown:
+            held, limit = getattr(use, what), getattr(self, what)
             if limit is not None and held > limit:
                 raise build_refusal(what, held, limit)
 
@@ -37,8 +44,8 @@ class TenantLimits:
 UNLIMITED = TenantLimits()
 
 
-def build_refusal(what: str, held: int, limit: int) -> QuotaExceeded:
-    """Build the refusal of a tenant that would hold so many; `what` they are, in the plural."""
-    what = "bytes in the catalog" if what == "bytes" else what
-    message = f"the tenant would have {held} {what}; the limit is {limit}: delete some"
-    return QuotaExceeded(message, limit)
+def build_refusal(what: Countable, held: int, limit: int) -> QuotaExceeded:
+    """Build the refusal of a tenant that would hold so many."""
+    named = "bytes in the catalog" if what == "bytes" else what
+    message = f"the tenant would have {held} {named}; the limit is {limit}: delete some"
+    return QuotaExceeded(message, limit, what)

@@ -3,12 +3,13 @@
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.errors import CatalogError
+from kvrecall.domain.errors import CatalogError, UnknownItem
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
@@ -22,7 +23,7 @@ from services.catalog.responses.base import (
 from services.conversations.answer_claim import AnswerClaim
 from services.quotas import Quotas
 
-_ITEMS = TypeAdapter(Sequence[StoredItem])
+_IDS = TypeAdapter(list[str])
 
 
 class NamedConversations:
@@ -98,15 +99,16 @@ class NamedConversations:
         items: Sequence[StoredItem],
         key: IdempotencyKey | None = None,
     ) -> Sequence[StoredItem]:
-        """Append items whose ids are new; return them, or those that the key's request has appended.
+        """Append items whose ids are new; return them, or what is left of the key's first request.
 
-        Raises LimitExceeded, QuotaExceeded, IdempotencyConflict.
+        Its record has the items' ids alone, as no quota counts records. Raises
+        LimitExceeded, QuotaExceeded, IdempotencyConflict.
         """
         await self.get(conversation_id, tenant)
         record = None
         if key is not None:
             key = replace(key, session=conversation_id)
-            record = IdempotencyRecord(key, _ITEMS.dump_json(items).decode())
+            record = IdempotencyRecord(key, _IDS.dump_json([item.id for item in items]).decode())
         try:
             await self._quotas.keep_within(
                 tenant,
@@ -118,8 +120,16 @@ class NamedConversations:
             answered = None if key is None else await self._catalog.idempotency.get(key)
             if answered is None:
                 raise
-            return _ITEMS.validate_json(answered)
+            return await self._read_items(conversation_id, _IDS.validate_json(answered))
         return items
+
+    async def _read_items(self, conversation_id: str, ids: Sequence[str]) -> list[StoredItem]:
+        """Return the items of these ids, without those that were deleted."""
+        found = []
+        for id in ids:
+            with suppress(UnknownItem):
+                found.append(await self._store.get_item(conversation_id, id))
+        return found
 
     async def add_answer(self, conversation_id: str, items: Sequence[StoredItem]) -> None:
         """Append what an answer brought; one that was begun is added whatever the bounds."""

@@ -13,9 +13,12 @@ from tests.end_to_end.servers import Cluster, until
 MIB = 1 << 20
 
 
-def bomb(patterns: int) -> dict[str, Any]:
-    """A form of 23 bytes a pattern whose compilation doubles in time and memory with each."""
-    letters = (chr(ord("a") + n) for n in range(patterns))
+def bomb(patterns: int, first: str) -> dict[str, Any]:
+    """A form of 23 bytes a pattern whose compilation doubles in time and memory with each.
+
+    The patterns are of the letters from `first` on.
+    """
+    letters = (chr(ord(first) + n) for n in range(patterns))
     schema = {"type": "string", "allOf": [{"pattern": f".*{letter}.*"} for letter in letters]}
     return {
         "type": "json_schema",
@@ -30,7 +33,7 @@ def test_a_form_that_takes_minutes_to_compile_is_refused(
     assert cluster.process is not None
     gateway = psutil.Process(cluster.process.pid)
     before = gateway.memory_info().rss
-    reply = mallory.chat("x", response_format=bomb(patterns))
+    reply = mallory.chat("x", response_format=bomb(patterns, "a"))
     assert reply.status_code == 400, reply.text
     assert "Traceback" not in reply.text
     assert "backtrace" not in reply.text
@@ -38,10 +41,10 @@ def test_a_form_that_takes_minutes_to_compile_is_refused(
 
 
 def test_others_are_answered_beside_eight_of_them(mallory: Tenant, ann: Tenant, alone: str) -> None:
-    """Different ones, so that none is refused by what is known of another."""
+    """Different ones, of other letters than above: none is refused by what is known of another."""
     with ThreadPoolExecutor(8) as threads:
         bombs = [
-            threads.submit(mallory.chat, "x", response_format=bomb(17 + n % 8)) for n in range(8)
+            threads.submit(mallory.chat, "x", response_format=bomb(17 + n, "A")) for n in range(8)
         ]
         answers = 0
         while not all(each.done() for each in bombs):
@@ -70,7 +73,11 @@ def test_many_large_tools_are_served(mallory: Tenant) -> None:
 def test_a_large_body_of_an_unknown_model_keeps_nobody_waiting(
     mallory: Tenant, ann: Tenant
 ) -> None:
-    """The gateway answers probes in between: as many as there are bodies, or more."""
+    """The gateway answers probes in between: as many as there are bodies, or more.
+
+    So it does not keep everything else until it has received and refused them all. A parser takes
+    milliseconds for one: that it runs on a thread is tested in `tests/gateway/bodies/test_parsing.py`.
+    """
     text = "x" * 100
     messages = [{"role": "user", "content": text} for _ in range(4000)] * 6
     body = {"model": "none", "messages": messages[:20_000]}

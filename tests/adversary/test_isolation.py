@@ -11,14 +11,24 @@ import pytest
 from tests.adversary.conftest import Tenant, text_of
 
 SECRET = "zebra 4711"
-# What a stranger is told: there is no such thing, or the request is wrong in itself.
+# A stranger is told that there is no such thing, or that the request is wrong in itself.
 DENIED = {400, 401, 403, 404, 405, 409, 422}
+# Each route that takes a body takes one of them.
 BODIES: tuple[dict[str, Any] | None, ...] = (
     {},
     {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     {"metadata": {"a": "b"}},
     {"items": [{"type": "message", "role": "user", "content": "x"}]},
     {"type": "tool_call.started", "call_id": "c1"},
+)
+# What the reference in a valid body is told.
+NOTHING = re.compile(r"there is no (session|conversation|item|message) '|id '\S+' not found")
+# They are there for Ann, before and after the attacks.
+OWN = (
+    "/v1/sessions/{session}",
+    "/v1/sessions/{chat_session}",
+    "/v1/responses/{response}",
+    "/v1/conversations/{conversation}/items/{item}",
 )
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 
@@ -56,14 +66,11 @@ def fill(path: str, owned: dict[str, str]) -> list[str]:
     """The path with every combination of Ann's ids that its parameters may have."""
     values = {
         "session": ["session", "chat_session"],
-        "response_id": ["response"],
-        "conversation_id": ["conversation"],
-        "item_id": ["item", "response_item"],
+        "response": ["response"],
+        "conversation": ["conversation"],
+        "item": ["item", "response_item"],
     }
-    names = _PARAMETER.findall(path)
-    choices = [
-        [owned[kind] for kind in values[name]] if name in values else ["1"] for name in names
-    ]
+    choices = [[owned[kind] for kind in values[name]] for name in _PARAMETER.findall(path)]
     filled = []
     for chosen in itertools.product(*choices):
         each = path
@@ -81,8 +88,10 @@ def ask(tenant: Tenant, method: str, path: str, body: Any) -> tuple[int, str]:
         return reply.status_code, reply.read().decode()
 
 
-def test_every_route_denies_another_tenants_ids(mallory: Tenant, owned: dict[str, str]) -> None:
-    """Whatever the method and the body, and without saying more than that there is nothing."""
+def test_every_route_denies_another_tenants_ids(
+    mallory: Tenant, ann: Tenant, owned: dict[str, str]
+) -> None:
+    """Whatever the method and the body; a request that is valid for an id of its own finds nothing."""
     asked = 0
     paths = mallory.http.get("/openapi.json").json()["paths"]
     for path, operations in paths.items():
@@ -90,12 +99,18 @@ def test_every_route_denies_another_tenants_ids(mallory: Tenant, owned: dict[str
             continue
         for method in operations.keys() & {"get", "post", "delete", "put", "patch"}:
             bodies = (None,) if method in ("get", "delete") else BODIES
-            for filled, body in itertools.product(fill(path, owned), bodies):
-                status, text = ask(mallory, method.upper(), filled, body)
-                asked += 1
-                assert status in DENIED, (method, filled, body, status, text[:300])
-                assert SECRET not in text
+            for filled in fill(path, owned):
+                statuses = []
+                for body in bodies:
+                    status, text = ask(mallory, method.upper(), filled, body)
+                    statuses.append(status)
+                    assert status in DENIED, (method, filled, body, status, text[:300])
+                    assert SECRET not in text
+                asked += len(statuses)
+                assert 404 in statuses, (method, filled, statuses)
     assert asked > 60
+    for path in OWN:
+        ann.http.get(path.format(**owned)).raise_for_status()
 
 
 def test_no_reference_in_a_body_reaches_another_tenants_conversation(
@@ -117,7 +132,6 @@ def test_no_reference_in_a_body_reaches_another_tenants_conversation(
                 "thread": {"type": "continue", "previous_message_id": owned["message"]},
             },
         ),
-        ("/v1/conversations", {"items": [{"type": "item_reference", "id": owned["item"]}]}),
         (
             f"/v1/sessions/{own}/turns",
             {"messages": said, "max_tokens": 2, "logprobs": {"compare_with": owned["session"]}},
@@ -126,8 +140,20 @@ def test_no_reference_in_a_body_reaches_another_tenants_conversation(
     for path, body in references:
         model = {} if "sessions" in path or "conversations" in path else {"model": mallory.model}
         reply = mallory.http.post(path, json={**model, **body})
-        assert reply.status_code in DENIED, (path, body, reply.status_code, reply.text)
+        assert reply.status_code in (400, 404, 422), (path, body, reply.status_code, reply.text)
+        assert NOTHING.search(reply.text), (path, body, reply.text)
         assert SECRET not in reply.text
+
+
+def test_an_item_is_not_found_through_a_conversation_of_another_tenant(
+    mallory: Tenant, owned: dict[str, str]
+) -> None:
+    own = mallory.http.post("/v1/conversations", json={}).raise_for_status().json()["id"]
+    for item in (owned["item"], owned["response_item"]):
+        for method in ("GET", "DELETE"):
+            reply = mallory.http.request(method, f"/v1/conversations/{own}/items/{item}")
+            assert reply.status_code == 404, (method, item, reply.text)
+            assert SECRET not in reply.text
 
 
 def test_another_tenants_history_and_key_find_nothing(

@@ -1,4 +1,4 @@
-"""One tenant's flood takes its own share: others find a place and their quotas hold."""
+"""One tenant's flood takes its own share: others find a place and are answered before most of it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event

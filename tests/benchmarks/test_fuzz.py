@@ -3,12 +3,19 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
+import hypothesis
 import pytest
+from hypothesis.errors import Unsatisfiable
+from pydantic import ValidationError
 
 from benchmarks.fuzz.attack import SHRINKS, attack
-from benchmarks.fuzz.cases.http_requests import http_requests
+from benchmarks.fuzz.cases import bodies
+from benchmarks.fuzz.cases.http_requests import ROUTES, http_requests
 from benchmarks.fuzz.cases.json_text import Members, Token, encode_json
+from benchmarks.fuzz.cleaning import delete_all
 from benchmarks.fuzz.doors.base import Door
 from benchmarks.fuzz.doors.wire import check_refused, check_worker_call
 from benchmarks.fuzz.findings import Findings
@@ -19,6 +26,7 @@ from benchmarks.fuzz.requests import Cut, Reply, Request
 from benchmarks.fuzz.run import DOORS, Plan, run
 from benchmarks.fuzz.watch import read_errors
 from benchmarks.fuzz.world import World
+from gateway.rest.schemas.turns import TurnBody
 
 SECRET = "The password of ann is wintergreen-0."
 CHECKER = Checker([SECRET])
@@ -145,13 +153,64 @@ def test_a_finding_has_a_small_request_which_can_be_sent_again(tmp_path: Path) -
     assert len(found.request.body) == min(broken) < broken[0]
     write_findings(findings, tmp_path)
     kept = json.loads((tmp_path / "finding-0.json").read_text(encoding="utf-8"))["request"]
-    assert Request.from_json(json.dumps(kept)) == found.request
+    assert Request.from_described(kept) == found.request
     assert {
         "condition": "run",
         "metric": "kinds of findings",
         "unit": "count",
         "n": 1,
     } in build_rows(findings)
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_every_route_of_a_door_is_attacked(name: str) -> None:
+    for method, path, _ in ROUTES[name]:
+        wanted = method, path
+        hypothesis.find(
+            http_requests(name),
+            lambda sent, wanted=wanted: (sent.method, sent.path) == wanted,  # type: ignore[misc]
+        )
+
+
+def test_requests_that_cannot_be_drawn_are_no_quiet_run() -> None:
+    nothing = http_requests("chat").filter(lambda _: False)
+    door = Door("chat", nothing, lambda _: http(200, {}), CHECKER.check_http)
+    with pytest.raises(Unsatisfiable):
+        attack(door, 1, 20, Findings(), lambda: True)
+
+
+@pytest.mark.parametrize(("busy", "found"), [(2, 0), (10_000, 1)])
+def test_a_busy_session_is_deleted_later(busy: int, found: int) -> None:
+    """One that stays busy is a finding."""
+    tries = iter(range(busy))
+    stored = ["s_1"]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"sessions": [{"id": each} for each in stored]})
+        if next(tries, None) is not None:
+            return httpx.Response(409, json={})
+        stored.clear()
+        return httpx.Response(204)
+
+    findings = Findings()
+    with httpx.Client(base_url="http://x", transport=httpx.MockTransport(answer)) as client:
+        delete_all(client, findings, patience=60.0 if not found else 0.5)
+    assert len(list(findings)) == found
+    assert findings.other["sessions deleted"] == 1 - found
+
+
+def test_a_turn_may_be_compared_with_another_tenants_session() -> None:
+    """The body is valid, so that the comparison itself is attacked."""
+
+    def reaches(body: Any) -> bool:
+        try:
+            read = TurnBody.model_validate(body)
+        except ValidationError:
+            return False
+        return (read.logprobs.compare_with or "").startswith("@foreign")
+
+    hypothesis.find(bodies.turn, reaches)
 
 
 def test_the_same_seed_sends_the_same_requests() -> None:

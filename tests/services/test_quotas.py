@@ -9,6 +9,7 @@ from kvrecall.domain.events import QuotaReached, TurnFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.catalog.quota import TenantLimits, build_refusal
 from services.forks import ForkRequest
 from services.reading.search import SessionQuery
 
@@ -95,6 +96,17 @@ class TestSessions:
         refused = [each for each in results if isinstance(each, QuotaExceeded)]
         assert len(refused) == len(results) - 1
         assert len(await harness.catalog.sessions.get_ids()) == 2
+
+    async def test_sessions_make_no_room_for_conversations(self, harness) -> None:
+        session = await harness.session(tenant="ann", matched=True)
+        await harness.say(session, HELLO)
+
+        async def write(limits: TenantLimits) -> None:
+            raise build_refusal("conversations", 3, 2)
+
+        with pytest.raises(QuotaExceeded):
+            await harness.service._context.quotas.keep_within("ann", write)
+        assert await harness.catalog.sessions.get_ids() == [session]
 
     async def test_metadata_has_a_limit_in_bytes(self, harness) -> None:
         session = await harness.session(metadata={"key": "1234567"})

@@ -265,6 +265,13 @@ def test_libraries_warnings_and_uncaught_errors_take_the_form_of_our_lines(
     assert "RuntimeError: in a thread" in uncaught["exception"]
 
 
+def test_a_client_that_leaves_is_no_error_of_grpcs(written: Callable[[], list[Json]]) -> None:
+    library = logging.getLogger("grpc._cython.cygrpc")
+    library.error("ExecuteBatchError raised in core by servicer method [/Worker/Turn]")
+    library.error("Unexpected [ValueError] raised by servicer method [/Worker/Turn]")
+    assert [line["event"].partition(" ")[0] for line in written()] == ["Unexpected"]
+
+
 def test_a_librarys_broken_line_is_named_and_not_printed(written: Callable[[], list[Json]]) -> None:
     (handler,) = [each for each in logging.getLogger().handlers if isinstance(each, LogHandler)]
     library = logging.getLogger("library.that.is.broken")

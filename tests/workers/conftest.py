@@ -277,6 +277,11 @@ class LocalWorker:
         """What a session holds."""
         return self.scheduler.memory(name).result(WAIT)
 
+    def metric(self, name: str) -> float:
+        """Sum of the metric's samples of this name."""
+        samples = (each for family in self.engine.metrics.collect() for each in family.samples)
+        return float(sum(each.value for each in samples if each.name == name))
+
     def shown(self, name: str = "s") -> str:
         """The text that the session's last turn streamed."""
         return "".join(event.token.text for event in self.events[name])

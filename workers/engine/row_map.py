@@ -8,9 +8,8 @@ from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY, KVShape
-from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
-from workers.engine.session_state import selection_from_state
+from workers.engine.session_state import read_scores, selection_from_state
 from workers.engine.settings import WorkerSettings
 from workers.errors import BadSettings
 
@@ -45,7 +44,7 @@ def map_rows(
             result.layers.add(active=active, promoted=promoted)
     if request.tokens:
         result.rows = _mark_rows(selection, start, stop)
-        scores = EvictionScores.from_bytes(state.eviction_scores)
+        scores = read_scores(state)
         dense = scores.to_dense(max(stop, state.length))[start:stop]
         result.scores.extend(torch.where(dense.isinf(), torch.nan, dense).tolist())
     return result

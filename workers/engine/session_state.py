@@ -1,5 +1,10 @@
 """A session's state on the wire: everything but its rows."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from safetensors import SafetensorError
+
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import ActiveCache
@@ -16,7 +21,7 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     """Give a session without a slot the committed `state`. Raises IncompatibleState."""
     session.selection = selection_from_state(state)
     session.length = state.length
-    session.eviction_scores = EvictionScores.from_bytes(state.eviction_scores)
+    session.eviction_scores = read_scores(state)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
     session.unsettled = state.unsettled
@@ -30,7 +35,8 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
 def selection_from_state(state: pb.SessionState) -> Selection | None:
     """The rows that were active; None for a session without tokens.
 
-    Raises IncompatibleState for a state of another version; an empty one may have none.
+    Raises IncompatibleState for a state of another version (an empty one may have none) and for bytes
+    that are no selection.
     """
     version = state.state_version
     if version != STATE_VERSION and (version or state.selection):
@@ -41,7 +47,8 @@ def selection_from_state(state: pb.SessionState) -> Selection | None:
             f"the session's state has version {version}, this worker reads version "
             f"{STATE_VERSION}: {advice}"
         )
-    return Selection.from_bytes(state.selection) if state.selection else None
+    with _reading("selection"):
+        return Selection.from_bytes(state.selection) if state.selection else None
 
 
 def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
@@ -62,3 +69,18 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         segments=convert.segments_to_wire(session.episode.segments),
         layer_rows=session.config.layer_rows if session.config.split == "sensitivity" else (),
     )
+
+
+def read_scores(state: pb.SessionState) -> EvictionScores:
+    """Read the eviction scores. Raises IncompatibleState for bytes that are none."""
+    with _reading("eviction scores"):
+        return EvictionScores.from_bytes(state.eviction_scores)
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Raise IncompatibleState for a part of a state that cannot be parsed."""
+    try:
+        yield
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise IncompatibleState(f"the {what} of the session's state cannot be read") from error

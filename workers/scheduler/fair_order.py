@@ -11,9 +11,9 @@ from workers.scheduler.job import Job, SlotWork
 
 # A lone tenant's share of the jobs that a worker takes.
 _TENANT_SHARE = 0.75
-# A block is not begun while a tenant that has had less waits so long for a read, a write or a text,
-# or has opened a session so long ago, whose turn comes next (anticipatory scheduling, Iyer and
-# Druschel 2001).
+# So long a block waits for a tenant that has had less: while a read, a write or a text of it goes on.
+# So it does after that tenant has opened a session, whose turn comes next.
+# (Anticipatory scheduling, Iyer and Druschel 2001.)
 MOMENT_SECONDS = 0.05
 # So many tokens ahead in service, a tenant gives up a slot, however few it holds.
 _QUANTUM_TOKENS = 512
@@ -88,8 +88,12 @@ class FairOrder:
         owed = any(self._precedes(share, chosen.share) for share in soon)
         return None if owed else chosen
 
-    def choose_preempted(self, job: Job, active: Iterable[Job]) -> Job | None:
+    def choose_preempted(
+        self, job: Job, active: Iterable[Job], fixed: Collection[str] = ()
+    ) -> Job | None:
         """Choose a running job that gives up its slot to this one; None if none has to.
+
+        `fixed`: sessions whose jobs hold slots that cannot be taken.
 
         Background work does for other work. So does a tenant that has had as much as another, and
         holds more slots than the other would with one of them, each by its weight; and one that is
@@ -98,7 +102,11 @@ class FairOrder:
         running = [other for other in active if isinstance(other.work, SlotWork)]
         held = Counter(other.share.tenant for other in running)
         candidates = [
-            other for other in running if other.waiting is None and self._yields(other, job, held)
+            other
+            for other in running
+            if other.waiting is None
+            and other.session not in fixed
+            and self._yields(other, job, held)
         ]
         return max(
             candidates,

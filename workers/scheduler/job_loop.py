@@ -278,14 +278,15 @@ class JobLoop:
         As many jobs are preempted at once as there are slots: their rows are in host memory.
         """
         preempted = sum(other.running is not None for other in self._queued)
-        other = self._order.choose_preempted(job, self._active)
+        sessions = self._engine.sessions
+        # Those without a slot have jobs that work in a scratch session's.
+        names = {other.session for other in self._active} & sessions.keys()
+        fixed = {name for name in names if sessions[name].slot is None}
+        other = self._order.choose_preempted(job, self._active, fixed)
         if other is None or preempted >= self._engine.cache.slots:
             return False
-        session = self._engine.sessions[other.session]
-        if session.slot is None:  # its job works in a scratch session's
-            return False
         with self._count_seconds(kind="swap"):
-            self._engine.preempt(session)
+            self._engine.preempt(sessions[other.session])
         self._active.remove(other)
         self._queued.insert(0, other)
         return True
@@ -412,6 +413,8 @@ class JobLoop:
         if job.running is not None:
             job.running.close()
             self._engine.host_cache.unpin(job.session)
+            if (session := self._engine.sessions.get(job.session)) is not None:
+                session.preempted = None
         for jobs in (self._queued, self._active):
             if job in jobs:
                 jobs.remove(job)

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.faults.kinds.flips import page_names
+from benchmarks.faults.rig.metrics import read_metrics
 from benchmarks.faults.rig.processes import processes_under
 from benchmarks.faults.rig.setups import Setup
 from kvstore.errors import KvStoreError
@@ -68,7 +69,7 @@ def find_leaks_in_service(setup: Setup) -> list[str]:
 
 
 def _leaks_at(setup: Setup, url: str) -> list[str]:
-    metrics = setup.metrics(url)
+    metrics = read_metrics(url)
     if not metrics:
         return [f"{url} gives no metrics"]
     # A gateway that does not reach a worker cannot have deleted what is in it.

@@ -4,13 +4,10 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGCONT
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
 from benchmarks.faults.rig.disks import Disk, new_disk
@@ -137,21 +134,6 @@ class Setup:
         for proxy in (*self.to_workers, *self.to_redis):
             proxy.close()
         self.disk.close()
-
-    def metrics(self, url: str) -> dict[str, float]:
-        """Metrics of a process by name, summed over labels; those of a tier as `name tier`.
-
-        Empty if it does not answer.
-        """
-        with suppress(httpx.HTTPError):
-            page = httpx.get(f"{url}/metrics", timeout=30.0).raise_for_status().text
-            found: dict[str, float] = {}
-            for family in text_string_to_metric_families(page):
-                for sample in family.samples:
-                    name = " ".join([sample.name, *filter(None, [sample.labels.get("tier")])])
-                    found[name] = found.get(name, 0.0) + sample.value
-            return found
-        return {}
 
 
 def start_all(servers: Sequence[ServerProcess]) -> None:

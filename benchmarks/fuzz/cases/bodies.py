@@ -247,7 +247,7 @@ turn = _bodies(
         "seed": numbers,
         "response_format": _form,
         "tool_choice": _choice,
-        "compare_with": references,
+        "logprobs": st.builds(lambda session: {"compare_with": session}, references),
     },
 )
 event = _bodies(
@@ -257,16 +257,14 @@ event = _bodies(
         ),
         "call_id": identifiers,
     },
-    {"result": texts, "delta": texts, "index": numbers, "name": names, "arguments": arguments},
+    {"result": texts, "delta": texts, "index": numbers, "arguments": arguments},
 )
-fork = _bodies(
-    {}, {"turn": numbers, "metadata": st.dictionaries(names, texts, max_size=2), "budget": numbers}
-)
+fork = _bodies({}, {"turn": numbers, "metadata": st.dictionaries(names, texts, max_size=2)})
 conversation = _bodies(
     {},
     {"items": st.lists(_items, max_size=3), "metadata": st.dictionaries(names, texts, max_size=2)},
 )
-items = _bodies({"items": st.lists(_items, min_size=1, max_size=3)}, {})
+items = st.fixed_dictionaries({"items": st.lists(_items, min_size=1, max_size=3)})
 tokenize = _bodies(
     {}, {"prompt": texts, "messages": _history, "tokens": st.lists(numbers, max_size=4)}
 )

@@ -20,7 +20,7 @@ _PARAMETERS: Mapping[str, str] = {
     "conversation": "@conversation:0",
     "item": "@item:0",
 }
-# Of a description's own text the client adds these.
+# The client that sends the request adds these headers itself.
 _NOT_SENT = frozenset({"user-agent", "accept-encoding", "connection", "content-length", "host"})
 
 

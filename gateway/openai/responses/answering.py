@@ -113,7 +113,7 @@ class Answering:
         if not messages:
             raise InvalidRequest("input", "there is nothing to count")
         for index, message in enumerate(messages, -len(self._body.opening)):
-            check_message(message, self._fields[index])
+            check_message(message, self._fields[index] if index >= 0 else "instructions")
         tools = self._body.settings_to_domain(self.tenant).tools
         return await self._service.count_tokens(messages, tools)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
-from services.catalog.quota import build_refusal
+from services.catalog.quota import Countable, build_refusal
 from services.catalog.records import SessionPage
 from services.catalog.redis import scripts
 from services.catalog.redis.bounds.tenant_use import RedisTenantUse
@@ -169,7 +169,7 @@ class RedisIndexes:
 
 
 async def list_within(
-    redis: CatalogRedis, name: str, score: float, entry: str, limit: int | None, what: str
+    redis: CatalogRedis, name: str, score: float, entry: str, limit: int | None, what: Countable
 ) -> None:
     """List an entry of a tenant's in one step with the check that there is room for it.
 

@@ -63,7 +63,7 @@ class SqliteResponses:
             db.execute("DELETE FROM responses WHERE id = :id", {"id": response.id})
             insert(db, "responses", [row])
             db.execute(_DELETE_EXPIRED, {"now": now, "limit": _EXPIRED_AT_ONCE})
-            check_use(db, response.tenant, limits)
+            check_use(db, response.tenant, limits, "bytes")
 
         await self._database.write(change, "")
 
@@ -108,7 +108,7 @@ class SqliteConversations:
             insert(db, "conversations", [row])
             _add_items(db, conversation.id, items)
             self._idempotency.replace(db, record)
-            check_use(db, conversation.tenant, limits)
+            check_use(db, conversation.tenant, limits, "conversations", "bytes")
             return True
 
         return await self._database.write(change, "")
@@ -156,7 +156,7 @@ class SqliteConversations:
             _add_items(db, conversation_id, items)
             if bounds is not None:
                 bounds.check(*_measure(db, conversation_id))
-            check_use(db, tenant, limits)
+            check_use(db, tenant, limits, "bytes")
 
         await self._database.write(change, "")
 

@@ -62,7 +62,7 @@ class SqliteSessions:
         def change(db: sqlite3.Connection) -> None:
             add_session(db, session, worker_state, self._database.now())
             self._idempotency.store(db, record, created=session.id)
-            check_use(db, session.settings.tenant, limits)
+            check_use(db, session.settings.tenant, limits, "sessions", "tokens", "bytes")
 
         await self._database.write(change, session.id)
 
@@ -118,7 +118,7 @@ class SqliteSessions:
 
     async def get_use(self, tenant: str) -> TenantUse:
         """Return what the tenant has."""
-        return await self._database.read(lambda db: read_use(db, tenant))
+        return await self._reader.read(lambda db: read_use(db, tenant))
 
     async def count(self, tenant: str) -> int:
         """Return the number of the tenant's sessions."""
@@ -139,7 +139,8 @@ class SqliteSessions:
         def change(db: sqlite3.Connection) -> None:
             copies.fork(db, commit, self._database.now())
             self._idempotency.store(db, record, created=commit.session.id)
-            check_use(db, commit.session.settings.tenant, limits)
+            tenant = commit.session.settings.tenant
+            check_use(db, tenant, limits, "sessions", "tokens", "bytes")
 
         await self._database.write(change, commit.session.id)
 

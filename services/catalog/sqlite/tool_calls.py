@@ -69,7 +69,7 @@ class SqliteToolCalls:
             if piece is not None:
                 add_pieces(db, session_id, (call.turn, call.position), dict([piece]))
             self._idempotency.store(db, record)
-            check_session_use(db, session_id, limits)
+            check_session_use(db, session_id, limits, "bytes")
 
         await self._database.write_fenced(session_id, epoch, change)
 

@@ -40,7 +40,7 @@ class SqliteTurns:
         def change(db: sqlite3.Connection) -> None:
             _add_turn(db, commit, epoch, self._database.now())
             self._idempotency.store(db, record)
-            check_session_use(db, commit.turn.session, limits)
+            check_session_use(db, commit.turn.session, limits, "tokens", "bytes")
 
         await self._database.write_fenced(commit.turn.session, epoch, change)
 

@@ -18,6 +18,7 @@ from kvrecall.sandbox.tenant_threads import TenantThreads
 from tests.gateway.conftest import Api
 
 LARGE = 65 << 10
+JSON = {"content-type": "application/json"}
 
 
 def write_chat(**members: Any) -> bytes:
@@ -82,25 +83,55 @@ async def test_a_body_is_parsed_once() -> None:
     assert await ParsedRequest(scope, receive).json() == {"a": 1}
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/v1/sessions"]
-)
-async def test_no_route_parses_its_body_again(
-    api: Api, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(text: str) -> None:
-        raise AssertionError("it was parsed when it was received")
+class TestRoutes:
+    """Routes take the value that was parsed when the body was received."""
 
-    monkeypatch.setattr("starlette.requests.json.loads", refuse)
-    response = await api.http.post(path, content=write_chat(padding="x" * LARGE))
-    assert response.status_code < 500
-    assert "parsing the body" not in response.text
+    @pytest.fixture
+    def gateway_settings(self) -> GatewaySettings:
+        return GatewaySettings()
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/v1/sessions"],
+    )
+    async def test_no_route_parses_its_body_again(
+        self, api: Api, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(text: str) -> None:
+            raise AssertionError("it was parsed when it was received")
+
+        monkeypatch.setattr("starlette.requests.json.loads", refuse)
+        body = write_chat(padding="x" * LARGE)
+        response = await api.http.post(path, content=body, headers=JSON)
+        assert response.status_code not in (413, 500), "it was read"
+        assert "parsing the body" not in response.text
+
+    async def test_what_is_no_json_by_its_type_is_not_parsed(
+        self, api: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(content: bytes, mends: bool) -> None:
+            raise AssertionError("no route reads it")
+
+        monkeypatch.setattr(parsing, "parse_strictly", refuse)
+        response = await api.http.post("/v1/sessions", content=b'{"budget": 64}')
+        assert response.status_code == 422
+        assert "content-type ''" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", '"\\ud800"', "{"])
 def test_what_nothing_can_represent_is_no_json(text: str) -> None:
     with pytest.raises(ValueError, match="line 1"):
         parse_strictly(text.encode(), mends=False)
+
+
+@pytest.mark.parametrize("number", ["1e400", "-2E+309", "9" * 310 + ".0"])
+@pytest.mark.parametrize("mends", [True, False])
+def test_a_number_beyond_a_double_is_refused(number: str, mends: bool) -> None:
+    body = f'{{"tools": [{{"maximum": {number}}}]}}'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        parse_strictly(body, mends)
+    assert parse_strictly(body.replace(number.encode(), b'"1e400"'), mends).value
+    assert parse_strictly(b"[1e300, 1e-400, " + b"9" * 310 + b"]", mends).value[0] == 1e300
 
 
 def test_lone_surrogates_are_replaced_where_the_operator_wants_it() -> None:

@@ -234,3 +234,10 @@ def test_a_models_shape_is_read_from_its_config(folder: Path) -> None:
     settings = Settings(model="empty")
     assert preflight.read_shape(settings) == RowShape(28, 4, 128, 2)
     assert preflight.read_shape(Settings(model="Qwen/Qwen2.5-7B-Instruct")) is None
+
+
+def test_import_refuses_a_name_that_no_tenant_has(
+    command: Callable[..., Any], folder: Path
+) -> None:
+    why = "a tenant's name has 1 to 64 letters, digits and . _ -"
+    assert why in read_refusal(command("import", "notes.txt", "--tenant", "a b"))

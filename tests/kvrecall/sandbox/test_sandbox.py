@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from llguidance import LLMatcher
 
 from kvrecall.sandbox import child
+from kvrecall.sandbox.process import Vocabulary
 from kvrecall.sandbox.sandbox import GrammarSandbox
 from kvrecall.sandbox.settings import SandboxSettings
 from kvrecall.sandbox.verdict import SandboxBusy
@@ -37,12 +39,14 @@ PLAIN = write_schema({"type": "object"})
 class Harness:
     """A sandbox that counts what it charges."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, vocabulary: Vocabulary | None = None, **settings: Any) -> None:
         self.charged: list[tuple[str, float]] = []
         # Tests run beside others: what they are about is CPU time, not the machine's.
         chosen = {"seconds": 60.0, "waiting_seconds": 60.0} | settings
         self.sandbox = GrammarSandbox(
-            SandboxSettings(**chosen), charge=lambda *charge: self.charged.append(charge)
+            SandboxSettings(**chosen),
+            vocabulary=vocabulary,
+            charge=lambda *charge: self.charged.append(charge),
         )
 
 
@@ -89,9 +93,43 @@ def test_a_refusal_is_known_the_next_time(harness: Harness) -> None:
     assert len(harness.charged) == 1
 
 
-def test_a_grammar_that_is_too_large_reaches_no_process() -> None:
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """More open files than `select` can wait for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for file in files:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_grammars_are_compiled_beside_a_thousand_open_files(harness: Harness) -> None:
+    assert harness.sandbox.compile(PLAIN).problem == ""
+
+
+def test_a_process_that_could_not_be_set_up_is_replaced() -> None:
+    failures = [ValueError("no vocabulary")]
+
+    def build() -> dict[str, Any]:
+        if failures:
+            raise failures.pop()
+        return {}
+
+    harness = Harness(build, processes=1)
+    with pytest.raises(ValueError, match="no vocabulary"):
+        harness.sandbox.compile(PLAIN)
+    assert not find_children()
+    assert harness.sandbox.compile(PLAIN).problem == ""
+    harness.sandbox.close()
+
+
+@pytest.mark.parametrize("text", ["x" * 1025, "ü" * 513])
+def test_a_grammar_that_is_too_large_reaches_no_process(text: str) -> None:
     harness = Harness(grammar_bytes=1024)
-    verdict = harness.sandbox.compile("x" * 1025)
+    verdict = harness.sandbox.compile(text)
     assert verdict.exhausted
     assert "1024 bytes" in verdict.problem
     assert harness.charged == []
@@ -135,6 +173,7 @@ def test_a_panic_of_the_compiler_is_not_told() -> None:
     )
     assert child.tidy(panic) == "it is too large"
     assert child.tidy("no such rule: x\n<non-verbose/>\n") == "no such rule: x"
+    assert child.tidy("unknown name: panic") == "unknown name: panic"
     assert child.tidy("") == ""
 
 

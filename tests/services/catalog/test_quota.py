@@ -134,7 +134,9 @@ async def test_forks_at_once_hold_no_more_tokens_than_they_may(
     assert len(await catalog.sessions.get_ids()) == LIMIT
 
 
-@pytest.mark.parametrize("kind", ["conversations", "items", "responses", "turns", "output"])
+@pytest.mark.parametrize(
+    "kind", ["settings", "conversations", "items", "responses", "turns", "output"]
+)
 async def test_of_writes_at_once_as_many_succeed_as_there_is_room_for_their_bytes(
     catalog: Catalog, make_session, make_turn, calls, kind: str
 ) -> None:
@@ -160,6 +162,9 @@ async def test_of_writes_at_once_as_many_succeed_as_there_is_room_for_their_byte
 
     def write(number: int) -> Awaitable[object]:
         id = ids[number]
+        if kind == "settings":
+            session = make_session(id, tenant="ann", tools=(large,))
+            return catalog.sessions.create(session, b"", None, limits)
         if kind == "conversations":
             return store.create(new[number], [item], None, limits)
         if kind == "items":
@@ -178,6 +183,21 @@ async def test_of_writes_at_once_as_many_succeed_as_there_is_room_for_their_byte
     assert await count_refused(writes, limits.bytes) == AT_ONCE - LIMIT
     use = await catalog.sessions.get_use("ann")
     assert LIMIT * size <= use.bytes - held <= LIMIT * size + slack
+
+
+async def test_a_limit_that_was_lowered_refuses_only_what_adds_to_it(
+    catalog: Catalog, make_session, make_turn, calls
+) -> None:
+    for id in ("s", "t"):
+        await catalog.sessions.create(make_session(id, tenant="ann"), b"", None)
+    lowered = TenantLimits(sessions=1, conversations=0)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None, lowered)
+    call = PendingCall(1, 0, calls[0])
+    await catalog.tool_calls.commit("s", call, 1, None, (0, "output"), lowered)
+    response = StoredResponse("r", "ann", "s", 1, "o", "h", 0, "{}")
+    await catalog.responses.store(response, 60.0, lowered)
+    with pytest.raises(QuotaExceeded):
+        await catalog.sessions.create(make_session("u", tenant="ann"), b"", None, lowered)
 
 
 async def test_what_is_deleted_counts_no_more(catalog: Catalog, make_session, make_turn, calls):

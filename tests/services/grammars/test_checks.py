@@ -37,8 +37,8 @@ async def test_each_grammar_is_charged_once_to_the_sender_of_the_first_request(
         with acting_as(sender):
             assert not (await checks.compile_schema(SCHEMA, sender.tenant)).problem
     await asyncio.sleep(0)
-    [(sender, event)] = charged
-    assert (sender, event.tenant) == (ANN, "ann")
+    [(charged_to, event)] = charged
+    assert (charged_to, event.tenant) == (ANN, "ann")
     assert event.cpu_seconds > 0
 
 

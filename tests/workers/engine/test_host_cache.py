@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.retrieval.indexed_rows import IndexedRows
 
 LIMITS = {"block_tokens": 64, "recent": 8, "ram_pages": 256}
@@ -99,6 +100,17 @@ def test_no_job_leaves_its_session_pinned(
         assert not running.done()
     running.cancel()
     worker.scheduler.memory("s").exception(60)
+    assert not cache._pinned
+
+    def fail(_: pb.TurnEvent) -> None:
+        assert "s" in cache._pinned
+        raise OSError("the stream is closed")
+
     worker.open("s", epoch=2, **SPEC)
-    worker.turn("s", words(30), max_tokens=4, epoch=2)
+    failed = worker.submit("s", words(30), max_tokens=4, epoch=2, emit=fail)
+    assert isinstance(failed.exception(60), OSError)
+    worker.scheduler.memory("s").exception(60)
+    assert not cache._pinned
+    worker.open("s", epoch=3, **SPEC)
+    worker.turn("s", words(30), max_tokens=4, epoch=3)
     assert not cache._pinned

@@ -8,18 +8,11 @@ import pytest
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.specs import METHODS
 from workers.engine.engine import Engine
 from workers.generation.sampling import sample
 from workers.generation.steps import Decode
 from workers.tasks.turn import run_turn
-
-METHODS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "snapkv": {"method": "snapkv", "budget": 60, "repair_rows": 12},
-    "h2o": {"method": "h2o", "budget": 60},
-    "icecache": {"method": "icecache", "budget": 90, "repair_rows": 8},
-    "loopserve": {"method": "loopserve", "budget": 90, "repair_rows": 8},
-}
 
 
 def preempt(engine: Engine, name: str, other: int) -> int:

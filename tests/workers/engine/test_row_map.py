@@ -119,13 +119,17 @@ def test_a_session_without_tokens_and_an_empty_range_have_no_cells(
     assert (empty.rows, list(empty.layers), empty.sinks, empty.recent) == (b"", [], 4, 8)
 
 
-def test_a_head_that_is_not_there_and_a_newer_state_are_refused(
+def test_a_head_that_is_not_there_and_a_damaged_or_newer_state_are_refused(
     worker: Any, words: Callable[..., str]
 ) -> None:
     worker.open(method="snapkv", budget=60)
     state = worker.turn("s", words(20), max_tokens=2).state
     with pytest.raises(BadSettings, match="no KV head 99"):
         ask(worker, state, columns=1, head=99)
+    damaged = pb.SessionState.FromString(state.SerializeToString())
+    damaged.selection = damaged.selection[:5]
+    with pytest.raises(IncompatibleState, match="selection"):
+        ask(worker, damaged, columns=1)
     state.state_version = 99
     with pytest.raises(IncompatibleState):
         ask(worker, state, columns=1)

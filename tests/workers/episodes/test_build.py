@@ -5,6 +5,7 @@ Other sessions go on meanwhile.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from threading import Event
 from typing import Any
 
 import pytest
@@ -296,6 +297,73 @@ def test_a_cancelled_build_may_be_followed_by_a_turn(
         request = pb.BuildEpisodesRequest(session="s", epoch=1, plans=[plan(said[:20])])
         worker.scheduler.build_episodes(request).cancel()
     assert worker.turn("s", words(5), max_tokens=2).output_tokens == 2
+    worker.check()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_another_tenants_question_is_answered_while_episodes_are_built(
+    anew: bool, talked: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """A build gives up its slot, or, if it holds a scratch session's, the turn beside it does."""
+    worker, said = talked(tenant="flood")
+    worker.open("other", tenant="flood")
+    worker.open("question", tenant="late")
+    plans = [plan(said[:20], str(index)) for index in range(9)]
+    request = pb.BuildEpisodesRequest(
+        session="s", epoch=1, plans=plans, token_ids=said if anew else ()
+    )
+    jobs: list[Future[Any]] = []
+    ended: list[str] = []
+    asked = Event()
+
+    def say(event: pb.TurnEvent) -> None:
+        """On the scheduler's thread: begin the build, then ask the question."""
+        if not jobs:
+            jobs.append(worker.scheduler.build_episodes(request))
+            jobs[0].add_done_callback(lambda _: ended.append("build"))
+        elif len(jobs) == 1 and worker.scheduler.count_jobs()["build", "running"]:
+            if anew and worker.engine.sessions["s"].slot is not None:
+                return  # it waits for writes, before its scratch session takes the slot
+            jobs.append(worker.submit("question", words(5), max_tokens=2))
+            jobs[1].add_done_callback(lambda _: ended.append("question"))
+            asked.set()
+
+    turn = worker.submit("other", words(5), max_tokens=200, emit=say)
+    assert asked.wait(600)
+    for job in (turn, *jobs):
+        job.result(600)
+    assert ended == ["question", "build"]
+    worker.check()
+
+
+def test_a_build_that_is_cancelled_while_it_is_preempted_leaves_no_rows_in_host_memory(
+    talked: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
+) -> None:
+    worker, said = talked()
+    untouched, _ = talked()
+    worker.open("question")
+    session = worker.engine.session("s")
+    request = pb.BuildEpisodesRequest(session="s", epoch=1, plans=[plan(said[:20])] * 9)
+    worker.open("other")
+    jobs: list[Future[Any]] = []
+    preempted: list[bool] = []
+
+    def say(event: pb.TurnEvent) -> None:
+        """On the scheduler's thread: begin the build, then ask the question."""
+        if not jobs:
+            jobs.append(worker.scheduler.build_episodes(request))
+        elif len(jobs) == 1 and worker.scheduler.count_jobs()["build", "running"]:
+            jobs.append(worker.submit("question", words(5), max_tokens=9, emit=cancel))
+
+    def cancel(event: pb.TurnEvent) -> None:
+        preempted.append(session.preempted is not None)
+        jobs[0].cancel()
+
+    worker.submit("other", words(5), max_tokens=60, emit=say).result(600)
+    jobs[1].result(600)
+    assert preempted[0]
+    assert not preempted[-1]
+    assert answer(worker.turn("s", words(9))) == answer(untouched.turn("s", words(9)))
     worker.check()
 
 

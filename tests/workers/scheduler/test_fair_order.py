@@ -175,6 +175,16 @@ def test_background_work_gives_its_slot_to_any_other_and_takes_none() -> None:
     assert order.choose_preempted(later, [now, make_job("t", "3")]) is None
 
 
+def test_a_job_whose_slot_cannot_be_taken_counts_as_holding_it_and_another_gives_up_its_own() -> (
+    None
+):
+    build, turn, late = make_job("flood", "1", background=True), make_job("flood"), make_job("late")
+    order = enter(build, turn, late)
+    assert order.choose_preempted(late, [build, turn]) is build
+    assert order.choose_preempted(late, [build, turn], {build.session}) is turn
+    assert order.choose_preempted(late, [build], {build.session}) is None
+
+
 def test_what_a_turn_waits_for_is_no_background_work_any_more() -> None:
     repair, turn = make_job("t", "1", background=True), make_job("t", "2")
     order = enter(repair, turn)

@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.specs import METHODS
 from workers.errors import Overloaded
-
-METHODS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "snapkv": {"method": "snapkv", "budget": 60, "repair_rows": 12},
-    "h2o": {"method": "h2o", "budget": 60},
-    "icecache": {"method": "icecache", "budget": 90, "repair_rows": 8},
-    "loopserve": {"method": "loopserve", "budget": 90, "repair_rows": 8},
-}
 
 
 class Hold:
@@ -40,13 +33,6 @@ def record_ends(turns: dict[str, "Future[pb.TurnDone]"]) -> list[str]:
     for name, turn in turns.items():
         turn.add_done_callback(lambda _, name=name: ended.append(name))  # type: ignore[misc]
     return ended
-
-
-def count_preemptions(worker: Any) -> float:
-    """Jobs of the worker that gave up their slots so far."""
-    families = worker.engine.metrics.collect()
-    samples = (sample for family in families for sample in family.samples)
-    return sum(each.value for each in samples if each.name.endswith("preemptions_total"))
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
@@ -74,7 +60,7 @@ def test_a_preempted_turn_says_the_same(
     hold.go.set()
     done = turn.result(600)
     wait([first, question])
-    assert count_preemptions(worker) >= 1
+    assert worker.metric("kvrecall_worker_preemptions_total") >= 1
     assert list(done.token_ids) == list(expected[1].token_ids)
     assert ended[0] == "question"
     worker.check()

@@ -18,12 +18,6 @@ def retrieve(**settings: Any) -> str:
     return json.dumps({"retrieve": json.dumps(settings)})
 
 
-def measured(worker: Any, sample: str) -> float:
-    """The sum of a metric's samples of this name."""
-    samples = (each for family in worker.engine.metrics.collect() for each in family.samples)
-    return float(sum(each.value for each in samples if each.name == sample))
-
-
 ALL = {
     "budget": 360,
     "layer_budgets": "pyramid",
@@ -169,7 +163,7 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
     refused = worker.turn("s", words(90), max_tokens=8).retrieval
     assert (refused.refused, refused.steps) == (True, 0)
     assert not worker.turn("few", words(90), max_tokens=8).HasField("retrieval")
-    assert measured(worker, "kvrecall_worker_retrieval_refused_total") == 1
+    assert worker.metric("kvrecall_worker_retrieval_refused_total") == 1
     layout = worker.engine.store.layout
     worker = make_worker(host_cache_bytes=2000 * layout.token_bytes, **LIMITS)
     for name in ("s", "t"):

@@ -37,14 +37,9 @@ def test_a_turn_reports_its_sparse_blocks(
     assert done.prefill.blocks in (blocks, blocks + 1), "a short last block is exact"
     assert 0.9 <= done.prefill.cover_min <= done.prefill.cover_mean <= 1
     assert 0 < done.prefill.density < 1
-    samples = {
-        sample.name: sample.value
-        for family in worker.engine.metrics.collect()
-        for sample in family.samples
-    }
     for name, mean in (("density", done.prefill.density), ("cover", done.prefill.cover_mean)):
-        assert samples[f"kvrecall_worker_prefill_{name}_count"] == done.prefill.blocks
-        total = samples[f"kvrecall_worker_prefill_{name}_sum"]
+        assert worker.metric(f"kvrecall_worker_prefill_{name}_count") == done.prefill.blocks
+        total = worker.metric(f"kvrecall_worker_prefill_{name}_sum")
         assert total / done.prefill.blocks == pytest.approx(mean)
     later = worker.turn("s", "and then")
     assert not later.HasField("prefill"), "neither a short turn nor decoding is sparse"

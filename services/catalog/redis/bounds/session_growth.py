@@ -58,7 +58,9 @@ class SessionGrowth:
         known = self._tenants.pop(session_id, None)
         if known is None:
             _, found = await self._slots.read(session_id, ("HGET", META, "tenant"))
-            known = "" if found is None else found.decode()
+            if found is None:  # the commit says that there is no such session
+                return ""
+            known = found.decode()
         self._tenants[session_id] = known
         if len(self._tenants) > _TENANTS_KNOWN:
             self._tenants.popitem(last=False)

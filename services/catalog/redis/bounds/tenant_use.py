@@ -7,6 +7,7 @@ by a comparison of some entries with what they count, at each query; an entry th
 a minute is left alone: its write may be under way.
 """
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrecall.domain.errors import CatalogError
-from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse, build_refusal
+from services.catalog.quota import UNLIMITED, Countable, TenantLimits, TenantUse, build_refusal
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
@@ -52,8 +53,7 @@ class RedisTenantUse:
         """Return what a tenant has, with writes that have begun."""
         names = (self._keys.get_sessions(tenant), self._keys.get_conversations(tenant))
         use = self._keys.get_lengths(tenant)
-        await self._correct(tenant)
-        await self._correct_conversations(tenant)
+        await asyncio.gather(self._correct(tenant), self._correct_conversations(tenant))
         sessions, conversations, sums = await self._redis.read_each(
             [*((name, ("ZCARD", name)) for name in names), (use, ("HMGET", use, _TOKENS, _BYTES))]
         )
@@ -67,7 +67,8 @@ class RedisTenantUse:
             changes.append((growth.name, str(growth.tokens), _ANY))
         held, which = await self._change(tenant, changes, limits)
         if held >= 0:
-            what, limit = ("bytes", limits.bytes) if which == b"#" else ("tokens", limits.tokens)
+            what: Countable = "bytes" if which == b"#" else "tokens"
+            limit = getattr(limits, what)
             assert limit is not None, "only a limit that was sent is exceeded"
             raise build_refusal(what, held, limit)
 
@@ -87,11 +88,6 @@ class RedisTenantUse:
                 held = await self._redis.read(read[0], name, *read)
                 changes.append((growth.name, "" if held is None else str(int(held)), _ANY))
             await self._change(tenant, changes)
-
-    async def set_tokens(self, tenant: str, session_id: str, tokens: int) -> None:
-        """Note a session's number of tokens after a commit, which stands even if this fails."""
-        with suppress(CatalogError):
-            await self._change(tenant, [(session_id, str(tokens), _ANY)])
 
     async def remove(self, tenant: str, name: str) -> None:
         """Remove what is deleted; `name` is that of its growth."""

@@ -10,7 +10,7 @@
 --   the command.
 -- Then the commands of the commit.
 -- Commands are: number of words, name, index of a key, the other words.
--- What the log, the states and the calls of the session take is kept in its field `bytes`.
+-- What the settings, the log, the states and the calls of the session take is kept in its field `bytes`.
 -- Reply: {'done', '<epoch> <bytes it grew by> <tenant>'}, {'exists'}, {'unknown'}, {'stale', epoch}, {'late'} or
 --   {'changed', name of the condition's command}.
 local done = find_result(ARGV[1])
@@ -25,13 +25,14 @@ end
 if ARGV[3] ~= '' and tonumber(redis.call('TIME')[1]) > tonumber(ARGV[3]) then return {'late'} end
 local at = 6
 local lists, hashes = {[3] = true, [4] = true}, {[5] = true, [17] = true}
+local fields = {state = true, settings = true}
 local function grows(name, index, first, last)
   local bytes = 0
   if lists[index] and name == 'RPUSH' then
     for word = first, last do bytes = bytes + #ARGV[word] end
   elseif name == 'HSET' and (hashes[index] or index == 1) then
     for word = first, last, 2 do
-      if index ~= 1 or ARGV[word] == 'state' then
+      if index ~= 1 or fields[ARGV[word]] then
         bytes = bytes + #ARGV[word + 1] - redis.call('HSTRLEN', KEYS[index], ARGV[word])
       end
     end

@@ -23,8 +23,8 @@ _REFUSED = "CATALOGREPLACED"
 # Commands that change nothing: they are sent as they are.
 _READS = frozenset(
     {"EXISTS", "GET", "HGET", "HGETALL", "HKEYS", "HMGET", "HRANDFIELD", "LLEN", "LRANGE"}
-    | {"SMEMBERS", "SRANDMEMBER", "TIME", "ZCARD", "ZRANGE", "ZRANDMEMBER"}
-    | {"ZRANGEBYSCORE", "ZREVRANGEBYSCORE"}
+    | {"SMEMBERS", "SRANDMEMBER", "STRLEN", "TIME", "ZCARD", "ZRANGE", "ZRANDMEMBER"}
+    | {"ZRANGEBYSCORE", "ZREVRANGEBYSCORE", "ZSCORE"}
 )
 
 

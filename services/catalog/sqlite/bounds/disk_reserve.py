@@ -6,7 +6,6 @@ takes as much again: it is given up once a deletion finds no room, because somet
 the disk.
 """
 
-import errno
 import os
 import sqlite3
 from pathlib import Path
@@ -29,23 +28,25 @@ class DiskReserve:
         self._size = size
 
     def fill(self) -> None:
-        """Take the reserve from the disk, if there is room for it and for more."""
+        """Take the reserve from the disk, if there is room for it and for more.
+
+        Without it, as under a disk quota, writes leave more of the disk instead.
+        """
         if self._size and not self._is_whole and self._free >= (1 + _LEAST_SHARE) * self._size:
-            file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
             try:
-                os.posix_fallocate(file, 0, self._size)
-            except OSError as error:
+                file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
+                try:
+                    os.posix_fallocate(file, 0, self._size)
+                finally:
+                    os.close(file)
+            except OSError:
                 self.release()
-                if error.errno != errno.ENOSPC:
-                    raise
-            finally:
-                os.close(file)
 
     def release(self) -> bool:
         """Give the reserve to the disk; return whether there was one."""
         try:
             self._path.unlink()
-        except FileNotFoundError:
+        except OSError:
             return False
         return True
 

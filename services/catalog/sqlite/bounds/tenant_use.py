@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
+from services.catalog.quota import UNLIMITED, Countable, TenantLimits, TenantUse
 from services.catalog.sqlite.queries import fetch_one
 
 
@@ -13,17 +13,19 @@ def read_use(db: sqlite3.Connection, tenant: str) -> TenantUse:
     return TenantUse() if row is None else TenantUse(*row)
 
 
-def check_use(db: sqlite3.Connection, tenant: str, limits: TenantLimits) -> None:
-    """Raise QuotaExceeded, which undoes the transaction, if a tenant has more than it may by now."""
+def check_use(db: sqlite3.Connection, tenant: str, limits: TenantLimits, *grown: Countable) -> None:
+    """Raise QuotaExceeded, which undoes the transaction, if a tenant has too much of what has `grown`."""
     if limits != UNLIMITED:
-        limits.check(read_use(db, tenant))
+        limits.check(read_use(db, tenant), grown)
 
 
-def check_session_use(db: sqlite3.Connection, session_id: str, limits: TenantLimits) -> None:
+def check_session_use(
+    db: sqlite3.Connection, session_id: str, limits: TenantLimits, *grown: Countable
+) -> None:
     """Raise QuotaExceeded, as `check_use`, for the tenant of a session."""
     if limits == UNLIMITED:
         return
     query = "SELECT tenant FROM sessions WHERE id = :session"
     row = fetch_one(db, query, {"session": session_id})
     if row is not None:
-        check_use(db, row["tenant"], limits)
+        check_use(db, row["tenant"], limits, *grown)

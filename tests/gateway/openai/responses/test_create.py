@@ -322,3 +322,10 @@ async def test_a_tool_is_reported_strict_if_it_asked_for_it(answer) -> None:
     tools = [{**plain, "name": f"f{n}", **each} for n, each in enumerate(STRICTNESS)]
     first = await answer("hello", tools=tools)
     assert [tool["strict"] for tool in first["tools"]] == [True, False, False, False]
+
+
+async def test_instructions_alone_are_counted(api: Any) -> None:
+    body = {"model": api.service.info.model, "instructions": "be brief"}
+    counted = await api.http.post("/v1/responses/input_tokens", json=body)
+    assert counted.status_code == 200, counted.text
+    assert counted.json()["input_tokens"] > 0

@@ -112,3 +112,14 @@ async def test_a_catalog_without_a_reserve_takes_none(tmp_path: Path) -> None:
     assert await catalog.has_room()
     await catalog.close()
     assert not (tmp_path / "catalog.sqlite3.reserve").exists()
+
+
+async def test_a_reserve_that_cannot_be_made_keeps_nobody_from_writing(
+    tmp_path: Path, make_session
+) -> None:
+    path = tmp_path / "catalog.sqlite3"
+    (tmp_path / f"{path.name}.reserve").mkdir()
+    catalog = await SqliteCatalog.open(path, RESERVE)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    assert await catalog.has_room()
+    await catalog.close()
