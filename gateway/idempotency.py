@@ -6,7 +6,6 @@ from typing import Annotated
 from fastapi import Header, Request
 from pydantic import BaseModel
 
-from gateway.rest.schemas.base import FINGERPRINT
 from gateway.tenants import TENANT_HEADER
 from services.catalog.records import IdempotencyKey
 
@@ -41,7 +40,7 @@ def build_idempotency_key(
     tenant: str, operation: str, session: str, key: str, body: BaseModel | None
 ) -> IdempotencyKey:
     """Build the record's key: that of a client, for one operation of a tenant, on one body."""
-    text = "" if body is None else body.model_dump_json(context=FINGERPRINT)
+    text = "" if body is None else body.model_dump_json()
     # Tenant names contain neither spaces nor slashes, so scopes are unambiguous.
     scope = f"{tenant} {operation}".lstrip()
     return IdempotencyKey(scope, key, hashlib.sha256(text.encode()).hexdigest(), session)

@@ -6,21 +6,16 @@ one of the long property tests; every other test is `unit`. Property tests have 
 load fails none.
 """
 
-import base64
-import json
 import logging
-import lzma
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -307,59 +302,3 @@ def all_known(sentinel: RedisProcess) -> bool:
 @pytest.fixture(scope="session")
 def redis_cluster_url(redis_cluster: list[RedisProcess]) -> str:
     return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in redis_cluster[:2])
-
-
-class OldRelease:
-    """State written by kvrecall 0.1.0; tests/fixtures/kvrecall-0.1.0/README.md describes it."""
-
-    folder = Path(__file__).parent / "fixtures" / "kvrecall-0.1.0"
-
-    @cached_property
-    def expected(self) -> dict[str, Any]:
-        """The answers that kvrecall 0.1.0 gave next."""
-        expected: dict[str, Any] = json.loads((self.folder / "expected.json").read_text())
-        return expected
-
-    @cached_property
-    def redis_keys(self) -> list[dict[str, Any]]:
-        """All keys of its Redis."""
-        text = lzma.decompress((self.folder / "redis-0.1.0.json.xz").read_bytes())
-        keys: list[dict[str, Any]] = json.loads(text)["keys"]
-        return keys
-
-    def unpack_data(self, folder: Path) -> Path:
-        """Unpack its data directory into `folder`; return the data directory."""
-        with tarfile.open(self.folder / "data-0.1.0.tar.xz") as archive:
-            # Python 3.11 has filters from 3.11.4 on.
-            safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-            archive.extractall(folder, **safely)
-        return folder / "data"
-
-    def load_redis(self, client: Any, namespace: str = "kvrecall") -> None:
-        """Put its keys into a Redis, under another namespace if one is given."""
-        for key in self.redis_keys:
-            name = namespace + key["name"].removeprefix("kvrecall")
-            _load_key(client, name, key["type"], key["value"])
-            if key["pttl"] >= 0:
-                client.pexpire(name, key["pttl"])
-
-
-def _load_key(client: Any, name: str, kind: str, value: Any) -> None:
-    decode = base64.b64decode
-    match kind:
-        case "string":
-            client.set(name, decode(value))
-        case "hash":
-            client.hset(name, mapping={decode(field): decode(text) for field, text in value})
-        case "list":
-            client.rpush(name, *map(decode, value))
-        case "set":
-            client.sadd(name, *map(decode, value))
-        case "zset":
-            client.zadd(name, {decode(member): float(score) for member, score in value})
-
-
-@pytest.fixture(scope="session")
-def old_release() -> OldRelease:
-    """State written by kvrecall 0.1.0."""
-    return OldRelease()

@@ -44,7 +44,7 @@ class ToolCallWire(Wire):
     id: CallId
     type: Literal["function", "custom"] = "function"
     function: FunctionWire | None = None
-    custom: CustomCallWire | None = Field(default=None, exclude_if=lambda value: value is None)
+    custom: CustomCallWire | None = None
 
     def to_domain(self, field: str) -> ToolCall:
         """Convert to the domain value. Raises InvalidRequest for a call without what is called."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from gateway.conversation_bodies import Wire
 from gateway.openai.custom_tools import build_custom_function, build_tool
@@ -22,7 +22,7 @@ class ChatToolBody(Body):
 
     type: Literal["function", "custom"] = "function"
     function: ToolFunctionBody | None = None
-    custom: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
+    custom: JsonObject | None = None
 
     def to_body(self, field: str) -> ToolBody:
         """Convert to the tool that a session has. Raises InvalidRequest for one that is none."""

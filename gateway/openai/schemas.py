@@ -102,7 +102,6 @@ class StreamOptions(Wire):
     continuous_usage_stats: bool = Field(
         default=False,
         description="With `include_usage` every chunk has the counts so far.",
-        exclude_if=lambda value: not value,
     )
 
     @property
@@ -221,7 +220,6 @@ class ChatCompletionBody(RequestOptions):
         ge=1,
         le=MAX_CHOICES,
         description="Answers to give; each is computed in a session of its own.",
-        exclude_if=lambda value: value is None,
     )
     tools: list[ChatToolBody] | None = Field(default=None, max_length=MAX_TOOLS)
     functions: list[ToolFunctionBody] | None = Field(
@@ -229,12 +227,10 @@ class ChatCompletionBody(RequestOptions):
         max_length=MAX_TOOLS,
         description="Tools as clients wrote them before there were others; the answer has one "
         "`function_call` at most.",
-        exclude_if=lambda value: value is None,
     )
     function_call: FunctionChoice = Field(
         default=None,
         description="The choice of `functions`.",
-        exclude_if=lambda value: value is None,
     )
     max_completion_tokens: Length = None
     max_tokens: Length = None

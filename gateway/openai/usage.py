@@ -32,7 +32,7 @@ class TokenCounts:
 def count_tokens(outcome: TurnOutcome, appended: int) -> TokenCounts:
     """Count the tokens of an answer; `appended` were computed for it in turns before its own."""
     prompt = max(outcome.prompt_tokens, outcome.memory.length + 1 - outcome.output_tokens)
-    computed = outcome.computed_tokens + appended
+    computed = outcome.prefilled_tokens + appended
     return TokenCounts(prompt, max(0, prompt - computed), outcome.output_tokens)
 
 

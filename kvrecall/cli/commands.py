@@ -32,7 +32,6 @@ from kvrecall.cli.replay import replay_command
 from kvrecall.cli.report import report_command
 from kvrecall.cli.serve import serve_command
 from kvrecall.cli.sessions import sessions_command
-from kvrecall.cli.upgrade import upgrade_command
 from kvrecall.cli.worker import worker_command
 from kvrecall.client import KvrecallError
 
@@ -152,7 +151,6 @@ app.command("health", cls=_Command)(health_command)
 app.command("fsck", cls=_Command)(fsck_command)
 app.command("export", cls=_Command)(export_command)
 app.command("import", cls=_Command)(import_command)
-app.command("upgrade", cls=_Command)(upgrade_command)
 app.command("chat", cls=_Command)(chat_command)
 app.command("demo", cls=_Command)(demo_command)
 app.command("replay", cls=_Command)(replay_command)

@@ -81,7 +81,6 @@ EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
         "report": "demo",
         "serve": "all",
         "sessions": None,
-        "upgrade": "all",
         "version": None,
         "worker": "worker",
     }

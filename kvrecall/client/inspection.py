@@ -38,11 +38,11 @@ class LoggedTurn:
     prompt_tokens: int
     output_tokens: int
     reasoning_tokens: int
-    prefilled_tokens: int | None
+    prefilled_tokens: int
     spans: tuple[TurnSpan, ...]
     seconds: Mapping[str, float]
-    started_at: datetime | None
-    committed_at: datetime | None
+    started_at: datetime
+    committed_at: datetime
     worker: str | None
     retries: int
     episode: TurnEpisode | None
@@ -185,7 +185,7 @@ class PauseCall:
     name: str
     status: str
     started: bool
-    called_at: datetime | None
+    called_at: datetime
     started_at: datetime | None
     last_event_at: datetime | None
     ended_at: datetime | None
@@ -211,7 +211,7 @@ class Pause:
     """Pause after a turn: its tool calls, and the repairs that are retained, oldest first."""
 
     turn: int
-    began_at: datetime | None
+    began_at: datetime
     ended_at: datetime | None
     open: bool
     calls: tuple[PauseCall, ...]

@@ -101,8 +101,7 @@ class EpisodeSettings:
 class Repair:
     """Repair: of `candidates` evicted tokens `scored_rows` were scored and `promoted` promoted.
 
-    `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's limit;
-    a server before 0.3.0 reports 0.
+    `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's limit.
     `scan` is the scan that ran: `exact` instead of `index` where there was no memory. `searched_share`
     of the rows had their keys compared to the signal.
     `demoted` rows left the active set in exchange. `truncated`: stopped early by a deadline or a

@@ -14,9 +14,8 @@ class RepairReport:
     been selected, or when a deadline or a new turn `truncated` the repair. `demoted` are the rows
     per KV head, mean over layers, that left the active set in exchange. `hops` counts observations
     of the signal, `bytes_read` the bytes of stored rows. `observed_tokens` of `signal_tokens` were
-    observed: fewer beyond the worker's limit or in a `truncated` repair, 0 in reports that were
-    stored before 0.3.0. `scan` is the scan that ran: `exact` instead of `index` where there was no
-    memory; None if none did, and in older reports. `searched_share` of the rows had their keys
+    observed: fewer beyond the worker's limit or in a `truncated` repair. `scan` is the scan that ran:
+    `exact` instead of `index` where there was no memory; None if none did. `searched_share` of the rows had their keys
     compared to the signal. `in_pause`: it ended before the next turn. `started_at` is its beginning in
     Unix seconds, None where that was not stored; `call_id` the tool call that it is conditioned on,
     if it is one.
@@ -162,14 +161,13 @@ class TurnOutcome:
     session's end wait for the next repair before a turn. The last `recorded_tokens` of the prompt
     are recorded text that was appended as an answer's tokens are. `logprobs` are those of the
     text's tokens, and `prompt_logprobs` those of the prompt's, in an answer that asked for them;
-    they are never stored. `prefilled_tokens` were
-    computed before the answer: those of the prompt that no shared page has, and pending ones; None
-    in outcomes that were stored before 0.3.0. The first `settled_tokens` of them were settled.
+    they are never stored. `prefilled_tokens` were computed before the answer: those of the prompt
+    that no shared page has, and pending ones. The first `settled_tokens` of them were settled.
 
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
-    `retries` others were lost, and `stop` the position after its last token; outcomes that were
-    stored before 0.3.0 do not have them. `prefill` is of a turn with sparse blocks, `retrieval`
-    of one with steps that retrieved. `opening` is what the client began the message with.
+    `retries` others were lost, and `stop` the position after its last token. `prefill` is
+    of a turn with sparse blocks, `retrieval` of one with steps that retrieved. `opening` is what
+    the client began the message with.
     """
 
     session: str
@@ -192,13 +190,13 @@ class TurnOutcome:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     deferred_tokens: int = 0
     recorded_tokens: int = 0
-    prefilled_tokens: int | None = None
+    prefilled_tokens: int = 0
     settled_tokens: int = 0
-    started_at: float | None = None
-    committed_at: float | None = None
+    started_at: float = 0.0
+    committed_at: float = 0.0
     worker: str = ""
     retries: int = 0
-    stop: int | None = None
+    stop: int = 0
     reselections: ReselectionReport | None = None
     prefill: PrefillReport | None = None
     retrieval: RetrievalReport | None = None
@@ -210,8 +208,3 @@ class TurnOutcome:
         if self.message is None or not self.opening:
             return self.message
         return replace(self.message, content=self.message.content[len(self.opening) :])
-
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens that were computed before the answer."""
-        return self.prompt_tokens if self.prefilled_tokens is None else self.prefilled_tokens

@@ -24,8 +24,7 @@ class ToolOutput:
       missing one.
     - `recent_characters`, `recent_bytes`: size of the joined pieces from character `delta_due` of
       the call on.
-    - `first_event_at`: time of the tool's first event, in seconds since the epoch; 0: none yet, or
-      it was stored before 0.3.0.
+    - `first_event_at`: time of the tool's first event, in seconds since the epoch; 0: none yet.
     """
 
     pieces: int = 0

@@ -3,5 +3,5 @@
 PROTOCOL_VERSION = 3
 """Version of the calls and messages, which a worker states in its WorkerInfo and WorkerRecord.
 
-One that states none speaks version 1. A gateway refuses workers of another version.
+A gateway refuses workers of another version.
 """

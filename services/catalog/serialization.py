@@ -67,12 +67,7 @@ def seal_text(text: bytes, beside: bytes) -> bytes:
 
 
 def unseal_text(sealed: bytes, beside: bytes) -> bytes:
-    """Return the text that was sealed. Raises ValueError if it or `beside` is not as it was.
-
-    A text that kvrecall 0.2.0 or older stored has no checksum.
-    """
-    if sealed.startswith(b"{"):
-        return sealed
+    """Return the text that was sealed. Raises ValueError if it or `beside` is not as it was."""
     text = sealed[2 * _SEAL_BYTES :]
     if seal_text(text, beside) != sealed:
         raise ValueError(DAMAGED)

@@ -1,7 +1,4 @@
-"""Summaries of stored pieces of tool output, for values of kvrecall 0.2.0 and older.
-
-Those have all pieces within the call; now it has their numbers, and the catalog the pieces.
-"""
+"""Summaries of pieces of tool output: a call has their numbers, the catalog the pieces."""
 
 from collections.abc import Mapping
 from itertools import count, takewhile

@@ -1,36 +1,13 @@
-"""Versions of catalogs: the outcome of opening one, and the refusals of others."""
-
-from dataclasses import dataclass
-from pathlib import Path
+"""The refusals of catalogs of another version, and of other catalogs."""
 
 from kvrecall.domain.errors import CatalogReplaced, CatalogVersion
 
 
-@dataclass(frozen=True)
-class CatalogUpgrade:
-    """The outcome of opening a catalog.
-
-    `location` is its file or namespace, `found` the version it had (None: it was created),
-    `version` the one it has now. `backup` is a copy of the file before.
-    """
-
-    location: str
-    found: int | None
-    version: int
-    backup: Path | None = None
-
-    @property
-    def upgraded(self) -> bool:
-        """True if an older catalog was migrated."""
-        return self.found is not None and self.found != self.version
-
-
-def build_catalog_version(location: str, found: str, version: int, oldest: int) -> CatalogVersion:
-    """Build the error for a catalog of a version that this program neither reads nor upgrades."""
+def build_catalog_version(location: str, found: str, version: int) -> CatalogVersion:
+    """Build the error for a catalog whose version is not the one that this program reads."""
     return CatalogVersion(
-        f"{location} has catalog version {found}; this kvrecall writes version {version} and "
-        f"upgrades from version {oldest}. Run the kvrecall that wrote it or a newer one, "
-        "or name another catalog"
+        f"{location} has catalog version {found}; this kvrecall reads version {version} only. "
+        "Run the kvrecall that wrote it, or name another catalog"
     )
 
 

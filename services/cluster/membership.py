@@ -264,11 +264,7 @@ class Membership:
             _log.warning("worker incompatible", worker=name, reason=reason, **details)
 
     def _find_incompatibility(self, name: str, version: int, fingerprint: str) -> str | None:
-        """Find the reason why a worker cannot serve this gateway; None if it can.
-
-        `version` 0 is a worker from before the protocol had versions: it speaks version 1.
-        """
-        version = version or 1
+        """Find the reason why a worker cannot serve this gateway; None if it can."""
         if version != PROTOCOL_VERSION:
             older = "worker" if version < PROTOCOL_VERSION else "gateway"
             return (

@@ -207,7 +207,7 @@ async def _count_computed(stream: TurnStream) -> int:
     try:
         async for progress in stream:
             if isinstance(progress, TurnEnded):
-                computed = progress.outcome.computed_tokens
+                computed = progress.outcome.prefilled_tokens
     finally:
         await stream.aclose()
     return computed

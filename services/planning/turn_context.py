@@ -148,7 +148,7 @@ class TurnContext:
             reasoning_tokens=done.reasoning_tokens,
             deferred_tokens=done.deferred_tokens,
             recorded_tokens=done.recorded_tokens,
-            prefilled_tokens=done.prefilled_tokens if done.HasField("prefilled_tokens") else None,
+            prefilled_tokens=done.prefilled_tokens,
             settled_tokens=done.settled_tokens,
             started_at=time.time() - self.clock.elapsed,
             committed_at=time.time(),

@@ -36,12 +36,12 @@ class PauseCall:
 class Pause:
     """The time between a turn that ended on tool calls and the next one, in Unix seconds.
 
-    None is a time that was not stored. `is_open`: no turn has followed yet. `repairs` are those that
-    are retained, oldest first.
+    `ended_at` is None until the next turn. `is_open`: no turn has followed yet. `repairs` are those
+    that are retained, oldest first.
     """
 
     turn: int
-    began_at: float | None
+    began_at: float
     ended_at: float | None
     is_open: bool
     calls: tuple[PauseCall, ...]

@@ -15,12 +15,16 @@ class TurnRecord:
     """A committed turn, whose tokens are `start` .. `stop - 1` of its session."""
 
     turn: Turn
-    start: int
+
+    @property
+    def start(self) -> int:
+        """The position of the turn's first token."""
+        return self.stop - len(self.turn.token_ids)
 
     @property
     def stop(self) -> int:
         """The position after the turn's last token."""
-        return self.start + len(self.turn.token_ids)
+        return self.turn.outcome.stop
 
     @property
     def spans(self) -> list[Utterance]:
@@ -31,12 +35,7 @@ class TurnRecord:
 async def read_turns(catalog: Catalog, session: str, after: int, limit: int) -> list[TurnRecord]:
     """Read up to `limit` turns that follow turn `after`, in order."""
     turns = await catalog.turns.get_after(session, after, limit)
-    start = await _find_start(catalog, turns[0]) if turns else 0
-    records: list[TurnRecord] = []
-    for turn in turns:
-        records.append(TurnRecord(turn, start))
-        start = records[-1].stop
-    return records
+    return [TurnRecord(turn) for turn in turns]
 
 
 async def find_turns(catalog: Catalog, session: Session, start: int, stop: int) -> list[TurnRecord]:
@@ -65,21 +64,3 @@ async def _read_turn(catalog: Catalog, session: str, number: int) -> TurnRecord:
     if not found:
         raise UnknownSession(session)
     return found[0]
-
-
-async def _find_start(catalog: Catalog, turn: Turn) -> int:
-    """Return the position of a turn's first token.
-
-    A turn of before 0.3.0 does not have it: the tokens of all turns before are counted.
-    """
-    if turn.outcome.stop is not None:
-        return turn.outcome.stop - len(turn.token_ids)
-    start = after = 0
-    while after < turn.number - 1:
-        limit = min(_TURNS_AT_ONCE, turn.number - 1 - after)
-        earlier = await catalog.turns.get_after(turn.session, after, limit)
-        if not earlier:
-            raise UnknownSession(turn.session)
-        start += sum(len(each.token_ids) for each in earlier)
-        after = earlier[-1].number
-    return start

@@ -23,7 +23,7 @@ def map_rows(
 ) -> pb.MapRowsResult:
     """Map the active rows of a state's tokens, of a model of this `shape`.
 
-    Raises IncompatibleState for a state of a newer version, BadSettings for a head that the model
+    Raises IncompatibleState for a state of another version, BadSettings for a head that the model
     does not have.
     """
     if request.head >= shape.n_kv_heads:
@@ -44,8 +44,9 @@ def map_rows(
             result.layers.add(active=active, promoted=promoted)
     if request.tokens:
         result.rows = _mark_rows(selection, start, stop)
-        scores = read_scores(state, state.length).to_dense(max(stop, state.length))[start:stop]
-        result.scores.extend(torch.where(scores.isinf(), torch.nan, scores).tolist())
+        scores = read_scores(state)
+        dense = scores.to_dense(max(stop, state.length))[start:stop]
+        result.scores.extend(torch.where(dense.isinf(), torch.nan, dense).tolist())
     return result
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from safetensors import SafetensorError
 
 from kvrecall.protocol import convert
@@ -14,18 +13,15 @@ from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
 from workers.errors import IncompatibleState
 
-# Version of the bytes in a SessionState: the selection's safetensors and the eviction scores. In
-# version 1 the scores are float32 `[length]`, 0 for none; in version 2 `EvictionScores.to_bytes`.
-# Absent (0) is read as 1: states committed before the field existed have the same form.
+# Version of the bytes in a SessionState: the selection's safetensors and the eviction scores.
 STATE_VERSION = 2
-_SPARSE_SCORES = 2
 
 
 def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     """Give a session without a slot the committed `state`. Raises IncompatibleState."""
     session.selection = selection_from_state(state)
     session.length = state.length
-    session.eviction_scores = read_scores(state, session.config.budget)
+    session.eviction_scores = read_scores(state)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
     session.unsettled = state.unsettled
@@ -39,12 +35,17 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
 def selection_from_state(state: pb.SessionState) -> Selection | None:
     """The rows that were active; None for a session without tokens.
 
-    Raises IncompatibleState for a state of a newer version, and for bytes that are no selection.
+    Raises IncompatibleState for a state of another version (an empty one may have none) and for bytes
+    that are no selection.
     """
-    if state.state_version > STATE_VERSION:
+    version = state.state_version
+    if version != STATE_VERSION and (version or state.selection):
+        advice = (
+            "upgrade this worker" if version > STATE_VERSION else "run the worker that wrote it"
+        )
         raise IncompatibleState(
-            f"the session's state has version {state.state_version}, this worker reads versions "
-            f"up to {STATE_VERSION}: upgrade this worker"
+            f"the session's state has version {version}, this worker reads version "
+            f"{STATE_VERSION}: {advice}"
         )
     with _reading("selection"):
         return Selection.from_bytes(state.selection) if state.selection else None
@@ -70,18 +71,10 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
     )
 
 
-def read_scores(state: pb.SessionState, limit: int) -> EvictionScores:
-    """Read the eviction scores, of a state of version 1 the `limit` highest.
-
-    Raises IncompatibleState for bytes that are none.
-    """
+def read_scores(state: pb.SessionState) -> EvictionScores:
+    """Read the eviction scores. Raises IncompatibleState for bytes that are none."""
     with _reading("eviction scores"):
-        if state.state_version >= _SPARSE_SCORES:
-            return EvictionScores.from_bytes(state.eviction_scores)
-        if not state.eviction_scores:
-            return EvictionScores()
-        scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
-        return EvictionScores.from_dense(scores, limit)
+        return EvictionScores.from_bytes(state.eviction_scores)
 
 
 @contextmanager

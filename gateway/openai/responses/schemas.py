@@ -89,7 +89,6 @@ class ResponseBody(RequestOptions):
     background: bool | None = Field(
         default=None,
         description="Answer at once, and compute the response, to be read by its id.",
-        exclude_if=lambda value: value is None,
     )
     tools: Annotated[list[Json], Field(max_length=MAX_TOOLS)] | None = None
     max_output_tokens: Length = None

@@ -90,18 +90,15 @@ class DirectionBody(CreateSessionBody):
 
     session: Name | None = Field(
         default=None,
-        exclude_if=lambda value: value is None,
         description="Session that holds all but the last messages; `none`: one of its own, which is "
         "deleted behind the answer.",
     )
     history: Literal["whole", "new"] | None = Field(
         default=None,
-        exclude_if=lambda value: value is None,
         description="`new`: the messages are those that follow what `session` holds.",
     )
     retain: Literal["none"] | None = Field(
         default=None,
-        exclude_if=lambda value: value is None,
         description="`none`: as `session`: `none`.",
     )
 

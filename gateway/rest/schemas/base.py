@@ -77,8 +77,6 @@ Seed = Annotated[
     _or_minus_one(0, MAX_SEED + 1),
 ]
 """A sampling seed; -1 as null: any."""
-# Context of a body's serialisation for its fingerprint, by which a request that is sent again is known.
-FINGERPRINT = "fingerprint"
 
 
 def report_one_error(expected: str) -> WrapValidator:

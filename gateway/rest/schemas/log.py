@@ -50,8 +50,7 @@ class LoggedTurnView(View):
     """Committed turn with its tokens, from `start` to `stop` - 1 of the session.
 
     `messages` are its input, `answer` what was generated, null where nothing was. `worker` ran it,
-    after `retries` others were lost. Times, worker and `prefilled_tokens` are null where they were
-    not stored: by kvrecall before 0.3.0. `settled_tokens` of `prefilled_tokens` were of the answer
+    after `retries` others were lost. `settled_tokens` of `prefilled_tokens` were of the answer
     before, and computed again.
     """
 
@@ -64,12 +63,12 @@ class LoggedTurnView(View):
     prompt_tokens: int
     output_tokens: int
     reasoning_tokens: int
-    prefilled_tokens: int | None
+    prefilled_tokens: int
     settled_tokens: int
     spans: list[TurnSpanView]
     seconds: dict[str, float]
-    started_at: datetime | None
-    committed_at: datetime | None
+    started_at: datetime
+    committed_at: datetime
     worker: str | None
     retries: int
     episode: TurnEpisodeView | None
@@ -98,8 +97,8 @@ class LoggedTurnView(View):
             settled_tokens=outcome.settled_tokens,
             spans=[TurnSpanView.model_validate(span) for span in record.spans],
             seconds=dict(outcome.seconds),
-            started_at=to_time(outcome.started_at),
-            committed_at=to_time(outcome.committed_at),
+            started_at=datetime.fromtimestamp(outcome.started_at, UTC),
+            committed_at=datetime.fromtimestamp(outcome.committed_at, UTC),
             worker=outcome.worker or None,
             retries=outcome.retries,
             episode=None if episode is None else TurnEpisodeView.model_validate(episode),

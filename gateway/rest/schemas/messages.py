@@ -58,7 +58,6 @@ class ToolFunctionBody(Body):
     parameters: JsonObject | None = None
     strict: bool | None = Field(
         default=None,
-        exclude_if=lambda value: value is None,
         description="Every call has arguments of the schema, or the tool is refused with the "
         "keyword that cannot be followed. Otherwise it is followed as far as it can be.",
     )

@@ -1,7 +1,7 @@
 """Pauses of a session: tool calls with their times, and the repairs meanwhile."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from gateway.rest.schemas.base import View
 from gateway.rest.schemas.log import to_time
@@ -21,7 +21,7 @@ class PauseCallView(View):
     name: str
     status: str
     started: bool
-    called_at: datetime | None
+    called_at: datetime
     started_at: datetime | None
     last_event_at: datetime | None
     ended_at: datetime | None
@@ -30,7 +30,7 @@ class PauseCallView(View):
     result_bytes: int | None
 
     @classmethod
-    def from_domain(cls, call: PauseCall, called_at: float | None) -> "PauseCallView":
+    def from_domain(cls, call: PauseCall, called_at: float) -> "PauseCallView":
         """Convert from a call that was made at a time, in Unix seconds."""
         known = call.known
         result = None if known is None else known.result
@@ -39,7 +39,7 @@ class PauseCallView(View):
             name=call.call.name,
             status="unknown" if known is None else known.status.value,
             started=known is not None and known.started,
-            called_at=to_time(called_at),
+            called_at=datetime.fromtimestamp(called_at, UTC),
             started_at=None if known is None else to_time(known.output.first_event_at),
             last_event_at=None if known is None else to_time(known.last_event_at),
             ended_at=to_time(call.ended_at),
@@ -52,12 +52,12 @@ class PauseCallView(View):
 class PauseView(View):
     """Pause after a turn: its tool calls, and the retained repairs, oldest first.
 
-    It began with the commit of `turn` and ended when the next one was asked for; null where that was
-    not stored, or has not come.
+    It began with the commit of `turn` and ended when the next one was asked for; null until
+    then.
     """
 
     turn: int
-    began_at: datetime | None
+    began_at: datetime
     ended_at: datetime | None
     open: bool
     calls: list[PauseCallView]
@@ -68,7 +68,7 @@ class PauseView(View):
         """Convert from the domain value."""
         return cls(
             turn=pause.turn,
-            began_at=to_time(pause.began_at),
+            began_at=datetime.fromtimestamp(pause.began_at, UTC),
             ended_at=to_time(pause.ended_at),
             open=pause.is_open,
             calls=[PauseCallView.from_domain(call, pause.began_at) for call in pause.calls],

@@ -4,10 +4,9 @@ import json
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, FieldSerializationInfo, field_serializer
+from pydantic import ConfigDict, Field
 
 from gateway.rest.schemas.base import (
-    FINGERPRINT,
     MAX_SEED,
     Body,
     JsonObject,
@@ -21,7 +20,6 @@ from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import (
-    PAUSE_TRIGGERS,
     EpisodeSettings,
     ForkOrigin,
     LayerBudgets,
@@ -117,13 +115,11 @@ class CreateSessionBody(Body):
     prefill: JsonObject = Field(
         default={},
         max_length=64,
-        exclude_if=lambda value: not value,  # as for expires_after_seconds
         description="Settings of the prefill: what prompts attend to; their schema is `prefill` of GET /v1/methods.",
     )
     retrieve: JsonObject = Field(
         default={},
         max_length=64,
-        exclude_if=lambda value: not value,  # as for expires_after_seconds
         description="Settings of retrieval while answers are generated; their schema is `retrieve` of "
         "GET /v1/methods. Empty: as the method does.",
     )
@@ -141,7 +137,6 @@ class CreateSessionBody(Body):
     )
     reselect: ReselectionBody | None = Field(
         default=None,
-        exclude_if=lambda value: value is None,
         description="Select the active rows anew while an answer is generated; null: as the method "
         "does.",
     )
@@ -157,8 +152,6 @@ class CreateSessionBody(Body):
         default=None,
         ge=60,
         le=10 * 365 * 86_400,
-        # So that a request from before this option was there has the fingerprint it had.
-        exclude_if=lambda value: value is None,
         description="Time without a turn after which the session is deleted; null: never.",
     )
     tools: list[ToolBody] = Field(
@@ -167,15 +160,6 @@ class CreateSessionBody(Body):
     metadata: MetadataBody = Field(
         default={}, description="Key-value pairs stored with the session."
     )
-
-    @field_serializer("repair_on")
-    def _serialize_repair_on(
-        self, chosen: list[str] | None, info: FieldSerializationInfo
-    ) -> list[str] | None:
-        """In a fingerprint null is the default before 0.3, so that a request from then has the same."""
-        if chosen is None and info.context == FINGERPRINT:
-            return sorted(PAUSE_TRIGGERS)
-        return chosen
 
     def to_domain(self) -> CreateSession:
         """Convert to the domain value."""

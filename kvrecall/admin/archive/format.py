@@ -20,16 +20,12 @@ from typing import BinaryIO
 
 from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.admin.archive.signing import ArchiveKey
-from kvrecall.admin.archive.upgrade import upgrade_record
 from kvrecall.app.errors import BadSessionFile
 
 MAGIC = b"kvrecall session"
 
-# The format version that this program writes.
+# The format version that this program writes and reads.
 VERSION = 3
-# Version 3 has responses, conversations and a signature; version 2 is otherwise the same.
-# The oldest version that it reads: that of kvrecall 0.1.0.
-OLDEST_VERSION = 1
 
 _VERSION = struct.Struct("<H")
 _HEAD = struct.Struct("<BIQ")
@@ -86,7 +82,7 @@ def write_archive(path: Path, key: ArchiveKey | None = None) -> Iterator[Archive
 
 
 def read_records(path: Path, key: ArchiveKey | None = None) -> Iterator[Record]:
-    """Read the records, one at a time, without the last; those of older formats are upgraded.
+    """Read the records, one at a time, without the last.
 
     The data of a signature are the name of `key` if that has signed the file, else empty.
 
@@ -95,14 +91,13 @@ def read_records(path: Path, key: ArchiveKey | None = None) -> Iterator[Record]:
     """
     try:
         with path.open("rb") as file:
-            version = _read_version(path, file)
-            for record in _read_raw_records(path, file, key):
-                yield upgrade_record(record, version)
+            _require_version(path, file)
+            yield from _read_records(path, file, key)
     except OSError as error:
         raise BadSessionFile(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _read_version(path: Path, file: BinaryIO) -> int:
+def _require_version(path: Path, file: BinaryIO) -> None:
     start = file.read(len(MAGIC) + _VERSION.size)
     if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _VERSION.size:
         raise BadSessionFile(
@@ -110,15 +105,14 @@ def _read_version(path: Path, file: BinaryIO) -> int:
             "give a file that `kvrecall export` has written"
         )
     version = int(_VERSION.unpack_from(start, len(MAGIC))[0])
-    if not OLDEST_VERSION <= version <= VERSION:
+    if version != VERSION:
         raise BadSessionFile(
-            f"{path} has format version {version}; this kvrecall reads versions "
-            f"{OLDEST_VERSION} to {VERSION}. Import it with the kvrecall that wrote it or newer"
+            f"{path} has format version {version}; this kvrecall reads version {VERSION}. "
+            "Import it with the kvrecall that wrote it"
         )
-    return version
 
 
-def _read_raw_records(path: Path, file: BinaryIO, key: ArchiveKey | None) -> Iterator[Record]:
+def _read_records(path: Path, file: BinaryIO, key: ArchiveKey | None) -> Iterator[Record]:
     """Read the records as they are stored, a signature as it was verified."""
     size = path.stat().st_size
     signed = False

@@ -37,7 +37,7 @@ def check_state(state: pb.SessionState, logged: int, bounds: Bounds) -> Iterator
         yield f"its state splits the budget over {len(state.layer_rows)} layers, not {bounds.n_layers}"
     yield from check_spans(state.segments, logged, "its state")
     yield from _check_selection(state, bounds)
-    if state.eviction_scores and state.state_version > 1:
+    if state.eviction_scores:
         yield from _check_scores(state)
 
 

@@ -34,7 +34,6 @@ from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.leases import RedisLeases
-from services.catalog.redis.migrations.runner import migrate
 from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.refs import OwnerRefs
@@ -45,13 +44,16 @@ from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
 from services.catalog.redis.turns import RedisTurns
 from services.catalog.responses.redis import RedisConversations, RedisResponses
-from services.catalog.versions import CatalogUpgrade
+from services.catalog.versions import build_catalog_version
+
+# The version of the keys and values that this program writes and reads.
+SCHEMA_VERSION = 5
 
 
 class RedisCatalog:
     """A `Catalog` of the keys that begin with a namespace."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys, upgrade: CatalogUpgrade, id: str) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, id: str) -> None:
         self.id = id
         slots = SessionSlots(redis, keys)
         use = RedisTenantUse(redis, keys)
@@ -62,7 +64,6 @@ class RedisCatalog:
         refs = OwnerRefs(redis, slots)
         deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, prefixes, refs)
         self._redis = redis
-        self.upgrade = upgrade
         self.idempotency = RedisIdempotency(redis, keys)
         self.api_keys = RedisApiKeys(redis, keys)
         self.page_refs = RedisPageRefs(redis, slots, refs, prefixes, deletion)
@@ -96,24 +97,24 @@ class RedisCatalog:
         timeout_seconds: float = 5.0,
         patience_seconds: float = 15.0,
     ) -> "RedisCatalog":
-        """Open the catalog that `client` reaches; one of an older version is migrated.
+        """Open the catalog that `client` reaches; a missing one is created.
 
         The catalog owns the client from then on; the client must reply with bytes. Failures that
         may pass are retried for `patience_seconds`: as long as a failover takes. Raises
-        CatalogVersion for a version that cannot be read, CatalogError when Redis does not answer or
+        CatalogVersion for another version, CatalogError when Redis does not answer or
         evicts keys of any kind.
         """
         redis = CatalogRedis(client, timeout_seconds, patience_seconds)
         keys = Keys(namespace)
         try:
             await _require_no_eviction(redis)
-            upgrade = await migrate(redis, keys)
+            await _require_version(redis, keys)
             id = await _get_id(redis, keys)
-            redis.require(RedisIdentity(keys, id, str(upgrade.version)))
+            redis.require(RedisIdentity(keys, id, str(SCHEMA_VERSION)))
         except BaseException:
             await redis.close()
             raise
-        return cls(redis, keys, upgrade, id)
+        return cls(redis, keys, id)
 
     async def has_room(self) -> bool:
         """Return whether more may be stored. Raises CatalogError."""
@@ -131,6 +132,18 @@ async def _require_no_eviction(redis: CatalogRedis) -> None:
                 f"the catalog's Redis evicts keys (maxmemory-policy {policy}): it would drop sessions "
                 "when its memory is full; set maxmemory-policy to noeviction"
             )
+
+
+async def _require_version(redis: CatalogRedis, keys: Keys) -> None:
+    """Note the version in a new namespace. Raises CatalogVersion for one of another version."""
+    found = await redis.read(keys.version, "GET", keys.version)
+    if found is None:
+        await redis.write(keys.version, "SET", keys.version, str(SCHEMA_VERSION), "NX")
+        found = await redis.read(keys.version, "GET", keys.version)
+    version = bytes(found or b"").decode(errors="replace")
+    if version != str(SCHEMA_VERSION):
+        location = f"the namespace {keys.namespace!r} in Redis"
+        raise build_catalog_version(location, version, SCHEMA_VERSION)
 
 
 async def _get_id(redis: CatalogRedis, keys: Keys) -> str:

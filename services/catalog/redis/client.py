@@ -6,7 +6,7 @@ moved. So each command must be safe to run twice; the scripts see to that.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -36,7 +36,6 @@ Client = Redis | RedisCluster
 
 _FIRST_DELAY_SECONDS = 0.02
 _LONGEST_DELAY_SECONDS = 0.5
-_SCAN_COUNT = 1000
 # The number of commands of one exchange: parsing their replies holds the event loop.
 _COMMANDS_AT_ONCE = 1000
 _FAILURES = (RedisError, RedisClusterException, OSError)
@@ -116,26 +115,6 @@ class CatalogRedis:
             return await self._run_replicated(await self._get_server(key), guarded)
 
         return await self._retry(run)
-
-    async def scan(self, prefix: str) -> AsyncIterator[str]:
-        """Iterate over the keys that begin with `prefix`, on all primaries; some may repeat."""
-        escaped = "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in prefix)
-        for server in await self._retry(self._get_servers):
-            cursor = 0
-            while True:
-                cursor, names = await self._scan_on(server, cursor, f"{escaped}*")
-                for name in names:
-                    yield name
-                if cursor == 0:
-                    break
-
-    async def _scan_on(
-        self, server: Redis | ClusterNode, cursor: int, pattern: str
-    ) -> tuple[int, list[str]]:
-        """Return the next cursor, and the keys found up to there."""
-        command: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
-        ((after, names),) = await self._retry(lambda: _exchange(server, [command]))
-        return int(after), [name.decode() for name in names]
 
     async def get_eviction_policies(self) -> set[str]:
         """Return the `maxmemory-policy` of each primary."""

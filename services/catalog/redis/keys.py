@@ -176,10 +176,5 @@ class Keys:
 
     @property
     def version(self) -> str:
-        """Key of the schema version, or of the migration that is running."""
+        """Key of the schema version."""
         return f"{self.namespace}:version"
-
-    @property
-    def migration_lock(self) -> str:
-        """Key of the lock of the process that migrates the namespace."""
-        return f"{self.namespace}:migration-lock"

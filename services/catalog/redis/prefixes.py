@@ -59,7 +59,6 @@ class RedisPrefixes:
 
 
 def _encode(prefix: KnownPrefix) -> bytes:
-    """Encode a prefix; entries from before epochs were noted have only the owner in the first line."""
     first_line = f"{quote(prefix.owner)} {prefix.epoch}\n"
     return first_line.encode() + encode_tokens(prefix.token_ids)
 
@@ -67,4 +66,4 @@ def _encode(prefix: KnownPrefix) -> bytes:
 def _decode(entry: bytes) -> KnownPrefix:
     first_line, _, tokens = entry.partition(b"\n")
     owner, _, epoch = first_line.decode().partition(" ")
-    return KnownPrefix(unquote(owner), decode_tokens(tokens), int(epoch or 0))
+    return KnownPrefix(unquote(owner), decode_tokens(tokens), int(epoch))

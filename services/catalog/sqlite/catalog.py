@@ -17,18 +17,16 @@ from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.sessions import SqliteSessions
 from services.catalog.sqlite.tool_calls import SqliteToolCalls
 from services.catalog.sqlite.turns import SqliteTurns
-from services.catalog.versions import CatalogUpgrade
 
 
 class SqliteCatalog:
     """A `Catalog` in one SQLite file, which one process uses at a time."""
 
-    def __init__(self, database: Database, reader: SnapshotReader, upgrade: CatalogUpgrade) -> None:
+    def __init__(self, database: Database, reader: SnapshotReader) -> None:
         claims = Claims()
         self.id = database.identity.id
         self._database = database
         self._reader = reader
-        self.upgrade = upgrade
         self.idempotency = SqliteIdempotency(database)
         self.sessions = SqliteSessions(database, reader, self.idempotency, claims)
         self.leases = SqliteLeases(database, reader, claims)
@@ -45,14 +43,14 @@ class SqliteCatalog:
 
     @classmethod
     async def open(cls, path: Path, reserve_bytes: int = 0) -> "SqliteCatalog":
-        """Open the catalog at `path`; a missing file is created, one of an older version migrated.
+        """Open the catalog at `path`; a missing file is created.
 
         `reserve_bytes` of its disk are left to deletions.
-        Raises CatalogVersion for a version that cannot be read, CatalogError when another process
+        Raises CatalogVersion for another version, CatalogError when another process
         uses the file, or it cannot be opened or is no catalog.
         """
-        database, upgrade = await open_database(path, reserve_bytes)
-        return cls(database, SnapshotReader(path, database.identity), upgrade)
+        database = await open_database(path, reserve_bytes)
+        return cls(database, SnapshotReader(path, database.identity))
 
     async def has_room(self) -> bool:
         """Return whether more may be stored. Raises CatalogError."""

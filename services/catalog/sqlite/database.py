@@ -13,11 +13,9 @@ from services.cancellation import run_to_completion
 from services.catalog.sqlite.bounds.disk_reserve import DiskReserve, build_full, is_full
 from services.catalog.sqlite.file.identity import FileIdentity
 from services.catalog.sqlite.file.lock import FileLock
-from services.catalog.sqlite.migrate import migrate, read_version
 from services.catalog.sqlite.queries import fence
-from services.catalog.sqlite.schema import PRAGMAS, SCHEMA_VERSION
+from services.catalog.sqlite.schema import PRAGMAS, create_or_check, is_catalog
 from services.catalog.sqlite.session_cache import SessionCache
-from services.catalog.versions import CatalogUpgrade
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -147,8 +145,8 @@ class Database:
             raise CatalogError("the catalog is closed")
 
 
-async def open_database(path: Path, reserve_bytes: int = 0) -> tuple[Database, CatalogUpgrade]:
-    """Open, create or migrate the catalog's file, with a reserve of the disk for deletions.
+async def open_database(path: Path, reserve_bytes: int = 0) -> Database:
+    """Open or create the catalog's file, with a reserve of the disk for deletions.
 
     Raises CatalogVersion for a version that cannot be read, CatalogError when another process uses
     the file, or it cannot be opened or is no catalog.
@@ -158,7 +156,7 @@ async def open_database(path: Path, reserve_bytes: int = 0) -> tuple[Database, C
     try:
         file_lock = await _run_on(thread, _lock, path)
         reserve = DiskReserve(path, reserve_bytes)
-        connection, identity, upgrade = await _run_on(thread, _open_with, path, reserve)
+        connection, identity = await _run_on(thread, _open_with, path, reserve)
     except BaseException as error:
         thread.shutdown()
         if file_lock is not None:
@@ -166,14 +164,14 @@ async def open_database(path: Path, reserve_bytes: int = 0) -> tuple[Database, C
         if isinstance(error, OSError | sqlite3.Error | ValueError):
             raise _build_unopened(path, error) from error
         raise
-    return Database(connection, identity, thread, file_lock, reserve), upgrade
+    return Database(connection, identity, thread, file_lock, reserve)
 
 
 async def open_beside(path: Path) -> Database | None:
     """Open a catalog's file that another process may be using, for the tables that none caches.
 
-    None if there is no file, or one that `open_database` has to create or migrate first. Raises
-    CatalogError.
+    None if there is no file, or one in which `open_database` has to create the tables first. Raises
+    CatalogVersion, CatalogError.
     """
     thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
     opened = None
@@ -193,9 +191,7 @@ async def _run_on(
     return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
 
 
-def _open_with(
-    path: Path, reserve: DiskReserve
-) -> tuple[sqlite3.Connection, FileIdentity, CatalogUpgrade]:
+def _open_with(path: Path, reserve: DiskReserve) -> tuple[sqlite3.Connection, FileIdentity]:
     """Open the file; where the disk has no room for that, give up the reserve first."""
     try:
         opened = _open(path)
@@ -207,24 +203,24 @@ def _open_with(
     return opened
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, FileIdentity, CatalogUpgrade]:
-    """Open the file and bring it to the current version."""
+def _open(path: Path) -> tuple[sqlite3.Connection, FileIdentity]:
+    """Open the file; one that is empty is given its tables."""
     connection = _connect(path)
     try:
-        upgrade = migrate(connection, path)
-        return connection, FileIdentity(connection, path), upgrade
+        create_or_check(connection, path)
+        return connection, FileIdentity(connection, path)
     except BaseException:
         connection.close()
         raise
 
 
 def _open_current(path: Path) -> tuple[sqlite3.Connection, FileIdentity] | None:
-    """Open the file if it is there and has the current version."""
+    """Open the file if it is there and has its tables."""
     if not path.is_file():
         return None
     connection = _connect(path)
     try:
-        if read_version(connection, path) == SCHEMA_VERSION:
+        if is_catalog(connection, path):
             return connection, FileIdentity(connection, path)
     except BaseException:
         connection.close()

@@ -1,5 +1,5 @@
--- The current schema of the SQLite catalog (SCHEMA_VERSION in schema.py). A change here needs a
--- migration beside it, in migrations/.
+-- The schema of the SQLite catalog. A change here needs another SCHEMA_VERSION in schema.py, and after
+-- the first release a migration in services/catalog/migrations/.
 
 -- One row: an id that no other catalog has. Workers' pages belong to the catalog of one id.
 CREATE TABLE catalog_id (

@@ -11,10 +11,11 @@ import pytest
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from kvrecall.admin.archive.answers import Answers, from_answer_records
-from kvrecall.admin.archive.format import read_records
 from kvrecall.admin.archive.record import Record, RecordKind
-from kvrecall.admin.archive.records import from_records
 from kvrecall.app.errors import BadSessionFile
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import SessionSettings
 from services.service import SessionService
 
 Json = dict[str, Any]
@@ -109,9 +110,9 @@ def test_what_a_catalog_has_already_stays_as_it_is(
     assert asyncio.run(go_on()) == session
 
 
-def test_files_of_older_versions_have_no_responses(old_release: Any) -> None:
-    records = list(read_records(old_release.folder / "paused-0.1.0.kvs"))
-    session = from_records(records, "s", "").session
-    assert from_answer_records(records, session) == Answers()
+def test_a_file_may_have_no_responses_and_ones_of_another_form_are_refused() -> None:
+    settings = SessionSettings(budget=64, repair_rows=0, method="snapkv")
+    session = Session("s", 1, settings, 1.0, 1.0, 0, MemoryReport())
+    assert from_answer_records([Record(RecordKind.HEADER, {})], session) == Answers()
     with pytest.raises(BadSessionFile, match="does not know"):
         from_answer_records([Record(RecordKind.RESPONSE, {"id": 3})], session)

@@ -31,7 +31,6 @@ def test_neither_a_check_nor_an_archive_needs_the_model(served: Any, tmp_path: P
         ("export", served.parent, file, "--data", served.data),
         ("import", file, "--as", "again", "--data", served.data),
         ("fsck", "--repair", "--data", served.data),
-        ("upgrade", "--data", served.data),
         ("keys", "list", "--data", served.data),
     ):
         lines = run(*arguments)

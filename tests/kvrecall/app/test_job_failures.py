@@ -25,6 +25,7 @@ from kvrecall.domain.errors import WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from reference import MODEL_PATH
 from workers.cache.forward_step import ForwardStep
+from workers.engine.session_state import STATE_VERSION
 from workers.engine.settings import WorkerSettings
 
 TEXT = "zebra quartz falconry " * 9
@@ -54,7 +55,7 @@ async def fail(worker):
     await asyncio.gather(speak(worker, "s"), speak(worker, "t"))
     wrong = pb.RepairRequest(session="s", epoch=1, trigger="turn", text=TEXT, token_ids=[10**6])
     selection = save({"positions.0": torch.zeros(1), TEXT: torch.zeros(1)})
-    broken = pb.SessionState(length=5, selection=selection)
+    broken = pb.SessionState(length=5, selection=selection, state_version=STATE_VERSION)
     rows = pb.MapRowsRequest(state=broken, stop=5, columns=1)
     for call in (worker.repair(wrong), worker.map_rows(rows)):
         try:

@@ -22,6 +22,7 @@ from services.cluster.pool import WorkerPool
 from services.cluster.settings import WireSettings
 from services.cluster.worker_client import Worker
 from tests.services.cluster.cluster import WAY, Known
+from workers.engine.session_state import STATE_VERSION
 from workers.engine.settings import WorkerSettings
 from workers.rpc.server import WorkerServer
 from workers.rpc.service import WorkerService
@@ -32,7 +33,11 @@ SPOKEN = pb.Message(role="user", content="Where does she live?")
 UNREPAIRABLE = pb.RepairRequest(session="s", epoch=1, trigger="tool_call", token_ids=[10**6])
 # Its state has positions, and no marks of promotions beside them.
 UNREADABLE = pb.MapRowsRequest(
-    state=pb.SessionState(length=5, selection=save({"positions.0": torch.zeros(1)})),
+    state=pb.SessionState(
+        length=5,
+        selection=save({"positions.0": torch.zeros(1)}),
+        state_version=STATE_VERSION,
+    ),
     stop=5,
     columns=1,
 )

@@ -120,7 +120,6 @@ def test_a_wrong_variable_is_refused(
         (("export", "s_1", "s.kvs", "--data", "nowhere"), "holds no catalog"),
         (("import", "nowhere.kvs"), "nowhere.kvs cannot be read"),
         (("import", "notes.txt"), "is no session archive"),
-        (("upgrade", "--data", "nowhere"), "holds no catalog"),
         (("replay", "nowhere.jsonl", "--url", "http://127.0.0.1:1"), "nowhere.jsonl"),
         (("chat", "--url", "http://127.0.0.1:1"), "no kvrecall service is ready"),
         (("chat", "--model", "smollm3"), "did you mean smollm2?"),

@@ -9,7 +9,7 @@ import pytest
 
 import services.catalog
 from services.catalog.redis import scripts
-from services.catalog.sqlite.schema import MIGRATIONS, load_migration, load_schema
+from services.catalog.sqlite.schema import load_schema
 
 CATALOG = Path(services.catalog.__file__).parent
 LUA_FILES = sorted(path.name for path in (CATALOG / "redis" / "scripts").glob("*.lua"))
@@ -31,13 +31,6 @@ def test_each_script_is_loaded_and_its_header_names_keys_arguments_and_reply(nam
     if name not in SHARED:
         assert "Reply:" in header
         assert ("ARGV" in header) == ("ARGV" in text)
-
-
-def test_each_migration_is_a_file_and_each_file_a_migration() -> None:
-    names = {path.name for path in (CATALOG / "sqlite" / "migrations").glob("*.sql")}
-    assert names == set(MIGRATIONS.values())
-    for version in MIGRATIONS:
-        assert load_migration(version)
 
 
 def test_the_schema_creates_strict_tables_only() -> None:

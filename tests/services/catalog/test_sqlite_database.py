@@ -15,7 +15,7 @@ from services.catalog.sqlite.queries import fetch_value
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database, _ = await open_database(tmp_path / "catalog.db")
+    database = await open_database(tmp_path / "catalog.db")
     await database.write(lambda db: _run(db, "CREATE TABLE numbers (number)"))
     yield database
     await database.close()

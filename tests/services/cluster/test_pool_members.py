@@ -38,14 +38,15 @@ async def test_a_worker_of_another_model_is_left_out(cluster: Cluster) -> None:
 
 async def test_a_worker_of_another_protocol_is_left_out(cluster: Cluster) -> None:
     with capture_logs() as logs:
-        async with serving(Scripted(protocol_version=0)) as address:
-            cluster.known.add("c", address, protocol_version=0)
+        async with serving(Scripted(protocol_version=PROTOCOL_VERSION - 1)) as address:
+            cluster.known.add("c", address, protocol_version=PROTOCOL_VERSION - 1)
             for _ in range(2):
                 await cluster.refreshed()
             assert await cluster.names() == ["a", "b"]
     reasons = [each["reason"] for each in logs if each["event"] == "worker incompatible"]
     assert reasons == [
-        f"worker c speaks protocol 1, this gateway {PROTOCOL_VERSION}: upgrade the worker"
+        f"worker c speaks protocol {PROTOCOL_VERSION - 1}, this gateway {PROTOCOL_VERSION}: "
+        "upgrade the worker"
     ]
 
 
@@ -112,7 +113,7 @@ async def test_a_pool_starts_without_workers_and_takes_those_that_come() -> None
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (0, f"speaks protocol 1, this gateway {PROTOCOL_VERSION}: upgrade the worker"),
+        (0, f"speaks protocol 0, this gateway {PROTOCOL_VERSION}: upgrade the worker"),
         (
             PROTOCOL_VERSION + 1,
             f"speaks protocol {PROTOCOL_VERSION + 1}, this gateway {PROTOCOL_VERSION}: "

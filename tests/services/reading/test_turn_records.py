@@ -1,4 +1,4 @@
-"""The log with positions: as they were stored, or counted where an older version stored none."""
+"""The log with the positions of its tokens."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,8 +19,8 @@ from services.reading.turn_records import find_turns, read_turns
 SETTINGS = SessionSettings(budget=64, repair_rows=0, method="snapkv")
 
 
-async def commit_turns(sizes: list[int], stored_from: int) -> tuple[InMemoryCatalog, Session]:
-    """A session with turns of so many tokens; those from number `stored_from` on have positions."""
+async def commit_turns(sizes: list[int]) -> tuple[InMemoryCatalog, Session]:
+    """A session with turns of so many tokens."""
     catalog = InMemoryCatalog()
     session = Session("s", 1, SETTINGS, 1.0, 1.0, 0, MemoryReport())
     await catalog.sessions.create(session, b"", None)
@@ -37,7 +37,7 @@ async def commit_turns(sizes: list[int], stored_from: int) -> tuple[InMemoryCata
             MemoryReport(length=stop),
             (),
             {},
-            stop=stop if number >= stored_from else None,
+            stop=stop,
         )
         ids = tuple(range(stop - size, stop))
         turn = Turn("s", number, (Message("user", "x"),), ids, outcome, (size,))
@@ -47,13 +47,10 @@ async def commit_turns(sizes: list[int], stored_from: int) -> tuple[InMemoryCata
 
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=150),
-    stored_from=st.integers(1, 151),
     data=st.data(),
 )
-async def test_any_tokens_are_found_with_their_turns(
-    sizes: list[int], stored_from: int, data: Any
-) -> None:
-    catalog, session = await commit_turns(sizes, stored_from)
+async def test_any_tokens_are_found_with_their_turns(sizes: list[int], data: Any) -> None:
+    catalog, session = await commit_turns(sizes)
     length = sum(sizes)
     start = data.draw(st.integers(0, length - 1))
     stop = data.draw(st.integers(start + 1, length))
@@ -66,9 +63,8 @@ async def test_any_tokens_are_found_with_their_turns(
         assert record.turn.token_ids == tuple(range(record.start, record.stop))
 
 
-@pytest.mark.parametrize("stored_from", [1, 3, 9])
-async def test_pages_of_the_log_have_the_positions_of_their_tokens(stored_from: int) -> None:
-    catalog, _ = await commit_turns([3, 1, 4, 1, 5], stored_from)
+async def test_pages_of_the_log_have_the_positions_of_their_tokens() -> None:
+    catalog, _ = await commit_turns([3, 1, 4, 1, 5])
     found = [await read_turns(catalog, "s", after, 2) for after in (0, 2, 4, 5)]
     assert [[(each.start, each.stop) for each in page] for page in found] == [
         [(0, 3), (3, 4)],
@@ -79,7 +75,7 @@ async def test_pages_of_the_log_have_the_positions_of_their_tokens(stored_from: 
 
 
 async def test_a_session_that_was_deleted_meanwhile_is_unknown() -> None:
-    catalog, session = await commit_turns([3, 1, 4], 1)
+    catalog, session = await commit_turns([3, 1, 4])
     longer = replace(session, turns=90)
     with pytest.raises(UnknownSession):
         await find_turns(catalog, longer, 0, 8)

@@ -1,8 +1,7 @@
 -- Change entries of what a tenant has, with their sums, unless a sum would be over its limit.
 --
 -- KEYS[1]: hash of entries: a session's id for its tokens, '#' and a name for bytes. The fields ''
---   and '#' are the sums. An entry is '<number>@<time of its last change>' or, of older versions,
---   the number alone.
+--   and '#' are the sums. An entry is '<number>@<time of its last change>'.
 -- ARGV[1], ARGV[2]: the most tokens and bytes ('': any number).
 -- ARGV[3]: seconds for which an entry that is compared must not have changed.
 -- Then three words for each change: the entry; its new number, or '+' or '-' and how much is added
@@ -10,7 +9,7 @@
 -- Reply: -1, or the sum that would be over its limit and '' or '#', and nothing is changed.
 local now = tonumber(redis.call('TIME')[1])
 local function parse(text)
-  local number, at = string.match(text or '', '^(-?%d+)@?(%d*)$')
+  local number, at = string.match(text or '', '^(-?%d+)@(%d+)$')
   return tonumber(number) or 0, tonumber(at) or 0
 end
 local changes, sums = {}, {[''] = 0, ['#'] = 0}

@@ -1,0 +1,1 @@
+"""Migrations of catalogs from one schema version to the next: none yet, as no version was released before."""
