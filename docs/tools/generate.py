@@ -14,7 +14,6 @@ from pathlib import Path
 import cli_page
 import clients_page
 import errors_page
-import house_page
 import metrics_page
 import modules_page
 import rest_page
@@ -38,7 +37,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": lambda: NOTICE + settings_page.build(),
     "errors.md": lambda: NOTICE + errors_page.build(),
     "metrics.md": lambda: NOTICE + metrics_page.build(),
-    "house.md": lambda: NOTICE + house_page.build(ROOT),
     "modules.md": lambda: NOTICE + modules_page.build(ROOT),
 }
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = (
-    "import sys; from kvrecall.app.start.hub import check_hub_model; check_hub_model(sys.argv[1])"
-)
+PROGRAM = "import sys; from kvrecall.app.hub import check_hub_model; check_hub_model(sys.argv[1])"
 ERRORS = {
     "/no-such/model": (404, "RepoNotFound"),
     "/some/ggufs": (404, "EntryNotFound"),
