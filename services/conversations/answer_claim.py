@@ -5,7 +5,7 @@ import secrets
 import time
 
 from kvrecall.domain.errors import ServiceError, SessionBusy
-from services.catalog.responses.base import StoredConversations
+from services.catalog.responses import StoredConversations
 
 _RENEWALS_PER_CLAIM = 3
 _FIRST_PAUSE_SECONDS = 0.01

@@ -9,12 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.session import Session
 from kvrecall.domain.tolerance.ignored import Ignored
 from services.cancellation import run_to_completion
 from services.conversations.continuation import Continuation, Match
 from services.conversations.steps import Place, Steps
-from services.turn_stream import ProgressStream, TurnEnded, TurnProgress
+from services.turn_stream import ProgressStream, TurnProgress
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class ChoicesStream:
         item = await self._progress.get()
         if isinstance(item, BaseException):
             raise item
-        self._running -= isinstance(item.progress, TurnEnded)
+        self._running -= isinstance(item.progress, TurnFinished)
         return item
 
     async def wait(self) -> TurnProgress:

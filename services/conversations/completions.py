@@ -6,6 +6,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.events import TurnStarted
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.tolerance.ignored import Ignored
@@ -13,7 +14,7 @@ from kvrecall.domain.turn_request import TurnRequest
 from services.cancellation import run_to_completion
 from services.conversations.choices import ChoicesStream
 from services.conversations.continuation import Match, SessionApi
-from services.turn_stream import TurnProgress, TurnStarted
+from services.turn_stream import TurnProgress
 
 # Such a session expires after this time without a turn, should the process be killed before it is
 # deleted.

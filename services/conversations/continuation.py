@@ -12,7 +12,7 @@ from kvrecall.domain.tolerance.ignored import Ignored
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.records import IdempotencyKey
-from services.catalog.responses.base import StoredResponse
+from services.catalog.responses import StoredResponse
 from services.conversations.histories import extend
 from services.forks import ForkRequest
 from services.turn_stream import ProgressStream, TurnPlanned, TurnStream

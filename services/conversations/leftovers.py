@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable
 
+from kvrecall.domain.events import TurnFinished
 from services.cancellation import run_to_completion
-from services.turn_stream import ProgressStream, TurnEnded, TurnProgress
+from services.turn_stream import ProgressStream, TurnProgress
 
 
 class NewSessionStream:
@@ -19,7 +20,7 @@ class NewSessionStream:
 
     async def __anext__(self) -> TurnProgress:
         progress = await anext(self._stream)
-        self._done = self._done or isinstance(progress, TurnEnded)
+        self._done = self._done or isinstance(progress, TurnFinished)
         return progress
 
     async def aclose(self) -> None:

@@ -27,7 +27,7 @@ from kvrecall.domain.turn_request import TurnRequest, check_message
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry
-from services.catalog.responses.base import StoredResponse
+from services.catalog.responses import StoredResponse
 from services.conversations.choices import Choices, start_choices
 from services.conversations.completions import ALONE_SECONDS, Completions, start_completions
 from services.conversations.continuation import (

@@ -13,7 +13,7 @@ from kvrecall.domain.errors import CatalogError, UnknownItem
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
-from services.catalog.responses.base import (
+from services.catalog.responses import (
     ItemBounds,
     StoredConversation,
     StoredConversations,

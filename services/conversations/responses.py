@@ -4,16 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from kvrecall.domain.errors import LimitExceeded, UnknownSession
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Turn
 from services.catalog.base import Catalog
-from services.catalog.responses.base import StoredResponse
+from services.catalog.responses import StoredResponse
 from services.conversations.answer_claim import AnswerClaim
 from services.conversations.histories import extend
 from services.quotas import Quotas
-from services.turn_stream import ProgressStream, TurnEnded, TurnProgress
+from services.turn_stream import ProgressStream, TurnProgress
 
 _DAY_SECONDS = 86_400.0
 
@@ -126,7 +127,7 @@ class RecordedStream:
 
     async def __anext__(self) -> TurnProgress:
         progress = await anext(self._stream)
-        if isinstance(progress, TurnEnded):
+        if isinstance(progress, TurnFinished):
             self._recording = asyncio.ensure_future(self._record(progress.outcome))
             await asyncio.shield(self._recording)
         elif self._observe is not None:

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from itertools import accumulate
 
 from kvrecall.domain.errors import ContextExceeded
+from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.turn_request import TurnRequest, check_size
@@ -16,7 +17,7 @@ from services.catalog.records import IdempotencyKey
 from services.conversations.continuation import Continuation, Conversation, Match, SessionApi
 from services.conversations.histories import History, rename_calls
 from services.forks import ForkRequest
-from services.turn_stream import TurnEnded, TurnStarted, TurnStream
+from services.turn_stream import TurnStream
 
 _BYTES_PER_TOKEN = 4
 _ADDED_TOKENS = 32
@@ -206,7 +207,7 @@ async def _count_computed(stream: TurnStream) -> int:
     computed = 0
     try:
         async for progress in stream:
-            if isinstance(progress, TurnEnded):
+            if isinstance(progress, TurnFinished):
                 computed = progress.outcome.prefilled_tokens
     finally:
         await stream.aclose()

@@ -14,7 +14,7 @@ from gateway.openai.responses.ids import draw_item_id
 from gateway.openai.responses.items import parse_item, to_item
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest, UnknownItem
-from services.catalog.responses.base import StoredConversation, StoredItem
+from services.catalog.responses import StoredConversation, StoredItem
 from services.service import SessionService
 
 Json = dict[str, Any]

@@ -35,7 +35,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.turn_request import check_message
 from services.catalog.records import IdempotencyKey
-from services.catalog.responses.base import StoredItem, StoredResponse
+from services.catalog.responses import StoredItem, StoredResponse
 from services.conversations.answer_claim import AnswerClaim
 from services.conversations.continuation import Continuation, Conversation
 from services.conversations.directed import Direction

@@ -29,7 +29,7 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.tolerance.ignored import Ignored
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey
-from services.catalog.responses.base import StoredResponse
+from services.catalog.responses import StoredResponse
 from services.conversations.answer_claim import AnswerClaim
 from services.conversations.continuation import Continuation
 from services.service import SessionService

@@ -19,6 +19,7 @@ from gateway.openai.responses.ids import TurnName
 from gateway.openai.responses.items import build_answer, build_reasoning, build_text
 from gateway.openai.responses.tools import place_tools
 from gateway.pieces import CallPiece, CallProgress
+from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import ToolCall, json_object
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
@@ -26,10 +27,8 @@ from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
-    TurnEnded,
     TurnPlanned,
     TurnProgress,
-    TurnStarted,
 )
 
 Json = dict[str, Any]
@@ -82,7 +81,7 @@ class ResponseEvents:
                 return self._write("message", text)
             case ArgumentsDelta() | ToolCallEmitted():
                 return self._call(self._calls.add(progress))
-            case TurnEnded(outcome):
+            case TurnFinished(outcome):
                 response = self.complete(outcome)
                 return self._close(f"response.{response['status']}", response)
 

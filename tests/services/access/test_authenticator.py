@@ -15,7 +15,7 @@ from services.access import authenticator, cache
 from services.access.authenticator import AccessPolicy, Authenticator
 from services.access.keys import ApiKey, digest_key, get_pepper_id, make_key
 from services.access.principals import ALL_SCOPES, Credentials, Principal, Scope
-from services.catalog.api_keys.base import ApiKeys, KeyRecord
+from services.catalog.api_keys import ApiKeys, KeyRecord
 
 PEPPER = b"0123456789abcdef"
 CLOSED = AccessPolicy(open=False, pepper=PEPPER)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger
@@ -16,7 +17,6 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 from services.conversations.continuation import Conversation
-from services.turn_stream import TurnEnded
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
 TURN = TurnRequest((), sampling=Sampling(50))
@@ -36,7 +36,7 @@ async def ask(harness: Any, *messages: Message, **changes: Any) -> tuple[str, st
     conversation = Conversation(messages, SETTINGS, TURN)
     found = await harness.service.conversations.turn(replace(conversation, **changes))
     async for progress in found.stream:
-        if isinstance(progress, TurnEnded):
+        if isinstance(progress, TurnFinished):
             return found.match, found.session, progress.outcome
     raise AssertionError("no outcome")
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.faults.rig.disks import Disk, Tmpfs, new_disk
 from kvrecall.domain.errors import StorageFull
-from services.catalog.responses.base import StoredConversation, StoredItem
+from services.catalog.responses import StoredConversation, StoredItem
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MIB = 1 << 20

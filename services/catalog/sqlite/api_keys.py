@@ -4,7 +4,7 @@ import json
 import sqlite3
 
 from kvrecall.domain.errors import CatalogError
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import build_insert, fetch_all, fetch_one, fetch_value
 

@@ -14,7 +14,7 @@ from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import SessionSettings
 from services.catalog.base import Catalog
-from services.catalog.responses.base import StoredResponse
+from services.catalog.responses import StoredResponse
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]

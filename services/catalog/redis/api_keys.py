@@ -6,7 +6,7 @@ from typing import Any
 
 from kvrecall.domain.errors import CatalogError
 from services.cancellation import run_to_completion
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.shared_connection import Command

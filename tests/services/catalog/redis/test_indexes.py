@@ -75,7 +75,7 @@ async def test_an_entry_without_a_session_is_skipped_and_removed_once_it_is_old(
     now = time.time()
     client.zadd(f"{namespace}:sessions:", {"old": 6.0, "new": now})
     client.zadd(f"{namespace}:waiting", {"1 old": 6.0, "1 new": now})
-    client.hset(f"{namespace}:lengths:", mapping={"old": 7, "": 7})
+    client.hset(f"{namespace}:lengths:", mapping={"old": "7@6", "": 7})
     assert [session.id for session in (await catalog.sessions.get_page(5, None)).sessions] == ["s"]
     assert await catalog.sessions.get_ids() == ["s"]
     assert await catalog.tool_calls.get_idle_sessions(now) == []

@@ -14,17 +14,17 @@ from kvrecall.domain.errors import (
 from services.catalog.claims import Claims
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
-from services.catalog.responses.base import (
+from services.catalog.responses import (
     ItemBounds,
     StoredConversation,
     StoredItem,
     StoredResponse,
 )
-from services.catalog.sqlite.bounds.tenant_use import check_use
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import (
     Row,
+    check_use,
     fetch_all,
     fetch_one,
     insert,

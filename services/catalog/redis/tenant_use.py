@@ -4,27 +4,33 @@ The hash lies in another slot than what it counts, so a write first adds what it
 step with the check of the limits, and afterwards takes back what it did not. A sum is never under
 what is stored, so no number of writes at once is over a limit. What a crash left too much is found
 by a comparison of some entries with what they count, at each query; an entry that has changed within
-a minute is left alone: its write may be under way.
+a minute is left alone: its write may be under way. Commits that grow a session go through
+`SessionGrowth`.
 """
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kvrecall.domain.errors import CatalogError
+from kvrecall.domain.errors import CatalogError, ServiceError
 from services.catalog.quota import UNLIMITED, Countable, TenantLimits, TenantUse, build_refusal
+from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
-from services.catalog.redis.keys import Keys
+from services.catalog.redis.commits import RedisCommit
+from services.catalog.redis.keys import META, Keys
 from services.catalog.redis.shared_connection import Argument, Command
+from services.catalog.redis.slot import Applied, ChangedMeanwhile, SessionSlots
 
 # Longer than a write is repeated.
 _UNDER_WAY_SECONDS = 60
 _ENTRIES_COMPARED = 4
 _ANY = "*"
+_TENANTS_KNOWN = 10_000
 _TOKENS, _BYTES = "", "#"
 # Kinds of entries of bytes; a session's is named by its id.
 CONVERSATION, RESPONSE = "conversation ", "response "
@@ -155,3 +161,57 @@ def _pair(reply: Sequence[Any]) -> Sequence[tuple[bytes, Any]]:
     if reply and isinstance(reply[0], bytes):  # the older version of the protocol
         return list(zip(reply[::2], reply[1::2], strict=True))
     return reply
+
+
+class SessionGrowth:
+    """Applies commits that store more of a session. Raises as `SessionSlots.apply`, QuotaExceeded."""
+
+    def __init__(self, slots: SessionSlots, use: RedisTenantUse) -> None:
+        self._slots = slots
+        self._use = use
+        # By session, of those used last: a session's tenant never changes.
+        self._tenants: OrderedDict[str, str] = OrderedDict()
+
+    async def apply(
+        self,
+        session_id: str,
+        commit: RedisCommit,
+        *,
+        tokens: int | None,
+        limits: TenantLimits = UNLIMITED,
+        tenant: str | None = None,
+        epoch: int | str = "",
+        before: str = "",
+        record: IdempotencyRecord | None = None,
+    ) -> Applied:
+        """Apply a commit after which the session has `tokens` (None: as before).
+
+        `tenant` is that of a session that does not exist yet.
+        """
+        if tenant is None:
+            tenant = await self._find_tenant(session_id)
+        growth = Growth(session_id, commit.count_bytes(), tokens)
+        await self._use.reserve(tenant, growth, limits)
+        try:
+            applied = await self._slots.apply(
+                session_id, commit, epoch=epoch, before=before, record=record
+            )
+        except ServiceError as error:
+            # After any other failure of the catalog the commit may stand.
+            if not isinstance(error, CatalogError) or isinstance(error, ChangedMeanwhile):
+                await self._use.release(tenant, growth)
+            raise
+        await self._use.settle(tenant, growth, applied.grown)
+        return applied
+
+    async def _find_tenant(self, session_id: str) -> str:
+        known = self._tenants.pop(session_id, None)
+        if known is None:
+            _, found = await self._slots.read(session_id, ("HGET", META, "tenant"))
+            if found is None:  # the commit says that there is no such session
+                return ""
+            known = found.decode()
+        self._tenants[session_id] = known
+        if len(self._tenants) > _TENANTS_KNOWN:
+            self._tenants.popitem(last=False)
+        return known

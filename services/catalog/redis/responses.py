@@ -23,19 +23,19 @@ from services.cancellation import run_to_completion
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import scripts
-from services.catalog.redis.bounds.tenant_use import (
-    CONVERSATION,
-    RESPONSE,
-    Growth,
-    RedisTenantUse,
-)
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import list_within
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.shared_connection import Argument, Command
 from services.catalog.redis.slot import require_own_slot
-from services.catalog.responses.base import (
+from services.catalog.redis.tenant_use import (
+    CONVERSATION,
+    RESPONSE,
+    Growth,
+    RedisTenantUse,
+)
+from services.catalog.responses import (
     ItemBounds,
     StoredConversation,
     StoredItem,

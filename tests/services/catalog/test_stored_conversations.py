@@ -15,7 +15,7 @@ from kvrecall.domain.errors import (
 from services.catalog.base import Catalog
 from services.catalog.quota import TenantLimits
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
-from services.catalog.responses.base import ItemBounds, StoredConversation, StoredItem
+from services.catalog.responses import ItemBounds, StoredConversation, StoredItem
 
 MOST = ItemBounds(100, 10_000)
 CONVERSATION = StoredConversation("conv_1", "ann", 1_700_000_000, {"topic": "Grüße"})
