@@ -38,15 +38,14 @@ from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, KeptState, TurnCommit
 from services.catalog.serialization import OUTCOME, pack
 from services.context import ServiceContext
-from services.episode_router import EpisodeRouter
+from services.episodes import EpisodeRouter
+from services.grammars import ConstraintChecks
 from services.pages.prefix_sharing import PrefixSharing
-from services.planning.constraints import ConstraintChecks
-from services.planning.turn_clock import TurnClock
-from services.planning.turn_context import TurnContext
 from services.repair_runner import repair_details, signal_text
 from services.sessions.active import ActiveSession
 from services.sessions.manager import may_have_changed
 from services.stream_resume import StreamResumer
+from services.turn_context import TurnClock, TurnContext
 from services.turn_stream import Publish, replay
 
 # Rebuilds within one turn: a page may break while others are rebuilt.

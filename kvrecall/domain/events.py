@@ -81,14 +81,14 @@ class TurnRun:
 
 @dataclass(frozen=True)
 class TurnFinished:
-    """A turn was committed. `run` is for people: nothing is decided by it.
+    """A turn was committed. Two reports of it are equal: a replayed turn has its outcome alone.
 
-    The stream of a replayed turn ends with the outcome alone.
+    `run` is for people: nothing is decided by it.
     """
 
     outcome: TurnOutcome
-    start: TurnStart = TurnStart()
-    timing: TurnTiming = TurnTiming(0.0, 0.0)
+    start: TurnStart = field(default=TurnStart(), compare=False)
+    timing: TurnTiming = field(default=TurnTiming(0.0, 0.0), compare=False)
     run: TurnRun | None = field(default=None, compare=False)
 
 

@@ -21,7 +21,7 @@ Match = Literal["continued", "forked", "built", "repeated"]
 
 
 class SessionApi(Protocol):
-    """What of the service a conversation is made of."""
+    """The part of `SessionService` that conversations call."""
 
     @property
     def info(self) -> WorkerInfo:
@@ -91,6 +91,21 @@ class Conversation:
     follows: StoredResponse | None = None
     ignored: tuple[Ignored, ...] = ()
     in_background: bool = False
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Where a conversation goes on; by default where its history is found.
+
+    - `session`: the id of a session that holds all but what is new; empty: it is looked for.
+    - `only_new`: the messages are those that follow what the session holds.
+    - `alone`: in a session of its own, which no other request finds and which is deleted behind the
+      answer.
+    """
+
+    session: str = ""
+    only_new: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)

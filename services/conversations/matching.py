@@ -17,27 +17,36 @@ from kvrecall.domain.errors import (
     LimitExceeded,
     ServiceError,
     SessionBusy,
+    SessionMismatch,
     UnknownResponse,
     UnknownSession,
 )
+from kvrecall.domain.events import TurnFinished
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest, check_message
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry
 from services.catalog.responses import StoredResponse
-from services.conversations.choices import Choices, start_choices
-from services.conversations.completions import ALONE_SECONDS, Completions, start_completions
+from services.conversations.choices import (
+    ALONE_SECONDS,
+    Choices,
+    Completions,
+    start_choices,
+    start_completions,
+)
 from services.conversations.continuation import (
     Continuation,
     Conversation,
+    Direction,
     Match,
     ReplyPlace,
     SessionApi,
 )
-from services.conversations.directed import Direction, read_new
 from services.conversations.histories import (
     History,
     begin,
@@ -45,12 +54,11 @@ from services.conversations.histories import (
     canonical_json,
     extend,
 )
-from services.conversations.leftovers import NewSessionStream
 from services.conversations.mending import mend_messages
 from services.conversations.responses import RecordedStream, read_messages
 from services.conversations.steps import Place, Steps
-from services.grammars.checks import GrammarChecks
-from services.planning.constraints import ConstraintChecks
+from services.grammars import ConstraintChecks, GrammarChecks
+from services.turn_stream import ProgressStream, TurnProgress
 
 # Places of a history that are looked up: its last ones, and of the others the first ones.
 _LAST_PLACES = 512
@@ -137,7 +145,7 @@ class Conversations:
             return await steps.begin(place, "repeated")
         own = session.settings
         await self._check_answer(conversation.turn, own.tools, own.tenant)
-        new = await read_new(self._catalog, self._api.limits, session, conversation, only_new)
+        new = await _read_new(self._catalog, self._api.limits, session, conversation, only_new)
         steps = Steps(self._api, conversation, new)
         steps.check(0)
         return replace(await steps.begin(place, "continued"), opening=new.start)
@@ -386,3 +394,74 @@ class Conversations:
 
 async def _record_nothing(outcome: TurnOutcome) -> None:
     return None
+
+
+class NewSessionStream:
+    """The stream of a new session's turn, which calls `discard` unless the turn was read to its end."""
+
+    def __init__(self, stream: ProgressStream, discard: Callable[[], Awaitable[None]]) -> None:
+        self._stream = stream
+        self._discard = discard
+        self._done = False
+
+    def __aiter__(self) -> "NewSessionStream":
+        return self
+
+    async def __anext__(self) -> TurnProgress:
+        progress = await anext(self._stream)
+        self._done = self._done or isinstance(progress, TurnFinished)
+        return progress
+
+    async def aclose(self) -> None:
+        """Cancel the turn unless it is committed; return when nothing of it is left."""
+        await run_to_completion(self._close())
+
+    async def _close(self) -> None:
+        await self._stream.aclose()
+        if not self._done:
+            self._done = True
+            await self._discard()
+
+
+async def _read_new(
+    catalog: Catalog,
+    limits: ServiceLimits,
+    session: Session,
+    conversation: Conversation,
+    only_new: bool,
+) -> History:
+    """Return what of a conversation is new to a session that the client names.
+
+    Raises SessionMismatch unless all that the session holds comes before it.
+    """
+    tools = conversation.settings.tools
+    if tools and _canonical(tools) != _canonical(session.settings.tools):
+        raise SessionMismatch(f"session {session.id!r} has other tools", session=session.id)
+    # A digest of its own: no history of messages alone leads to this session.
+    place = begin(json.dumps([catalog.id, session.id, session.turns]).encode())
+    messages = (*conversation.opening, *conversation.messages)
+    if only_new:
+        calls = [call.call for call in session.calls]
+        # What is new is the client's own step: a result that is missing is still awaited.
+        return build_history(place, messages, calls)
+    held = await read_messages(catalog, limits, session.id, session.turns)
+    history = build_history(place, messages, mend=limits.mends)
+    count = len(held)
+    if len(history.messages) <= count or history.digests[count] != _digest(place, held):
+        message = (
+            f"session {session.id!r} holds {count} messages, which do not all come before others in "
+            "this request; send the whole conversation, or with kvrecall-history: new what is new"
+        )
+        raise SessionMismatch(message, session=session.id)
+    return History(history.digests[count], history.messages[count:], history.ignored)
+
+
+def _digest(start: bytes, held: Sequence[Message]) -> bytes:
+    """Return the digest of messages of which the last calls may still wait for results."""
+    if not held or held[-1].role != "assistant":
+        return build_history(start, held).digests[-1]
+    return extend(build_history(start, held[:-1]).digests[-1], held[-1])
+
+
+def _canonical(tools: Sequence[str]) -> list[str]:
+    return sorted(canonical_json(tool) for tool in tools)

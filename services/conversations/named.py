@@ -20,7 +20,7 @@ from services.catalog.responses import (
     StoredItem,
     measure,
 )
-from services.conversations.answer_claim import AnswerClaim
+from services.conversations.responses import AnswerClaim
 from services.quotas import Quotas
 
 _IDS = TypeAdapter(list[str])

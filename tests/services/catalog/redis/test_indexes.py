@@ -187,5 +187,5 @@ async def test_lengths_that_were_not_noted_are_corrected(
     catalog = await open_catalog(redis_url, namespace)
     await catalog.sessions.create(make_session("s"), b"", None)
     await catalog.turns.commit(make_turn("s", 1), 1, None)
-    redis_server.client.hset(f"{namespace}:lengths:", mapping={"s": 3, "": 3})
+    redis_server.client.hset(f"{namespace}:lengths:", mapping={"s": "3@6", "": 3})
     assert (await catalog.sessions.get_use("")).tokens == 7

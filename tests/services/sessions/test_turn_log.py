@@ -3,7 +3,7 @@
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session import Turn
-from services.turn_log import logged_turns
+from services.sessions.turn_log import logged_turns
 
 
 def make_turn(number: int, deferred: int) -> Turn:

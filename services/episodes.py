@@ -1,14 +1,14 @@
-"""Episode maintenance between turns.
+"""Episodes of sessions: which one a turn belongs to, and their maintenance between turns.
 
-Embed new segments, assign them, rebuild the episodes when due.
-
-Every step ends in a commit: an interruption, by a turn or a crash, loses no more than the current
-step.
+A turn goes to the episode whose centroid its text is nearest to (EpiCache section 3.1, eq. 7).
+Maintenance embeds new segments, assigns them, and rebuilds the episodes when due. Every step of it
+ends in a commit: an interruption, by a turn or a crash, loses no more than the current step.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -19,6 +19,7 @@ from kvrecall.domain.episodes import (
     Vectors,
     assign,
     cluster,
+    match,
     plan_episodes,
     rebuild_due,
     split_segments,
@@ -30,14 +31,17 @@ from kvrecall.domain.errors import (
     ServiceError,
     SessionBusy,
     StaleEpoch,
+    UnknownEpisode,
     WorkerLost,
+    WorkerRefused,
 )
 from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed
+from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import EpisodeSettings
-from kvrecall.domain.utterances import utterances
+from kvrecall.domain.utterances import query_text, utterances
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.telemetry.spans import current_span, under
+from kvrecall.telemetry.spans import current_span, span, under
 from services.catalog.records import (
     BuildCommit,
     EpisodeRecord,
@@ -48,10 +52,79 @@ from services.catalog.records import (
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
 
-_TURNS_PER_READ = 128
 # Segments per call of the encoder and per commit: a turn whose query is to be embedded waits for no
 # more.
 _SEGMENTS_PER_STEP = 32
+_TURNS_PER_READ = 128
+
+
+@dataclass(frozen=True)
+class Match:
+    """The episode that a turn matches, and the cosine of the match.
+
+    `load` is the episode when it is not the active one. `seconds` is the time that matching took.
+    """
+
+    episode: str
+    similarity: float
+    load: pb.Episode | None
+    seconds: float
+
+
+class EpisodeRouter:
+    """Matches turns with their sessions' episodes. No turn fails because matching fails."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
+        self._events = context.events
+        self._seconds = context.limits.match_seconds
+
+    async def match(self, session: Session, messages: Sequence[Message]) -> Match | None:
+        """Match the turn's text, up to the user's last message, with an episode.
+
+        None without episodes or text, and when the text cannot be embedded in time (published as an
+        event). Raises CatalogError.
+        """
+        started = time.monotonic()
+        text = "" if session.settings.episodes is None else query_text(messages)
+        if not text:
+            return None
+        found = await self._catalog.episodes.get(session.id)
+        if not found.episodes:
+            return None
+        try:
+            with span("match episode"):
+                nearest = match(await self._embed(text, found), _centroids(found))
+            chosen = found.episodes[nearest.episode]
+            load = None
+            if chosen.id != found.active:
+                load = pb.Episode.FromString(
+                    await self._catalog.episodes.get_built(session.id, chosen.id)
+                )
+        except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:
+            self._events.publish(EpisodesFailed(session.id, "match", error.code, error.message))
+            return None
+        return Match(chosen.id, nearest.similarity, load, time.monotonic() - started)
+
+    async def _embed(self, text: str, found: EpisodeSet) -> Vectors:
+        try:
+            async with asyncio.timeout(self._seconds):
+                result = await self._worker.embed([text])
+        except TimeoutError as error:
+            raise EmbeddingRefused(
+                f"the encoder took more than {self._seconds:g} seconds"
+            ) from error
+        if result.dimensions != found.dimensions or len(result.vectors) != 4 * found.dimensions:
+            raise EmbeddingRefused(
+                f"the encoder gives {result.dimensions} dimensions, the session's episodes have {found.dimensions}"
+            )
+        vector: Vectors = vectors_from_bytes(result.vectors, result.dimensions)[0]
+        return vector
+
+
+def _centroids(found: EpisodeSet) -> Vectors:
+    return vectors_from_bytes(b"".join(each.centroid for each in found.episodes), found.dimensions)
 
 
 class EpisodeMaintainer:

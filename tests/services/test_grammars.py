@@ -8,7 +8,7 @@ import pytest
 from kvrecall.domain.events import GrammarCompiled
 from kvrecall.sandbox.settings import SandboxSettings
 from services.access.principals import Principal, acting_as, get_current_principal
-from services.grammars.checks import GrammarChecks
+from services.grammars import GrammarChecks
 
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "string"}}}'
 ANN, BEN = Principal("ann"), Principal("ben")

@@ -2,22 +2,44 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 
+from gateway.conversation_bodies import MAX_MESSAGES, Wire
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.ignored import IgnoredParts, Tolerance
-from gateway.openai.conversations.schemas import ConversationBody, ItemsBody, MetadataBody
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.ids import draw_item_id
 from gateway.openai.responses.items import parse_item, to_item
+from gateway.openai.responses.schemas import Metadata
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest, UnknownItem
 from services.catalog.responses import StoredConversation, StoredItem
 from services.service import SessionService
 
 Json = dict[str, Any]
+Items = Annotated[list[Json], Field(max_length=MAX_MESSAGES)]
+
+
+class ConversationBody(Wire):
+    """Body of POST /v1/conversations: its metadata and first items."""
+
+    metadata: Metadata | None = None
+    items: Items | None = None
+
+
+class MetadataBody(Wire):
+    """Body of POST /v1/conversations/{conversation}: other metadata."""
+
+    metadata: Metadata | None
+
+
+class ItemsBody(Wire):
+    """Body of POST /v1/conversations/{conversation}/items: items to append."""
+
+    items: Items = Field(min_length=1)
 
 
 def add_conversation_routes(router: APIRouter, service: SessionService) -> None:

@@ -9,8 +9,7 @@ import pytest
 from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.sandbox.settings import SandboxSettings
-from services.grammars.checks import GrammarChecks
-from services.planning.constraints import ConstraintChecks
+from services.grammars import ConstraintChecks, GrammarChecks
 
 CHECKS = ConstraintChecks(GrammarChecks(SandboxSettings(), lambda _: None))
 UNSUPPORTED = {"type": "object", "properties": {"a": {"not": {}}}}
