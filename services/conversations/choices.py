@@ -16,7 +16,7 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.tolerance.ignored import Ignored
 from kvrecall.domain.turn_request import TurnRequest
 from services.cancellation import run_to_completion
-from services.conversations.continuation import Continuation, Match, SessionApi
+from services.conversations.continuation import Continuation, MatchKind, SessionApi
 from services.conversations.steps import Place, Steps
 from services.turn_stream import ProgressStream, TurnProgress
 
@@ -125,7 +125,7 @@ class Choices:
         return self.turns[0].ignored
 
     @property
-    def match(self) -> Match:
+    def match(self) -> MatchKind:
         """How the session was found from which all of them go on."""
         return self.turns[0].match
 
@@ -148,7 +148,7 @@ async def start_choices(steps: Steps, place: Place | None, count: int) -> Choice
                     await steps.api.delete(session.id)
 
     try:
-        match: Match = "built" if place is None else "forked"
+        match: MatchKind = "built" if place is None else "forked"
         appended = 0
         if place is None:
             *before, _ = steps.cut()
@@ -192,7 +192,7 @@ class Completions:
     stream: ChoicesStream
     session: str
     turn: int = 1
-    match: Match = "built"
+    match: MatchKind = "built"
     ignored: tuple[Ignored, ...] = ()
 
 

@@ -17,7 +17,8 @@ from services.conversations.histories import extend
 from services.forks import ForkRequest
 from services.turn_stream import ProgressStream, TurnPlanned, TurnStream
 
-Match = Literal["continued", "forked", "built", "repeated"]
+MatchKind = Literal["continued", "forked", "built", "repeated"]
+"""How the session of a turn was found: the same one, a fork, a new one, or that of the same request."""
 
 
 class SessionApi(Protocol):
@@ -134,7 +135,7 @@ class Continuation:
     stream: ProgressStream
     session: str
     turn: int
-    match: Match
+    match: MatchKind
     held_tokens: int
     opening: bytes
     asked: bytes

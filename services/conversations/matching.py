@@ -43,7 +43,7 @@ from services.conversations.continuation import (
     Continuation,
     Conversation,
     Direction,
-    Match,
+    MatchKind,
     ReplyPlace,
     SessionApi,
 )
@@ -56,7 +56,7 @@ from services.conversations.histories import (
 )
 from services.conversations.mending import mend_messages
 from services.conversations.responses import RecordedStream, read_messages
-from services.conversations.steps import Place, Steps
+from services.conversations.steps import Match, Place, Steps
 from services.grammars import ConstraintChecks, GrammarChecks
 from services.turn_stream import ProgressStream, TurnProgress
 
@@ -101,9 +101,10 @@ class Conversations:
         """
         conversation = self._check_messages(conversation)
 
-        async def begin_at(steps: Steps, place: Place | None, opening: bytes) -> Continuation:
+        async def begin_at(steps: Steps, match: Match) -> Continuation:
+            place = match.place
             going = self._build(steps) if place is None else self._continue(steps, place)
-            return replace(await going, opening=opening)
+            return replace(await going, opening=match.opening)
 
         return await self._go_on(conversation, begin_at)
 
@@ -115,8 +116,8 @@ class Conversations:
         """
         conversation = self._check_messages(conversation)
 
-        async def begin_at(steps: Steps, place: Place | None, _: bytes) -> Choices:
-            return await start_choices(steps, place, count)
+        async def begin_at(steps: Steps, match: Match) -> Choices:
+            return await start_choices(steps, match.place, count)
 
         return await self._go_on(conversation, begin_at)
 
@@ -173,10 +174,10 @@ class Conversations:
         return replace(found, stream=stream, opening=start)
 
     async def follow(self, place: ReplyPlace, conversation: Conversation) -> Continuation:
-        """Start the turn of a conversation of which a session holds all up to a reply.
+        """Continue a session after the reply at `place`.
 
-        Its messages are those after the reply; of its settings only the tenant counts. A reply that
-        was followed before is followed in a fork. Raises UnknownSession for a place that no session
+        `conversation` has only the messages that follow it; of its settings only the tenant counts.
+        A reply that was followed before is followed in a fork. Raises UnknownSession for a place that no session
         of the tenant has, and otherwise as `turn`.
         """
         conversation = self._check_messages(conversation)
@@ -195,7 +196,7 @@ class Conversations:
     async def _go_on(
         self,
         conversation: Conversation,
-        begin_at: Callable[[Steps, Place | None, bytes], Awaitable[Begun]],
+        begin_at: Callable[[Steps, Match], Awaitable[Begun]],
     ) -> Begun:
         """Begin at the place that holds the longest part of a conversation, or at none.
 
@@ -205,37 +206,35 @@ class Conversations:
         """
         gone: set[str] = set()
         for _ in range(_LOOK_UPS):
-            opening, history, place = await self.look_up(conversation, gone)
+            match = await self.look_up(conversation, gone)
             try:
-                return await begin_at(Steps(self._api, conversation, history), place, opening)
+                return await begin_at(Steps(self._api, conversation, match.history), match)
             except UnknownSession:
-                if place is not None:
-                    gone.add(place.session.id)
+                if match.place is not None:
+                    gone.add(match.place.session.id)
         raise SessionBusy(
             f"{_LOOK_UPS} sessions of this conversation were deleted while it was going on in them; "
             "send the request again"
         )
 
-    async def look_up(
-        self, conversation: Conversation, gone: Container[str] = ()
-    ) -> tuple[bytes, History, Place | None]:
-        """Return the digest of the opening, the history, and who holds the longest part of it.
+    async def look_up(self, conversation: Conversation, gone: Container[str] = ()) -> Match:
+        """Return the longest part of a conversation that a session holds.
 
         Its messages are checked already. Sessions that are `gone` hold nothing. Raises as `turn`
         does for a history that no session can have.
         """
         own = conversation.settings
         await self._check_answer(conversation.turn, own.tools, own.tenant)
-        opening, history = await self._read(conversation)
-        async for number, entry in self._find(history, conversation.follows):
+        read = await self._read(conversation)
+        async for number, entry in self._find(read.history, conversation.follows):
             if entry.session in gone:
                 continue
             with suppress(UnknownSession):  # deleted since
                 session = await self._catalog.sessions.get(
                     entry.session, conversation.settings.tenant
                 )
-                return opening, history, Place(session, entry.turn, number)
-        return opening, history, None
+                return replace(read, place=Place(session, entry.turn, number))
+        return read
 
     def _check_messages(self, conversation: Conversation) -> Conversation:
         """Check each message by itself, mended where the operator wants it. Raises InvalidRequest."""
@@ -262,8 +261,8 @@ class Conversations:
                 return turn.outcome.message
         raise UnknownSession(place.session)
 
-    async def _read(self, conversation: Conversation) -> tuple[bytes, History]:
-        """Return the digest of the opening, and the history as far as it must be known.
+    async def _read(self, conversation: Conversation) -> Match:
+        """Return the conversation's opening and history, without a place.
 
         That of a response is known by its digest if both have the same opening; if not, it is read
         from the turn log. Raises UnknownResponse when the log is gone.
@@ -282,11 +281,13 @@ class Conversations:
                 earlier = await self._read_messages(follows, follows.turn - 1)
                 calls = earlier[-1].tool_calls
                 start = bytes.fromhex(follows.history)
-                return opening, build_history(start, conversation.messages, calls, mend=self._mends)
+                messages = conversation.messages
+                return Match(opening, build_history(start, messages, calls, mend=self._mends))
             earlier = await self.read(follows)
         before = (*conversation.opening, *earlier)
         messages = (*before, *conversation.messages)
-        return opening, build_history(scope, messages, hidden=len(before), mend=self._mends)
+        history = build_history(scope, messages, hidden=len(before), mend=self._mends)
+        return Match(opening, history)
 
     async def read(self, response: StoredResponse) -> list[Message]:
         """Return the conversation up to a response, without its opening.
@@ -355,7 +356,7 @@ class Conversations:
         return await self._begin_new(steps, place, "built", appended)
 
     async def _begin_new(
-        self, steps: Steps, place: Place, match: Match, appended: int = 0
+        self, steps: Steps, place: Place, match: MatchKind, appended: int = 0
     ) -> Continuation:
         """Start the turn in a new session, which is deleted if it is refused.
 

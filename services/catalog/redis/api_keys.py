@@ -15,8 +15,9 @@ from services.catalog.redis.shared_connection import Command
 class RedisApiKeys:
     """The keys of all tenants.
 
-    A key is listed before it is added: what a crash leaves in between is an entry without a key,
-    with which keys exist and none is valid. Keys are never deleted, so that no change revives one.
+    The index entry is written before the key. A crash in between leaves an entry without a key: the
+    service then requires keys, and none is valid. Keys are never deleted, so that no change revives
+    one.
     """
 
     def __init__(self, redis: CatalogRedis, keys: Keys) -> None:

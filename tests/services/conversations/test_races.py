@@ -62,9 +62,9 @@ def delete_what_is_found(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Calla
         async def look_up_and_delete(*arguments: Any) -> Any:
             nonlocal left
             found = await look_up(*arguments)
-            if left and found[2] is not None:
+            if left and found.place is not None:
                 left -= 1
-                await harness.service.delete(found[2].session.id)
+                await harness.service.delete(found.place.session.id)
             return found
 
         monkeypatch.setattr(conversations, "look_up", look_up_and_delete)
