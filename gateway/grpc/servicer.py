@@ -27,6 +27,7 @@ from gateway.rest.schemas.sessions import (
 from gateway.rest.schemas.turns import TurnBody, TurnView, view_logprobs
 from gateway.rest.schemas.workers import MethodsView, WorkersView, WorkerView
 from gateway.sse import read_outcome
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
@@ -37,7 +38,6 @@ from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
-    TurnEnded,
     TurnProgress,
     TurnStream,
 )
@@ -196,7 +196,7 @@ def _to_event(progress: TurnProgress) -> pb.TurnEvent | None:
         case ToolCallEmitted(call):
             view = ToolCallView.from_domain(call)
             return pb.TurnEvent(tool_call=build_message(pb.ToolCall, view))
-        case TurnEnded(outcome):
+        case TurnFinished(outcome):
             view_of_turn = TurnView.from_domain(outcome)
             return pb.TurnEvent(turn=build_message(pb.Turn, view_of_turn))
         case _:
