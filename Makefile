@@ -26,8 +26,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-# Generated pages of docs/reference, then the site. Tests check that the former are current and that
-# the latter builds.
+# The committed pages of docs/reference, then the site with those that are generated while it is built.
 docs: $(VENV)/.test
 	$(BIN)/python docs/tools/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

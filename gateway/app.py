@@ -24,7 +24,7 @@ from gateway.observation.log import log_event
 from gateway.observation.spans import TRACE_RESPONSE, TraceRequests, create_span_observer
 from gateway.reference_page import HEADERS as REFERENCE_HEADERS
 from gateway.reference_page import render
-from gateway.rest.router import create_routes
+from gateway.rest.router import VENDOR_FORMATS, create_routes
 from gateway.rest.routes.watching import build_version
 from gateway.scopes import require_rules
 from gateway.settings import GatewaySettings
@@ -117,7 +117,7 @@ def create_app(
     service.observe(create_span_observer(lambda: _get_model(service)))
     _add_operations(app, service, settings)
     _add_metrics(app, service, recorder.metrics, local)
-    install_handlers(app)
+    install_handlers(app, VENDOR_FORMATS)
     if settings.console:
         mount_console(app, settings.console_read_only)
     require_rules(app.routes)

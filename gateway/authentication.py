@@ -52,7 +52,7 @@ class Authentication:
             if computes and all(name != _IDEMPOTENCY_KEY for name, _ in scope["headers"]):
                 self._check_room(admitted.principal.tenant)
         except ServiceError as error:
-            await service_error_response(scope["path"], error)(scope, receive, send)
+            await service_error_response(scope, error)(scope, receive, send)
             return
         lines = build_rate_headers(admitted.rates)
 

@@ -1,9 +1,11 @@
 """Error responses: every error as RFC 9457 problem details, with the status of its error code.
 
-The routes of OpenAI's and Anthropic's APIs answer the same errors in their own forms.
+The routes of other vendors' APIs answer the same errors in their own forms: the application has a
+`VendorFormat` for each such API.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -14,9 +16,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
-from gateway.anthropic.errors import is_anthropic_path, to_anthropic_error
-from gateway.openai.errors import get_status, is_openai_path, to_openai_error
 from kvrecall.domain import errors
 from kvrecall.domain.codes import ErrorCode
 from services.access.keys import redact_keys
@@ -40,6 +41,76 @@ CATALOG_REPLACED = (
     "the catalog's data are gone or are another catalog's: nothing is read or written until the "
     "operator has brought them back; send the request again later"
 )
+
+
+# Their clients repeat 408, 409, 429 and 5xx by themselves: what a retry cannot help is a 400.
+_VENDOR_STATUSES: Mapping[str, int] = {
+    ErrorCode.INVALID_REQUEST: 400,
+    ErrorCode.LIMIT_EXCEEDED: 400,
+    ErrorCode.BUDGET_OUT_OF_RANGE: 400,
+    ErrorCode.UNKNOWN_METHOD: 400,
+    ErrorCode.UNKNOWN_MODEL: 404,
+    ErrorCode.EMPTY_TURN: 400,
+    ErrorCode.TURN_TOO_LONG: 400,
+    ErrorCode.DUPLICATE_CALL: 400,
+    ErrorCode.EPISODES_UNSUPPORTED: 400,
+    ErrorCode.BAD_SETTINGS: 400,
+    ErrorCode.BAD_MESSAGES: 400,
+    ErrorCode.TOOL_RESULT_WITHOUT_CALL: 400,
+    ErrorCode.CALLS_OUTSTANDING: 400,
+    ErrorCode.RESULT_CONFLICT: 400,
+    ErrorCode.IDEMPOTENCY_CONFLICT: 400,
+    ErrorCode.WORKER_REFUSED: 400,
+}
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A conversation that is longer than the model's context, in tokens."""
+
+    tokens: int
+    limit: int
+
+
+def find_overflow(problem: Mapping[str, Any]) -> Overflow | None:
+    """Return what a problem says of a conversation over the model's context; None for another one."""
+    if problem["code"] != ErrorCode.TURN_TOO_LONG or "tokens" not in problem:
+        return None
+    return Overflow(problem["tokens"], problem["limit"])
+
+
+def _build_no_headers(seconds: float) -> list[tuple[bytes, bytes]]:
+    return []
+
+
+@dataclass(frozen=True)
+class VendorFormat:
+    """The form of another vendor's API, for answers of the routes of that API.
+
+    Attributes:
+        paths: The beginnings of its routes' paths, each with a slash at the end.
+        to_error: Converts the members of a problem to its error object.
+        build_headers: Builds headers that each of its answers has, from the seconds to its first byte.
+    """
+
+    paths: tuple[str, ...]
+    to_error: Callable[[Mapping[str, Any]], dict[str, Any]]
+    build_headers: Callable[[float], list[tuple[bytes, bytes]]] = _build_no_headers
+
+    def covers(self, path: str) -> bool:
+        """Return whether a path belongs to this API."""
+        return f"{path}/".startswith(self.paths)
+
+
+def find_format(scope: Scope) -> VendorFormat | None:
+    """Return the form of the API that a request is for; None for the service's own API."""
+    formats: Sequence[VendorFormat] = scope["app"].state.vendor_formats
+    return next((each for each in formats if each.covers(scope["path"])), None)
+
+
+def get_vendor_status(problem: Mapping[str, Any]) -> int:
+    """Return the HTTP status of a problem in another vendor's API."""
+    return int(_VENDOR_STATUSES.get(problem["code"], problem["status"]))
 
 
 class Problem(BaseModel):
@@ -112,14 +183,13 @@ def _describe(error: errors.CatalogError) -> str:
 
 
 def error_response(
-    path: str, members: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    scope: Scope, members: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """Build a response from the members of a problem, in the form of the API that `path` is of."""
+    """Build a response from the members of a problem, in the form of the API of the request."""
+    vendor = find_format(scope)
     media_type = None
-    if is_openai_path(path):
-        content, status = to_openai_error(members), get_status(members)
-    elif is_anthropic_path(path):
-        content, status = to_anthropic_error(members), get_status(members)
+    if vendor is not None:
+        content, status = vendor.to_error(members), get_vendor_status(members)
     else:
         content, status, media_type = dict(members), members["status"], PROBLEM_JSON
     sent = dict(headers or {})
@@ -148,13 +218,13 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 async def on_service_error(request: Request, error: errors.ServiceError) -> JSONResponse:
     """Respond to a domain error."""
-    return service_error_response(request.url.path, error)
+    return service_error_response(request.scope, error)
 
 
-def service_error_response(path: str, error: errors.ServiceError) -> JSONResponse:
+def service_error_response(scope: Scope, error: errors.ServiceError) -> JSONResponse:
     """Build the response to a domain error, with the headers that tell a client what to do."""
     members = to_problem(error)
-    return error_response(path, members, _build_headers(error, members["status"]))
+    return error_response(scope, members, _build_headers(error, members["status"]))
 
 
 def _build_headers(error: errors.ServiceError, status: int) -> dict[str, str]:
@@ -183,7 +253,7 @@ async def on_validation_error(request: Request, error: RequestValidationError) -
     items = [{**item, "loc": item["loc"][1:]} for item in error.errors()]
     if items[0]["type"] == "model_attributes_type" and not items[0]["loc"]:
         items[0]["msg"] = _describe_no_object(request.headers.get("content-type", ""))
-    return error_response(request.url.path, build_violations_problem(items))
+    return error_response(request.scope, build_violations_problem(items))
 
 
 def _describe_no_object(content_type: str) -> str:
@@ -228,11 +298,11 @@ async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Respond to an error of the framework: an unknown route, a wrong method."""
     codes = {404: ErrorCode.UNKNOWN_ROUTE, 405: ErrorCode.METHOD_NOT_ALLOWED}
     if isinstance(error, RefusedRequest):
-        return error_response(request.url.path, error.members, error.headers)
+        return error_response(request.scope, error.members, error.headers)
     code = codes.get(error.status_code, ErrorCode.HTTP_ERROR)
     detail = f"{request.method} {request.url.path}: {error.detail}"
     members = build_problem(code, detail, status=error.status_code)
-    return error_response(request.url.path, members, error.headers)
+    return error_response(request.scope, members, error.headers)
 
 
 def log_unexpected_error() -> dict[str, Any]:
@@ -249,8 +319,12 @@ def log_unexpected_error() -> dict[str, Any]:
 Handler = Callable[[Request, Any], Awaitable[Response]]
 
 
-def install_handlers(app: FastAPI) -> None:
-    """Install the handlers of expected errors; the outermost middleware catches the others."""
+def install_handlers(app: FastAPI, formats: Sequence[VendorFormat]) -> None:
+    """Install the handlers of expected errors; the outermost middleware catches the others.
+
+    `formats`: the forms of other vendors' APIs that the application has.
+    """
+    app.state.vendor_formats = formats
     handlers: dict[type[Exception], Handler] = {
         errors.ServiceError: on_service_error,
         RequestValidationError: on_validation_error,

@@ -10,10 +10,9 @@ import structlog
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import error_response, log_unexpected_error
+from gateway.errors import error_response, find_format, log_unexpected_error
 from gateway.observation.identity import OWN_ID
 from gateway.observation.spans import PROBES
-from gateway.openai.errors import is_openai_path
 from gateway.scopes import get_path
 
 _REQUEST_ID = b"x-request-id"
@@ -70,8 +69,8 @@ class RequestLog:
                 began_after = time.monotonic() - started
                 names = (_REQUEST_ID, _OTHER_REQUEST_ID)
                 ids = [(name, request_id.encode()) for name in names]
-                if is_openai_path(scope["path"]):
-                    ids += build_openai_headers(time.monotonic() - started)
+                if (vendor := find_format(scope)) is not None:
+                    ids += vendor.build_headers(began_after)
                 message["headers"] = [*message["headers"], *ids]
             await send(message)
 
@@ -83,7 +82,7 @@ class RequestLog:
             members = log_unexpected_error()
             if status:  # the response has begun: the server closes the connection
                 raise
-            await error_response(scope["path"], members)(scope, receive, send_with_id)
+            await error_response(scope, members)(scope, receive, send_with_id)
         finally:
             seconds = time.monotonic() - started
             shown = status or CLIENT_CLOSED_REQUEST
@@ -107,14 +106,6 @@ class RequestLog:
             status=status,
             seconds=round(seconds, 6),
         )
-
-
-def build_openai_headers(seconds: float) -> list[tuple[bytes, bytes]]:
-    """Build the headers that every answer of OpenAI's API has; `seconds`: until its first byte."""
-    return [
-        (b"openai-version", b"2020-10-01"),
-        (b"openai-processing-ms", str(round(1000 * seconds)).encode()),
-    ]
 
 
 def shorten_path(path: str, words: frozenset[str]) -> str:

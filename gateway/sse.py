@@ -15,6 +15,7 @@ from gateway.rest.schemas.messages import to_tool_call
 from gateway.rest.schemas.public import PublicValue, to_dict, to_json
 from gateway.rest.schemas.turns import to_logprobs, to_turn
 from kvrecall.domain.errors import ServiceError, WorkerLost
+from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
@@ -24,10 +25,8 @@ from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
-    TurnEnded,
     TurnPlanned,
     TurnProgress,
-    TurnStarted,
 )
 
 COMMENT = b": waiting\n\n"
@@ -73,7 +72,7 @@ async def read_outcome(stream: ProgressStream) -> TurnOutcome:
     received: list[TurnProgress] = []
     async for progress in stream:
         received.append(progress)
-        if isinstance(progress, TurnEnded):
+        if isinstance(progress, TurnFinished):
             break
     return get_outcome(received)
 
@@ -84,7 +83,7 @@ def get_outcome(received: Sequence[TurnProgress]) -> TurnOutcome:
     for progress in received:
         if isinstance(progress, TextDelta):
             logprobs += progress.logprobs
-        if isinstance(progress, TurnEnded):
+        if isinstance(progress, TurnFinished):
             return replace(progress.outcome, logprobs=tuple(logprobs))
     raise WorkerLost("the turn ended without a result; repeat it")
 
@@ -126,7 +125,7 @@ class SessionEvents:
                 return _encode("arguments_delta", asdict(progress))
             case ToolCallEmitted(call):
                 return _encode("tool_call", to_tool_call(call))
-            case TurnEnded(outcome):
+            case TurnFinished(outcome):
                 return _encode("done", to_turn(outcome))
 
     def fail(self, problem: Mapping[str, Any]) -> bytes:

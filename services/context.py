@@ -11,9 +11,9 @@ from kvrecall.sandbox.tenant_threads import TenantThreads
 from services.admission import Admission
 from services.catalog.base import Catalog
 from services.catalog.observed import ObservedCatalog
+from services.cluster.metering import meter
 from services.cluster.worker_client import Worker
-from services.grammars.checks import GrammarChecks
-from services.metering.worker import meter
+from services.grammars import GrammarChecks
 from services.quarantine import Quarantine
 from services.quotas import Quotas
 from services.sessions.manager import SessionManager

@@ -27,7 +27,7 @@ from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKe
 from services.context import ServiceContext
 from services.creation import build_record, create_once, find_created
 from services.sessions.active import ActiveSession
-from services.turn_log import get_turn, logged_turns
+from services.sessions.turn_log import get_turn, logged_turns
 
 # Opens a fork that the catalog has in the worker where its parent is open.
 OpenFork = Callable[[pb.ForkRequest], Awaitable[pb.ForkResult]]

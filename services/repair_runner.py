@@ -25,8 +25,8 @@ from kvrecall.telemetry.spans import under
 from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
+from services.sessions.turn_log import get_turn
 from services.tool_calls.output import read_signal
-from services.turn_log import get_turn
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset(

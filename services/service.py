@@ -41,7 +41,7 @@ from services.conversations.named import NamedConversations
 from services.conversations.responses import ResponseStore
 from services.creation import SessionCreator
 from services.deletion import Retention, SessionDeleter
-from services.episode_router import EpisodeRouter
+from services.episodes import EpisodeRouter
 from services.feed.activity import Activity
 from services.feed.feed import Feed
 from services.feed.relay import Relay
@@ -52,7 +52,7 @@ from services.pages.reconciliation import Reconciler
 from services.reading.reader import SessionReader
 from services.repair_history import RepairHistoryEntry, load_repair_history
 from services.sessions.active import ActiveSession
-from services.status.status import ServiceStatus
+from services.status import ServiceStatus
 from services.tool_calls.reports import ToolReports
 from services.tool_calls.timeouts import ToolCallTimeouts
 from services.turn_stream import Publish, TurnStream

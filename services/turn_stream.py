@@ -6,20 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import TokenLogprob, ToolCall
 from kvrecall.domain.reports import TurnOutcome
-
-
-@dataclass(frozen=True)
-class TurnStarted:
-    """The turn was accepted: an error from here on is reported within the stream.
-
-    `replayed`: it was committed under the request's idempotency key before.
-    """
-
-    session: str
-    turn: int
-    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,13 +63,6 @@ class ToolCallEmitted:
     call: ToolCall
 
 
-@dataclass(frozen=True)
-class TurnEnded:
-    """The turn is committed."""
-
-    outcome: TurnOutcome
-
-
 TurnProgress = (
     TurnStarted
     | TurnPlanned
@@ -88,7 +70,7 @@ TurnProgress = (
     | TextDelta
     | ArgumentsDelta
     | ToolCallEmitted
-    | TurnEnded
+    | TurnFinished
 )
 Publish = Callable[[TurnProgress], None]
 _PLANNING_SECONDS = 5.0
@@ -121,7 +103,7 @@ def replay(outcome: TurnOutcome) -> Iterator[TurnProgress]:
             yield TextDelta(message.content)
         for call in message.tool_calls:
             yield ToolCallEmitted(call)
-    yield TurnEnded(outcome)
+    yield TurnFinished(outcome)
 
 
 class TurnStream:
@@ -172,7 +154,7 @@ class TurnStream:
         await asyncio.wait({self.task})
 
     def _publish(self, item: TurnProgress) -> None:
-        self._committed = isinstance(item, TurnEnded)
+        self._committed = isinstance(item, TurnFinished)
         self._progress.put_nowait(item)
 
     async def _run(self, run: Callable[[Publish], Awaitable[None]]) -> None:

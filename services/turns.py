@@ -19,13 +19,12 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import (
     AnswerReplayed,
     EpisodesFailed,
-    TurnBegan,
     TurnFailed,
     TurnFinished,
     TurnRetried,
+    TurnStarted,
 )
 from kvrecall.domain.fairness.share import DECODED_TOKENS, Share
-from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent
@@ -39,16 +38,15 @@ from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, KeptState, TurnCommit
 from services.catalog.serialization import OUTCOME, pack
 from services.context import ServiceContext
-from services.episode_router import EpisodeRouter
+from services.episodes import EpisodeRouter
+from services.grammars import ConstraintChecks
 from services.pages.prefix_sharing import PrefixSharing
-from services.planning.constraints import ConstraintChecks
-from services.planning.turn_clock import TurnClock
-from services.planning.turn_context import TurnContext
 from services.repair_runner import repair_details, signal_text
 from services.sessions.active import ActiveSession
 from services.sessions.manager import may_have_changed
 from services.stream_resume import StreamResumer
-from services.turn_stream import Publish, TurnEnded, TurnStarted, replay
+from services.turn_context import TurnClock, TurnContext
+from services.turn_stream import Publish, replay
 
 # Rebuilds within one turn: a page may break while others are rebuilt.
 _MAX_REBUILDS = 2
@@ -76,7 +74,7 @@ class TurnRunner:
         key: IdempotencyKey | None = None,
         tenant: str | None = None,
     ) -> None:
-        """Run a turn and publish its progress, up to `TurnEnded`.
+        """Run a turn and publish its progress, up to `TurnFinished`.
 
         `call_format`: the form of the model's calls. With a `tenant`, another tenant's session is
         unknown. Raises a ServiceError; a turn that is not committed changes nothing.
@@ -171,8 +169,9 @@ class TurnRunner:
         await self._context.sessions.epoch(live)  # no other process writes the session from here on
         session = await self._context.catalog.sessions.get(live.id)
         plan = plan_turn(session, request, self._context.limits)
-        publish(TurnStarted(live.id, plan.number))
-        self._context.events.publish(TurnBegan(live.id, plan.number))
+        started = TurnStarted(live.id, plan.number)
+        publish(started)
+        self._context.events.publish(started)
         waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
         first = await self._prefixes.first_turn(session, plan.messages)
@@ -273,13 +272,13 @@ class TurnRunner:
                                 resumer.call(call_from_wire(event.tool_call))
                             case "done":
                                 resumer.end()
-                                outcome = await run_to_completion(
+                                finished = await run_to_completion(
                                     self._commit(turn, event.done, request.epoch)
                                 )
                                 committed = True
                                 scored = map(logprob_from_wire, event.done.prompt_logprobs)
-                                outcome = replace(outcome, prompt_logprobs=tuple(scored))
-                                publish(TurnEnded(outcome))
+                                outcome = replace(finished.outcome, prompt_logprobs=tuple(scored))
+                                publish(replace(finished, outcome=outcome))
                                 return
                 raise WorkerLost("the worker ended the turn without an answer")
             except (WorkerLost, WorkerRefused) as error:
@@ -319,7 +318,7 @@ class TurnRunner:
         loop = asyncio.get_running_loop()
         return KeptState(await loop.run_in_executor(self._context.packing, pack, state), turns)
 
-    async def _commit(self, turn: TurnContext, done: pb.TurnDone, epoch: int) -> TurnOutcome:
+    async def _commit(self, turn: TurnContext, done: pb.TurnDone, epoch: int) -> TurnFinished:
         """Commit the turn, then begin the pause that it ends on."""
         live = turn.live
         turn.clock.begin_commit()
@@ -360,8 +359,8 @@ class TurnRunner:
         live.pause_began = time.monotonic() if calls else None
         live.repair_ended = None
         timing = turn.clock.finish(outcome.output_tokens)
-        run = turn.describe_run(epoch)
-        self._context.events.publish(TurnFinished(outcome, start, timing, run))
+        finished = TurnFinished(outcome, start, timing, turn.describe_run(epoch))
+        self._context.events.publish(finished)
         if calls or turn.session.settings.repairs_on(RepairTrigger.LAST_OUTPUT):
             self._background.start_repairs(live)
-        return outcome
+        return finished

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.fuzz.findings import Problem
 from benchmarks.fuzz.requests import Cut, Reply, Request
-from gateway.anthropic.errors import is_anthropic_path
-from gateway.openai.errors import is_openai_path
+from gateway.anthropic.errors import ANTHROPIC_FORMAT
+from gateway.openai.errors import OPENAI_FORMAT
 from kvrecall.domain.codes import ErrorCode
 
 # Codes of 503 that can be true while workers, catalog and disks are whole, and why.
@@ -90,9 +90,9 @@ def _check_error(path: str, status: int, members: Any) -> Iterator[Problem]:
     """Check an error in the form of its API, and the code of a 5xx."""
     shown = json.dumps(members)
     error = members.get("error") if isinstance(members, dict) else None
-    if is_openai_path(path):
+    if OPENAI_FORMAT.covers(path):
         formed = isinstance(error, dict) and all(name in error for name in _OPENAI_MEMBERS)
-    elif is_anthropic_path(path):
+    elif ANTHROPIC_FORMAT.covers(path):
         formed = isinstance(error, dict) and isinstance(error.get("message"), str)
     else:
         error = members

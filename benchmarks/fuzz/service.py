@@ -13,7 +13,7 @@ from kvrecall.app.access import open_keys, require_pepper
 from kvrecall.app.settings import Settings
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 
 WIRE_TOKEN = "the token of the fuzzed cluster"
 # Rows that a tenant may hold: without a quota one tenant fills the disk for all.

@@ -17,13 +17,13 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from benchmarks.peers.agent.conversation import generate
 from benchmarks.peers.agent.journal import PeerRun, find_run, store_run
-from benchmarks.peers.agent.plan import Plan
 from benchmarks.peers.agent.rows import describe, result_rows
 from benchmarks.peers.agent.session import run_session
 from benchmarks.peers.agent.tables import build_tables
+from benchmarks.peers.conversation import generate
 from benchmarks.peers.errors import PeerFailed
+from benchmarks.peers.plan import Plan
 from benchmarks.peers.subjects.base import ROOT
 from benchmarks.peers.subjects.registry import FULL, KEPT, Build, Setting, list_peers
 from evals.languages.choice import get_language

@@ -276,7 +276,7 @@ class Fleet:
             if not known:
                 conversation = build_unknown(self.rng, conversation)
             started = time.perf_counter()
-            _, _, held = await gateway.service.conversations.look_up(conversation)
+            held = (await gateway.service.conversations.look_up(conversation)).place
             durations.append(time.perf_counter() - started)
             if (held is not None) != known or (held is not None and held.number != MESSAGES):
                 raise RuntimeError("the look-up did not find what is held")

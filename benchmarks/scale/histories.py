@@ -42,7 +42,7 @@ async def add_long_session(
     conversation = Conversation(
         (*said, _NEXT), CreateSession(), TurnRequest((), sampling=Sampling(8))
     )
-    _, history, _ = await conversations.look_up(conversation)
+    history = (await conversations.look_up(conversation)).history
     await catalog.sessions.create(session, b"", None)
     for number in range(1, MESSAGES // 2 + 1):
         memory = MemoryReport(length=34 * number)

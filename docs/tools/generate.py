@@ -1,8 +1,8 @@
 """Pages of docs/reference/ that are generated from the code: REST, CLI, settings, clients, modules.
 
-`python docs/tools/generate.py` writes them; `--check` writes nothing, names the pages that are not
-current and exits with 1. Run from anywhere; the pages are committed, so that they can be read
-without a build.
+`python docs/tools/generate.py` writes the two that are committed: others include or compare them.
+`--check` writes nothing, names the ones that are not current and exits with 1. The other pages are
+made when the site is built; `--show modules.md` prints one. Run from anywhere.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from pathlib import Path
 import cli_page
 import clients_page
 import errors_page
-import house_page
 import metrics_page
 import modules_page
 import rest_page
@@ -30,30 +29,39 @@ def build_openapi() -> str:
     return json.dumps(rest_page.describe_api(ROOT), indent=1, ensure_ascii=False) + "\n"
 
 
-PAGES: Mapping[str, Callable[[], str]] = {
+COMMITTED: Mapping[str, Callable[[], str]] = {
     "openapi.json": build_openapi,
-    "rest.md": lambda: NOTICE + rest_page.build(rest_page.describe_api(ROOT)),
     "clients.md": lambda: NOTICE + clients_page.build(ROOT),
-    "cli.md": lambda: NOTICE + cli_page.build(),
-    "settings.md": lambda: NOTICE + settings_page.build(),
-    "errors.md": lambda: NOTICE + errors_page.build(),
-    "metrics.md": lambda: NOTICE + metrics_page.build(),
-    "house.md": lambda: NOTICE + house_page.build(ROOT),
-    "modules.md": lambda: NOTICE + modules_page.build(ROOT),
+}
+# Made by the site's build (`hooks.py`) and never written.
+BUILT: Mapping[str, Callable[[], str]] = {
+    "rest.md": lambda: rest_page.build(rest_page.describe_api(ROOT)),
+    "cli.md": cli_page.build,
+    "settings.md": settings_page.build,
+    "errors.md": errors_page.build,
+    "metrics.md": metrics_page.build,
+    "modules.md": lambda: modules_page.build(ROOT),
 }
 
 
 def main() -> int:
-    """Write or check every page; the exit code."""
+    """Write, check or show pages; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if stale")
-    check = parser.parse_args().check
+    parser.add_argument("--show", choices=tuple(BUILT), help="print this page instead")
+    given = parser.parse_args()
+    if given.show:
+        print(BUILT[given.show]())
+        return 0
     stale = [
-        name for name, build in PAGES.items() if not is_current(name, build(), write=not check)
+        name
+        for name, build in COMMITTED.items()
+        if not is_current(name, build(), write=not given.check)
     ]
     for name in stale:
-        print(f"docs/reference/{name} {'is not current: run make docs' if check else 'written'}")
-    return int(check and bool(stale))
+        state = "is not current: run make docs" if given.check else "written"
+        print(f"docs/reference/{name} {state}")
+    return int(given.check and bool(stale))
 
 
 def is_current(name: str, text: str, write: bool) -> bool:

@@ -1,10 +1,26 @@
-"""mkdocs hook: links to files of the repository that are outside docs/ become their paths."""
+"""mkdocs hooks: pages of the reference are generated, links to files outside of docs/ become paths."""
 
 import posixpath
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the generated pages of the reference."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "tools")]
+    import generate
+
+    for name, build in generate.BUILT.items():
+        files.append(File.generated(config, f"reference/{name}", content=build()))
+    return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

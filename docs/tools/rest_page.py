@@ -1,5 +1,6 @@
 """The OpenAPI description of the REST API, and its page: routes by tag, then schemas."""
 
+import asyncio
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,19 +24,24 @@ Errors are problem documents (RFC 9457) with a stable `code`; see [`Problem`](#p
 
 def describe_api(root: Path) -> dict[str, Any]:
     """The OpenAPI description. Its version is the project's, not that of an installed copy."""
+    described = asyncio.run(_describe_routes())
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    described["info"]["version"] = project["version"]
+    return described
+
+
+async def _describe_routes() -> dict[str, Any]:
     from gateway.app import create_app
     from gateway.settings import GatewaySettings
     from kvrecall.domain.limits import ServiceLimits
-    from kvrecall.testing import InMemoryCatalog
+    from kvrecall.testing import open_catalog
     from services.cluster.worker_client import Worker
     from services.service import SessionService
 
     # Describing calls no worker: the service is never started.
-    service = SessionService(cast("Worker", None), InMemoryCatalog(), ServiceLimits())
-    described = create_app(service, GatewaySettings()).openapi()
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    described["info"]["version"] = project["version"]
-    return described
+    async with open_catalog() as catalog:
+        service = SessionService(cast("Worker", None), catalog, ServiceLimits())
+        return create_app(service, GatewaySettings()).openapi()
 
 
 def build(api: Json) -> str:

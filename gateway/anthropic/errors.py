@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from pydantic import BaseModel
 
-from gateway.openai.errors import find_overflow, get_status
+from gateway.errors import VendorFormat, find_overflow, get_vendor_status
 from kvrecall.domain.codes import ErrorCode
 
 _PATH = "/v1/messages/"
@@ -51,17 +51,12 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def is_anthropic_path(path: str) -> bool:
-    """Return whether a path belongs to Anthropic's API."""
-    return f"{path}/".startswith(_PATH)
-
-
 def to_anthropic_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a problem to Anthropic's error object; its message begins with the field at fault.
 
-    Its statuses are those of OpenAI's API (`get_status`): the same clients repeat the same ones.
+    Its statuses are those of OpenAI's API (`get_vendor_status`): the same clients repeat the same ones.
     """
-    status = get_status(problem)
+    status = get_vendor_status(problem)
     message = problem["detail"]
     if problem["code"] == ErrorCode.CALLS_OUTSTANDING:
         message = _UNANSWERED.format(calls=", ".join(problem["calls"]))
@@ -79,3 +74,7 @@ def to_anthropic_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     )
     request_id = structlog.contextvars.get_contextvars().get("request_id")
     return ErrorBody(error=error, request_id=request_id).model_dump(exclude_none=True)
+
+
+ANTHROPIC_FORMAT = VendorFormat((_PATH,), to_anthropic_error)
+"""The form of answers of Anthropic's API."""

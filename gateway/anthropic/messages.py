@@ -14,6 +14,7 @@ from gateway.answers import Json
 from gateway.anthropic.errors import to_anthropic_error
 from gateway.openai.usage import build_receipt, count_tokens
 from gateway.pieces import CallPiece, CallProgress
+from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.continuation import Continuation, ReplyPlace
 from services.turn_stream import (
@@ -21,10 +22,8 @@ from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
-    TurnEnded,
     TurnPlanned,
     TurnProgress,
-    TurnStarted,
 )
 
 _ID = re.compile(r"msg_([0-9A-Za-z]{1,64})_([1-9][0-9]{0,8})_([0-9a-f]{64})", re.ASCII)
@@ -129,7 +128,7 @@ class MessageEvents:
                 return self._piece("text", text)
             case ArgumentsDelta() | ToolCallEmitted():
                 return self._call(self._calls.add(progress))
-            case TurnEnded(outcome):
+            case TurnFinished(outcome):
                 return self._end(outcome)
 
     def fail(self, problem: Mapping[str, Any]) -> bytes:

@@ -37,7 +37,7 @@ class BrowserGuard:
             try:
                 self._check(scope)
             except ServiceError as error:
-                await service_error_response(scope["path"], error)(scope, receive, send)
+                await service_error_response(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -28,6 +28,7 @@ from gateway.rest.schemas.sessions import (
 from gateway.rest.schemas.turns import TurnBody, to_logprobs, to_turn
 from gateway.rest.schemas.workers import to_methods, to_worker, to_workers
 from gateway.sse import read_outcome
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
@@ -38,7 +39,6 @@ from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
-    TurnEnded,
     TurnProgress,
     TurnStream,
 )
@@ -195,7 +195,7 @@ def _to_event(progress: TurnProgress) -> pb.TurnEvent | None:
             return pb.TurnEvent(arguments=pb.ArgumentsDelta(**asdict(progress)))
         case ToolCallEmitted(call):
             return pb.TurnEvent(tool_call=build_message(pb.ToolCall, to_tool_call(call)))
-        case TurnEnded(outcome):
+        case TurnFinished(outcome):
             return pb.TurnEvent(turn=build_message(pb.Turn, to_turn(outcome)))
         case _:
             return None

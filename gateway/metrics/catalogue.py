@@ -1,4 +1,4 @@
-"""The gateway's metric families. docs/reference/metrics.md is made from them."""
+"""The gateway's metric families. The site's page of metrics is made from them."""
 
 from typing import get_args
 

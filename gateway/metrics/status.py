@@ -4,7 +4,7 @@ import time
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.metrics.page import Metrics
-from services.status.status import ServiceStatus
+from services.status import ServiceStatus
 
 # Every gateway asks the one catalog: not at every scrape of each.
 _COUNT_SECONDS = 10.0

@@ -12,6 +12,7 @@ from gateway.openai.errors import to_openai_error
 from gateway.openai.logprobs import build_logprobs
 from gateway.openai.schemas import StreamOptions
 from gateway.openai.usage import build_counts, build_receipt, count_tokens
+from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
@@ -21,10 +22,8 @@ from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
-    TurnEnded,
     TurnPlanned,
     TurnProgress,
-    TurnStarted,
 )
 
 Json = dict[str, Any]
@@ -162,7 +161,7 @@ class CompletionChunks:
             case ArgumentsDelta() | ToolCallEmitted():
                 deltas = self._calls[choice].add(progress)
                 return b"".join(self._delta(choice, delta) for delta in deltas)
-            case TurnEnded(outcome):
+            case TurnFinished(outcome):
                 return self._end(choice, outcome)
 
     def _end(self, choice: int, outcome: TurnOutcome) -> bytes:

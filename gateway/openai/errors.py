@@ -1,12 +1,12 @@
 """Errors in OpenAI's form, for the routes of OpenAI's API."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel
 
+from gateway.errors import VendorFormat, find_overflow, get_vendor_status
 from kvrecall.domain.codes import ErrorCode
 
 # The routes of this API; the session API's errors are problem details.
@@ -20,25 +20,6 @@ _PATHS = (
     "/v1/conversations/",
 )
 
-# OpenAI's clients repeat 408, 409, 429 and 5xx by themselves: what a retry cannot help is a 400.
-_STATUSES: Mapping[str, int] = {
-    ErrorCode.INVALID_REQUEST: 400,
-    ErrorCode.LIMIT_EXCEEDED: 400,
-    ErrorCode.BUDGET_OUT_OF_RANGE: 400,
-    ErrorCode.UNKNOWN_METHOD: 400,
-    ErrorCode.UNKNOWN_MODEL: 404,
-    ErrorCode.EMPTY_TURN: 400,
-    ErrorCode.TURN_TOO_LONG: 400,
-    ErrorCode.DUPLICATE_CALL: 400,
-    ErrorCode.EPISODES_UNSUPPORTED: 400,
-    ErrorCode.BAD_SETTINGS: 400,
-    ErrorCode.BAD_MESSAGES: 400,
-    ErrorCode.TOOL_RESULT_WITHOUT_CALL: 400,
-    ErrorCode.CALLS_OUTSTANDING: 400,
-    ErrorCode.RESULT_CONFLICT: 400,
-    ErrorCode.IDEMPOTENCY_CONFLICT: 400,
-    ErrorCode.WORKER_REFUSED: 400,
-}
 _CODES: Mapping[str, str] = {
     ErrorCode.INVALID_REQUEST: "invalid_value",
     ErrorCode.UNKNOWN_MODEL: "model_not_found",
@@ -70,21 +51,6 @@ _OVERFLOW = (
 )
 
 
-@dataclass(frozen=True)
-class Overflow:
-    """A conversation that is longer than the model's context, in tokens."""
-
-    tokens: int
-    limit: int
-
-
-def find_overflow(problem: Mapping[str, Any]) -> Overflow | None:
-    """Return what a problem says of a conversation over the model's context; None for another one."""
-    if problem["code"] != ErrorCode.TURN_TOO_LONG or "tokens" not in problem:
-        return None
-    return Overflow(problem["tokens"], problem["limit"])
-
-
 class ErrorObject(BaseModel):
     """OpenAI's error; clients expect all four members."""
 
@@ -108,16 +74,6 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def is_openai_path(path: str) -> bool:
-    """Return whether a path belongs to OpenAI's API."""
-    return f"{path}/".startswith(_PATHS)
-
-
-def get_status(problem: Mapping[str, Any]) -> int:
-    """Return the HTTP status of a problem in this API."""
-    return int(_STATUSES.get(problem["code"], problem["status"]))
-
-
 def to_openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a problem to OpenAI's error object, with all four members.
 
@@ -134,7 +90,7 @@ def to_openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     param = problem.get("field") or ("messages" if code in _OF_MESSAGES else None)
     error = ErrorObject(
         message=message,
-        type=_get_type(code, get_status(problem)),
+        type=_get_type(code, get_vendor_status(problem)),
         param=param,
         code=own,
     )
@@ -151,3 +107,15 @@ def _get_type(code: str, status: int) -> str:
     if status == 409:
         return "conflict_error"
     return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _build_headers(seconds: float) -> list[tuple[bytes, bytes]]:
+    """Build the headers that every answer of OpenAI's API has; `seconds`: until its first byte."""
+    return [
+        (b"openai-version", b"2020-10-01"),
+        (b"openai-processing-ms", str(round(1000 * seconds)).encode()),
+    ]
+
+
+OPENAI_FORMAT = VendorFormat(_PATHS, to_openai_error, _build_headers)
+"""The form of answers of OpenAI's API."""

@@ -11,7 +11,7 @@ from gateway.directives import read_directives, report_changes
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.openai.chunks import CompletionChunks, Head, build_completion, build_completions
 from gateway.openai.completions.routes import add_completion_routes
-from gateway.openai.conversations.routes import add_conversation_routes
+from gateway.openai.conversations import add_conversation_routes
 from gateway.openai.models import add_model_routes
 from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody, StreamOptions
@@ -20,8 +20,7 @@ from gateway.sse import get_outcome
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest
 from services.conversations.choices import Choices
-from services.conversations.continuation import Conversation
-from services.conversations.directed import Direction
+from services.conversations.continuation import Conversation, Direction
 from services.service import SessionService
 from services.turn_stream import TurnProgress
 

@@ -3,11 +3,12 @@
 from fastapi import APIRouter
 from starlette.routing import BaseRoute
 
+from gateway.anthropic.errors import ANTHROPIC_FORMAT
 from gateway.anthropic.errors import error_responses as anthropic_responses
 from gateway.anthropic.routes import add_anthropic_routes
 from gateway.bodies.parsing import ParsedRoute
 from gateway.errors import problem_responses
-from gateway.openai.errors import error_responses
+from gateway.openai.errors import OPENAI_FORMAT, error_responses
 from gateway.openai.routes import add_openai_routes
 from gateway.openai.tokens import add_token_routes
 from gateway.rest.routes.events import add_event_routes
@@ -19,6 +20,9 @@ from gateway.rest.routes.workers import add_worker_routes
 from gateway.settings import GatewaySettings
 from gateway.tenants import create_tenant_route
 from services.service import SessionService
+
+VENDOR_FORMATS = (OPENAI_FORMAT, ANTHROPIC_FORMAT)
+"""The forms of the other vendors' APIs."""
 
 _PREFIX = "/v1"
 _STATUSES = (400, 401, 403, 408, 413, 422, 429, 500, 503)

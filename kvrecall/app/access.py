@@ -15,9 +15,9 @@ from kvrecall.domain.errors import CatalogError
 from services.access.authenticator import AccessPolicy
 from services.access.control import AccessControl
 from services.access.keys import MIN_PEPPER_BYTES
-from services.catalog.api_keys.base import ApiKeys
-from services.catalog.api_keys.sqlite import SqliteApiKeys
+from services.catalog.api_keys import ApiKeys
 from services.catalog.base import Catalog
+from services.catalog.sqlite.api_keys import SqliteApiKeys
 from services.catalog.sqlite.database import open_beside
 
 PEPPER_FILE = "key-pepper"

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from kvrecall.app.start.hub import check_hub_model
+from kvrecall.app.hub import check_hub_model
 from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
 from reference import MODEL_PATH
 from workers.errors import ModelRefused

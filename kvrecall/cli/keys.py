@@ -17,7 +17,7 @@ from kvrecall.cli.tenants import require_tenant_name
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope
 from services.access.settings import REVOCATION_SECONDS
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 
 keys_app = typer.Typer(
     help="Make, list and revoke the keys that clients send. A gateway may run meanwhile.",

@@ -20,11 +20,15 @@ class StateChanged:
 
 
 @dataclass(frozen=True)
-class TurnBegan:
-    """A turn has exclusive access to its session and is about to run."""
+class TurnStarted:
+    """A turn was accepted and is about to run: an error from here on is reported within its stream.
+
+    `replayed`: it was committed under the request's idempotency key before. Only its stream says so.
+    """
 
     session: str
     turn: int
+    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,14 @@ class TurnRun:
 
 @dataclass(frozen=True)
 class TurnFinished:
-    """A turn was committed. `run` is for people: nothing is decided by it."""
+    """A turn was committed. Two reports of it are equal: a replayed turn has its outcome alone.
+
+    `run` is for people: nothing is decided by it.
+    """
 
     outcome: TurnOutcome
-    start: TurnStart
-    timing: TurnTiming
+    start: TurnStart = field(default=TurnStart(), compare=False)
+    timing: TurnTiming = field(default=TurnTiming(0.0, 0.0), compare=False)
     run: TurnRun | None = field(default=None, compare=False)
 
 
@@ -343,7 +350,7 @@ class GrammarCompiled:
 
 ServiceEvent = (
     StateChanged
-    | TurnBegan
+    | TurnStarted
     | TurnFinished
     | TurnFailed
     | AnswerReplayed

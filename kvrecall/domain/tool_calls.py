@@ -1,7 +1,9 @@
 """Tool calls that a session waits for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import count, takewhile
 
 from kvrecall.domain.messages import Message, ToolCall
 
@@ -34,6 +36,20 @@ class ToolOutput:
     recent_characters: int = 0
     recent_bytes: int = 0
     first_event_at: float = 0.0
+
+
+def summarize_pieces(pieces: Mapping[int, str], delta_due: int) -> ToolOutput:
+    """Return the numbers of an output, of which a repair was due up to character `delta_due`."""
+    joined = list(takewhile(pieces.__contains__, count()))
+    recent = "".join(pieces[index] for index in joined)[delta_due:]
+    return ToolOutput(
+        pieces=len(pieces),
+        size=sum(max(1, len(text.encode())) for text in pieces.values()),
+        next_index=1 + max(pieces, default=-1),
+        joined=len(joined),
+        recent_characters=len(recent),
+        recent_bytes=len(recent.encode()),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Test doubles for code that is built on kvrecall."""
 
-from kvrecall.testing.in_memory_catalog import InMemoryCatalog
+from kvrecall.testing.catalog import open_catalog
 from kvrecall.testing.stub_worker import StubWorker
 
-__all__ = ["InMemoryCatalog", "StubWorker"]
+__all__ = ["StubWorker", "open_catalog"]

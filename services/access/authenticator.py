@@ -22,7 +22,7 @@ from services.access.principals import (
     is_tenant_name,
 )
 from services.access.settings import REVOCATION_SECONDS
-from services.catalog.api_keys.base import ApiKeys, KeyRecord
+from services.catalog.api_keys import ApiKeys, KeyRecord
 from services.catalog.waiting import ask_catalog
 
 # The last use of a key is written at most this often, by each gateway.

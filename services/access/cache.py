@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kvrecall.domain.errors import CatalogError
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 from services.catalog.waiting import ask_catalog
 
 # Entries of known and, apart, of unknown ids: a flood of guesses displaces no key in use.

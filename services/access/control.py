@@ -7,7 +7,7 @@ from kvrecall.domain.events import ServiceEvent
 from services.access.authenticator import AccessPolicy, Authenticator
 from services.access.principals import Credentials, Principal, Scope
 from services.access.rates import RateReport, Rates
-from services.catalog.api_keys.base import ApiKeys
+from services.catalog.api_keys import ApiKeys
 
 OPEN = AccessPolicy()
 # A catalog's answer is waited for so long by what must be served without it.

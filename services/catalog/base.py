@@ -15,7 +15,7 @@ from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
-from services.catalog.api_keys.base import ApiKeys
+from services.catalog.api_keys import ApiKeys
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     BuildCommit,
@@ -36,7 +36,7 @@ from services.catalog.records import (
     SettleCommit,
     TurnCommit,
 )
-from services.catalog.responses.base import Responses, StoredConversations
+from services.catalog.responses import Responses, StoredConversations
 
 
 class Sessions(Protocol):

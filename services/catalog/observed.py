@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 from kvrecall.domain.errors import CatalogError, StaleEpoch
 from kvrecall.domain.events import ServiceEvent, WriterFenced
 from services.catalog import base
-from services.catalog.api_keys.base import ApiKeys
-from services.catalog.responses.base import Responses, StoredConversations
+from services.catalog.api_keys import ApiKeys
+from services.catalog.responses import Responses, StoredConversations
 
 Kind = Literal["read", "list", "claim", "commit"]
 

@@ -12,16 +12,17 @@ from kvrecall.domain.tolerance.ignored import Ignored
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.records import IdempotencyKey
-from services.catalog.responses.base import StoredResponse
+from services.catalog.responses import StoredResponse
 from services.conversations.histories import extend
 from services.forks import ForkRequest
 from services.turn_stream import ProgressStream, TurnPlanned, TurnStream
 
-Match = Literal["continued", "forked", "built", "repeated"]
+MatchKind = Literal["continued", "forked", "built", "repeated"]
+"""How the session of a turn was found: the same one, a fork, a new one, or that of the same request."""
 
 
 class SessionApi(Protocol):
-    """What of the service a conversation is made of."""
+    """The part of `SessionService` that conversations call."""
 
     @property
     def info(self) -> WorkerInfo:
@@ -94,6 +95,21 @@ class Conversation:
 
 
 @dataclass(frozen=True)
+class Direction:
+    """Where a conversation goes on; by default where its history is found.
+
+    - `session`: the id of a session that holds all but what is new; empty: it is looked for.
+    - `only_new`: the messages are those that follow what the session holds.
+    - `alone`: in a session of its own, which no other request finds and which is deleted behind the
+      answer.
+    """
+
+    session: str = ""
+    only_new: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True)
 class ReplyPlace:
     """The place of a reply: that of turn `turn` in `session`.
 
@@ -119,7 +135,7 @@ class Continuation:
     stream: ProgressStream
     session: str
     turn: int
-    match: Match
+    match: MatchKind
     held_tokens: int
     opening: bytes
     asked: bytes

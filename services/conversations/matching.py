@@ -17,27 +17,36 @@ from kvrecall.domain.errors import (
     LimitExceeded,
     ServiceError,
     SessionBusy,
+    SessionMismatch,
     UnknownResponse,
     UnknownSession,
 )
+from kvrecall.domain.events import TurnFinished
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest, check_message
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry
-from services.catalog.responses.base import StoredResponse
-from services.conversations.choices import Choices, start_choices
-from services.conversations.completions import ALONE_SECONDS, Completions, start_completions
+from services.catalog.responses import StoredResponse
+from services.conversations.choices import (
+    ALONE_SECONDS,
+    Choices,
+    Completions,
+    start_choices,
+    start_completions,
+)
 from services.conversations.continuation import (
     Continuation,
     Conversation,
-    Match,
+    Direction,
+    MatchKind,
     ReplyPlace,
     SessionApi,
 )
-from services.conversations.directed import Direction, read_new
 from services.conversations.histories import (
     History,
     begin,
@@ -45,12 +54,11 @@ from services.conversations.histories import (
     canonical_json,
     extend,
 )
-from services.conversations.leftovers import NewSessionStream
 from services.conversations.mending import mend_messages
 from services.conversations.responses import RecordedStream, read_messages
-from services.conversations.steps import Place, Steps
-from services.grammars.checks import GrammarChecks
-from services.planning.constraints import ConstraintChecks
+from services.conversations.steps import Match, Place, Steps
+from services.grammars import ConstraintChecks, GrammarChecks
+from services.turn_stream import ProgressStream, TurnProgress
 
 # Places of a history that are looked up: its last ones, and of the others the first ones.
 _LAST_PLACES = 512
@@ -93,9 +101,10 @@ class Conversations:
         """
         conversation = self._check_messages(conversation)
 
-        async def begin_at(steps: Steps, place: Place | None, opening: bytes) -> Continuation:
+        async def begin_at(steps: Steps, match: Match) -> Continuation:
+            place = match.place
             going = self._build(steps) if place is None else self._continue(steps, place)
-            return replace(await going, opening=opening)
+            return replace(await going, opening=match.opening)
 
         return await self._go_on(conversation, begin_at)
 
@@ -107,8 +116,8 @@ class Conversations:
         """
         conversation = self._check_messages(conversation)
 
-        async def begin_at(steps: Steps, place: Place | None, _: bytes) -> Choices:
-            return await start_choices(steps, place, count)
+        async def begin_at(steps: Steps, match: Match) -> Choices:
+            return await start_choices(steps, match.place, count)
 
         return await self._go_on(conversation, begin_at)
 
@@ -137,7 +146,7 @@ class Conversations:
             return await steps.begin(place, "repeated")
         own = session.settings
         await self._check_answer(conversation.turn, own.tools, own.tenant)
-        new = await read_new(self._catalog, self._api.limits, session, conversation, only_new)
+        new = await _read_new(self._catalog, self._api.limits, session, conversation, only_new)
         steps = Steps(self._api, conversation, new)
         steps.check(0)
         return replace(await steps.begin(place, "continued"), opening=new.start)
@@ -165,10 +174,10 @@ class Conversations:
         return replace(found, stream=stream, opening=start)
 
     async def follow(self, place: ReplyPlace, conversation: Conversation) -> Continuation:
-        """Start the turn of a conversation of which a session holds all up to a reply.
+        """Continue a session after the reply at `place`.
 
-        Its messages are those after the reply; of its settings only the tenant counts. A reply that
-        was followed before is followed in a fork. Raises UnknownSession for a place that no session
+        `conversation` has only the messages that follow it; of its settings only the tenant counts.
+        A reply that was followed before is followed in a fork. Raises UnknownSession for a place that no session
         of the tenant has, and otherwise as `turn`.
         """
         conversation = self._check_messages(conversation)
@@ -187,7 +196,7 @@ class Conversations:
     async def _go_on(
         self,
         conversation: Conversation,
-        begin_at: Callable[[Steps, Place | None, bytes], Awaitable[Begun]],
+        begin_at: Callable[[Steps, Match], Awaitable[Begun]],
     ) -> Begun:
         """Begin at the place that holds the longest part of a conversation, or at none.
 
@@ -197,37 +206,35 @@ class Conversations:
         """
         gone: set[str] = set()
         for _ in range(_LOOK_UPS):
-            opening, history, place = await self.look_up(conversation, gone)
+            match = await self.look_up(conversation, gone)
             try:
-                return await begin_at(Steps(self._api, conversation, history), place, opening)
+                return await begin_at(Steps(self._api, conversation, match.history), match)
             except UnknownSession:
-                if place is not None:
-                    gone.add(place.session.id)
+                if match.place is not None:
+                    gone.add(match.place.session.id)
         raise SessionBusy(
             f"{_LOOK_UPS} sessions of this conversation were deleted while it was going on in them; "
             "send the request again"
         )
 
-    async def look_up(
-        self, conversation: Conversation, gone: Container[str] = ()
-    ) -> tuple[bytes, History, Place | None]:
-        """Return the digest of the opening, the history, and who holds the longest part of it.
+    async def look_up(self, conversation: Conversation, gone: Container[str] = ()) -> Match:
+        """Return the longest part of a conversation that a session holds.
 
         Its messages are checked already. Sessions that are `gone` hold nothing. Raises as `turn`
         does for a history that no session can have.
         """
         own = conversation.settings
         await self._check_answer(conversation.turn, own.tools, own.tenant)
-        opening, history = await self._read(conversation)
-        async for number, entry in self._find(history, conversation.follows):
+        read = await self._read(conversation)
+        async for number, entry in self._find(read.history, conversation.follows):
             if entry.session in gone:
                 continue
             with suppress(UnknownSession):  # deleted since
                 session = await self._catalog.sessions.get(
                     entry.session, conversation.settings.tenant
                 )
-                return opening, history, Place(session, entry.turn, number)
-        return opening, history, None
+                return replace(read, place=Place(session, entry.turn, number))
+        return read
 
     def _check_messages(self, conversation: Conversation) -> Conversation:
         """Check each message by itself, mended where the operator wants it. Raises InvalidRequest."""
@@ -254,8 +261,8 @@ class Conversations:
                 return turn.outcome.message
         raise UnknownSession(place.session)
 
-    async def _read(self, conversation: Conversation) -> tuple[bytes, History]:
-        """Return the digest of the opening, and the history as far as it must be known.
+    async def _read(self, conversation: Conversation) -> Match:
+        """Return the conversation's opening and history, without a place.
 
         That of a response is known by its digest if both have the same opening; if not, it is read
         from the turn log. Raises UnknownResponse when the log is gone.
@@ -274,11 +281,13 @@ class Conversations:
                 earlier = await self._read_messages(follows, follows.turn - 1)
                 calls = earlier[-1].tool_calls
                 start = bytes.fromhex(follows.history)
-                return opening, build_history(start, conversation.messages, calls, mend=self._mends)
+                messages = conversation.messages
+                return Match(opening, build_history(start, messages, calls, mend=self._mends))
             earlier = await self.read(follows)
         before = (*conversation.opening, *earlier)
         messages = (*before, *conversation.messages)
-        return opening, build_history(scope, messages, hidden=len(before), mend=self._mends)
+        history = build_history(scope, messages, hidden=len(before), mend=self._mends)
+        return Match(opening, history)
 
     async def read(self, response: StoredResponse) -> list[Message]:
         """Return the conversation up to a response, without its opening.
@@ -347,7 +356,7 @@ class Conversations:
         return await self._begin_new(steps, place, "built", appended)
 
     async def _begin_new(
-        self, steps: Steps, place: Place, match: Match, appended: int = 0
+        self, steps: Steps, place: Place, match: MatchKind, appended: int = 0
     ) -> Continuation:
         """Start the turn in a new session, which is deleted if it is refused.
 
@@ -386,3 +395,74 @@ class Conversations:
 
 async def _record_nothing(outcome: TurnOutcome) -> None:
     return None
+
+
+class NewSessionStream:
+    """The stream of a new session's turn, which calls `discard` unless the turn was read to its end."""
+
+    def __init__(self, stream: ProgressStream, discard: Callable[[], Awaitable[None]]) -> None:
+        self._stream = stream
+        self._discard = discard
+        self._done = False
+
+    def __aiter__(self) -> "NewSessionStream":
+        return self
+
+    async def __anext__(self) -> TurnProgress:
+        progress = await anext(self._stream)
+        self._done = self._done or isinstance(progress, TurnFinished)
+        return progress
+
+    async def aclose(self) -> None:
+        """Cancel the turn unless it is committed; return when nothing of it is left."""
+        await run_to_completion(self._close())
+
+    async def _close(self) -> None:
+        await self._stream.aclose()
+        if not self._done:
+            self._done = True
+            await self._discard()
+
+
+async def _read_new(
+    catalog: Catalog,
+    limits: ServiceLimits,
+    session: Session,
+    conversation: Conversation,
+    only_new: bool,
+) -> History:
+    """Return what of a conversation is new to a session that the client names.
+
+    Raises SessionMismatch unless all that the session holds comes before it.
+    """
+    tools = conversation.settings.tools
+    if tools and _canonical(tools) != _canonical(session.settings.tools):
+        raise SessionMismatch(f"session {session.id!r} has other tools", session=session.id)
+    # A digest of its own: no history of messages alone leads to this session.
+    place = begin(json.dumps([catalog.id, session.id, session.turns]).encode())
+    messages = (*conversation.opening, *conversation.messages)
+    if only_new:
+        calls = [call.call for call in session.calls]
+        # What is new is the client's own step: a result that is missing is still awaited.
+        return build_history(place, messages, calls)
+    held = await read_messages(catalog, limits, session.id, session.turns)
+    history = build_history(place, messages, mend=limits.mends)
+    count = len(held)
+    if len(history.messages) <= count or history.digests[count] != _digest(place, held):
+        message = (
+            f"session {session.id!r} holds {count} messages, which do not all come before others in "
+            "this request; send the whole conversation, or with kvrecall-history: new what is new"
+        )
+        raise SessionMismatch(message, session=session.id)
+    return History(history.digests[count], history.messages[count:], history.ignored)
+
+
+def _digest(start: bytes, held: Sequence[Message]) -> bytes:
+    """Return the digest of messages of which the last calls may still wait for results."""
+    if not held or held[-1].role != "assistant":
+        return build_history(start, held).digests[-1]
+    return extend(build_history(start, held[:-1]).digests[-1], held[-1])
+
+
+def _canonical(tools: Sequence[str]) -> list[str]:
+    return sorted(canonical_json(tool) for tool in tools)

@@ -13,14 +13,14 @@ from kvrecall.domain.errors import CatalogError, UnknownItem
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
-from services.catalog.responses.base import (
+from services.catalog.responses import (
     ItemBounds,
     StoredConversation,
     StoredConversations,
     StoredItem,
     measure,
 )
-from services.conversations.answer_claim import AnswerClaim
+from services.conversations.responses import AnswerClaim
 from services.quotas import Quotas
 
 _IDS = TypeAdapter(list[str])

@@ -1,21 +1,78 @@
-"""Responses that clients read again by id, and go on from; each tenant has its own."""
+"""Responses that clients read again by id, and go on from, and the claims on their answers.
+
+Each tenant has its own responses.
+"""
 
 import asyncio
+import secrets
+import time
 from collections.abc import Awaitable, Callable
 
-from kvrecall.domain.errors import LimitExceeded, UnknownSession
+from kvrecall.domain.errors import LimitExceeded, ServiceError, SessionBusy, UnknownSession
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Turn
 from services.catalog.base import Catalog
-from services.catalog.responses.base import StoredResponse
-from services.conversations.answer_claim import AnswerClaim
+from services.catalog.responses import StoredConversations, StoredResponse
 from services.conversations.histories import extend
 from services.quotas import Quotas
-from services.turn_stream import ProgressStream, TurnEnded, TurnProgress
+from services.turn_stream import ProgressStream, TurnProgress
 
+_RENEWALS_PER_CLAIM = 3
+_FIRST_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 0.2
 _DAY_SECONDS = 86_400.0
+
+
+class AnswerClaim:
+    """The right to compute the answer of a response or of a conversation, kept until it is released.
+
+    It puts a conversation's answers in order. Should it be lost to another process, answers are
+    added in the order in which they end, and none is lost.
+    """
+
+    def __init__(self, store: StoredConversations, id: str, seconds: float) -> None:
+        self._store = store
+        self._id = id
+        self._seconds = seconds
+        self._holder = secrets.token_hex(8)
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def acquire(self, patience: float) -> None:
+        """Wait for up to `patience` seconds. Raises SessionBusy."""
+        until = time.monotonic() + patience
+        pause = _FIRST_PAUSE_SECONDS
+        while not await self._claim():
+            if time.monotonic() + pause > until:
+                raise SessionBusy(f"{self._id!r} is in the middle of an answer; try again later")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._renewing = asyncio.create_task(self._renew(), name="answer claim")
+
+    async def release(self) -> None:
+        """Let the next answer begin."""
+        if self._renewing is None:
+            return
+        self._renewing.cancel()
+        await asyncio.wait({self._renewing})
+        self._renewing = None
+        try:
+            await self._store.release(self._id, self._holder)
+        except ServiceError:
+            return  # it expires soon
+
+    async def _claim(self) -> bool:
+        return await self._store.claim(self._id, self._holder, self._seconds)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds / _RENEWALS_PER_CLAIM)
+            try:
+                await self._claim()
+            except ServiceError:
+                continue  # the catalog is unreachable
 
 
 class ResponseStore:
@@ -126,7 +183,7 @@ class RecordedStream:
 
     async def __anext__(self) -> TurnProgress:
         progress = await anext(self._stream)
-        if isinstance(progress, TurnEnded):
+        if isinstance(progress, TurnFinished):
             self._recording = asyncio.ensure_future(self._record(progress.outcome))
             await asyncio.shield(self._recording)
         elif self._observe is not None:

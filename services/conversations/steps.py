@@ -9,14 +9,15 @@ from hashlib import blake2b
 from itertools import accumulate
 
 from kvrecall.domain.errors import ContextExceeded
+from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.turn_request import TurnRequest, check_size
 from services.catalog.records import IdempotencyKey
-from services.conversations.continuation import Continuation, Conversation, Match, SessionApi
+from services.conversations.continuation import Continuation, Conversation, MatchKind, SessionApi
 from services.conversations.histories import History, rename_calls
 from services.forks import ForkRequest
-from services.turn_stream import TurnEnded, TurnStarted, TurnStream
+from services.turn_stream import TurnStream
 
 _BYTES_PER_TOKEN = 4
 _ADDED_TOKENS = 32
@@ -29,6 +30,21 @@ class Place:
     session: Session
     turn: int
     number: int
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a session holds of a conversation.
+
+    Attributes:
+        opening: Digest of what comes before the conversation's first message.
+        history: The conversation as far as it must be known.
+        place: The end of the longest part that a session holds; None if no session holds any.
+    """
+
+    opening: bytes
+    history: History
+    place: Place | None = None
 
 
 class Steps:
@@ -153,7 +169,7 @@ class Steps:
         return place, computed
 
     async def begin(
-        self, place: Place, match: Match, appended: int = 0, choice: int | None = None
+        self, place: Place, match: MatchKind, appended: int = 0, choice: int | None = None
     ) -> Continuation:
         """Start the turn and wait until it is accepted, so that a refusal is raised here.
 
@@ -206,7 +222,7 @@ async def _count_computed(stream: TurnStream) -> int:
     computed = 0
     try:
         async for progress in stream:
-            if isinstance(progress, TurnEnded):
+            if isinstance(progress, TurnFinished):
                 computed = progress.outcome.prefilled_tokens
     finally:
         await stream.aclose()

@@ -21,10 +21,10 @@ from kvrecall.domain.events import (
     SessionForked,
     SessionMoved,
     StateChanged,
-    TurnBegan,
     TurnFailed,
     TurnFinished,
     TurnRetried,
+    TurnStarted,
 )
 from kvrecall.domain.tool_calls import CallStatus
 
@@ -91,7 +91,7 @@ def _describe(event: ServiceEvent) -> _Described | None:
     match event:
         case StateChanged(session, state):
             return session, [("state", {"state": state.value})]
-        case TurnBegan() | TurnFinished() | TurnFailed() | TurnRetried():
+        case TurnStarted() | TurnFinished() | TurnFailed() | TurnRetried():
             return _describe_turn(event)
         case RepairBegan() | RepairFinished() | RepairFailed():
             return _describe_repair(event)
@@ -104,9 +104,9 @@ def _describe(event: ServiceEvent) -> _Described | None:
             return _describe_session(event)
 
 
-def _describe_turn(event: TurnBegan | TurnFinished | TurnFailed | TurnRetried) -> _Described:
+def _describe_turn(event: TurnStarted | TurnFinished | TurnFailed | TurnRetried) -> _Described:
     match event:
-        case TurnBegan(session, turn):
+        case TurnStarted(session, turn):
             return session, [("turn", {"turn": turn, "status": "started"})]
         case TurnFailed(session, code):
             return session, [("turn", {"turn": None, "status": "failed", "code": str(code)})]

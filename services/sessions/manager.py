@@ -39,7 +39,7 @@ from services.catalog.records import REPAIRS_RETAINED
 from services.cluster.worker_client import Worker
 from services.sessions.active import ActiveSession
 from services.sessions.leases import Leases
-from services.turn_log import logged_turns
+from services.sessions.turn_log import logged_turns
 
 Answer = TypeVar("Answer")
 

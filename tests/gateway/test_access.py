@@ -12,7 +12,7 @@ from gateway.scopes import get_path, get_rule, require_rules
 from services.access.authenticator import AccessPolicy
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 
 PEPPER = b"0123456789abcdef"
 USER = {"messages": [{"role": "user", "content": "hello"}]}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import CatalogError
-from services.status import status
+from services import status
 
 
 async def test_health_and_readiness(api: Any) -> None:

@@ -11,7 +11,7 @@ from kvrecall.app.access import open_keys, require_key
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import Settings
 from kvrecall.domain.errors import CatalogError
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 
 
 async def test_a_failed_catalog_is_logged_and_its_address_not_sent(

@@ -20,7 +20,7 @@ from services.access.authenticator import AccessPolicy
 from services.access.control import AccessControl
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 from services.catalog.redis.catalog import RedisCatalog
 from services.service import SessionService
 

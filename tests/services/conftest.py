@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.events import ServiceEvent
+from kvrecall.domain.events import ServiceEvent, TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
@@ -26,7 +26,7 @@ from services.context import ServiceContext
 from services.pages.collector import PageCollector
 from services.pages.reconciliation import Reconciler
 from services.service import SessionService
-from services.turn_stream import TurnEnded, TurnStream
+from services.turn_stream import TurnStream
 
 _HELLO = Message("user", "hello there")
 
@@ -94,7 +94,7 @@ class Harness:
     async def outcome(self, stream: TurnStream) -> TurnOutcome:
         """Read a turn's stream to its end and return the outcome."""
         ended = [progress async for progress in stream][-1]
-        assert isinstance(ended, TurnEnded)
+        assert isinstance(ended, TurnFinished)
         return ended.outcome
 
     async def say(self, session: str, *messages: Message, **options: Any) -> TurnOutcome:
@@ -102,7 +102,7 @@ class Harness:
         values: dict[str, Any] = {"sampling": Sampling(50), **options}
         stream = self.service.turn(session, TurnRequest(messages, **values))
         ended = [progress async for progress in stream][-1]
-        assert isinstance(ended, TurnEnded)
+        assert isinstance(ended, TurnFinished)
         return ended.outcome
 
     def hear(self) -> list[ServiceEvent]:

@@ -10,9 +10,9 @@ from kvrecall.domain.events import (
     ServiceEvent,
     SessionCreated,
     StateChanged,
-    TurnBegan,
     TurnFailed,
     TurnFinished,
+    TurnStarted,
 )
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.state_machine import SessionState
@@ -40,16 +40,16 @@ async def test_observers_hear_of_every_turn_and_how_it_ended(harness) -> None:
     assert finished.outcome == outcome
     assert turns[1:] == [TurnFailed(session, "cancelled"), TurnFailed(session, "worker_lost")]
     others = [
-        event for event in heard if isinstance(event, SessionCreated | TurnBegan | StateChanged)
+        event for event in heard if isinstance(event, SessionCreated | TurnStarted | StateChanged)
     ]
     states = [SessionState.PREFILLING, SessionState.DECODING, SessionState.IDLE]
     assert others == [
         SessionCreated(session),
-        TurnBegan(session, 1),
+        TurnStarted(session, 1),
         *(StateChanged(session, state) for state in states),
-        TurnBegan(session, 2),
+        TurnStarted(session, 2),
         *(StateChanged(session, state) for state in states[::2]),
-        TurnBegan(session, 2),
+        TurnStarted(session, 2),
         *(StateChanged(session, state) for state in states[::2]),
     ]
 

@@ -20,6 +20,8 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import (
     RepairFailed,
     RepairFinished,
+    TurnFinished,
+    TurnStarted,
 )
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.session import Session
@@ -28,14 +30,7 @@ from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
-from services.turn_stream import (
-    ArgumentsDelta,
-    TextDelta,
-    ToolCallEmitted,
-    TurnEnded,
-    TurnPlanned,
-    TurnStarted,
-)
+from services.turn_stream import ArgumentsDelta, TextDelta, ToolCallEmitted, TurnPlanned
 
 HELLO = Message("user", "hello there")
 
@@ -46,7 +41,7 @@ async def test_a_turn_is_told_in_order_and_is_committed_when_it_ends(harness) ->
     told = [progress async for progress in harness.begin(session)]
     pieces = [TextDelta("one "), TextDelta("two ")]
     assert told[:4] == [TurnStarted(session, 1), TurnPlanned(0, 3), *pieces]
-    assert isinstance(told[4], TurnEnded)
+    assert isinstance(told[4], TurnFinished)
     (turn,) = await harness.catalog.turns.get_after(session, 0, 10)
     assert turn.outcome == told[4].outcome
     assert turn.messages == (HELLO,)
@@ -329,7 +324,7 @@ async def test_a_turn_reads_its_session_from_the_catalog_at_most_twice(
 
     monkeypatch.setattr(harness.catalog.sessions, "get", counted)
     stream = harness.service.turn(session, TurnRequest((HELLO,)), tenant="")
-    assert isinstance([progress async for progress in stream][-1], TurnEnded)
+    assert isinstance([progress async for progress in stream][-1], TurnFinished)
     assert reads == [session, session]
 
 

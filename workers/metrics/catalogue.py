@@ -1,4 +1,4 @@
-"""The worker's metric families, all with the label `worker`. docs/reference/metrics.md is made from them."""
+"""The worker's metric families, all with the label `worker`. The site's page of metrics is made from them."""
 
 from typing import get_args
 

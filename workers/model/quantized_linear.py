@@ -26,7 +26,7 @@ class _Weight(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Tokens above which the same product in bfloat16 is as fast (`benchmarks/quantized.py`)."""
+        """Tokens above which the same product in bfloat16 is as fast (`docs/benchmarks.md`)."""
         ...
 
     def multiply(self, inputs: Tensor) -> Tensor:

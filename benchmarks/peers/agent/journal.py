@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.agent.plan import Plan
 from benchmarks.peers.agent.session import Measured
+from benchmarks.peers.plan import Plan
 
 
 @dataclass(frozen=True)

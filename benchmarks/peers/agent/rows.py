@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers.agent.journal import PeerRun
-from benchmarks.peers.agent.plan import Plan
 from benchmarks.peers.agent.session import Measured
+from benchmarks.peers.plan import Plan
 from kvrecall.reporting.results import Row, bootstrap, quality_row, speed_row
 
 FIRST = "time to first token"

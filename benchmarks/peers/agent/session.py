@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.peers.agent.contention import longest_wait, read_waits
-from benchmarks.peers.agent.conversation import (
+from benchmarks.peers.agent.memory import peak_bytes
+from benchmarks.peers.conversation import (
     Conversation,
     Message,
     Turn,
@@ -13,8 +14,7 @@ from benchmarks.peers.agent.conversation import (
     call_messages,
     result_message,
 )
-from benchmarks.peers.agent.memory import peak_bytes
-from benchmarks.peers.agent.plan import Plan
+from benchmarks.peers.plan import Plan
 from benchmarks.peers.subjects.base import Peer, Reply
 
 # Between a turn and the kill: as long as a tool needs at least.

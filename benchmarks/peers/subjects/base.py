@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.peers.agent.conversation import Message, Turn
+from benchmarks.peers.conversation import Message, Turn
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.peers.agent.conversation import Message
+from benchmarks.peers.conversation import Message
 from benchmarks.peers.subjects.base import Reply
 from workers.model.tokenizer import ChatTokenizer, keep_recent
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.agent.conversation import Message, Turn
+from benchmarks.peers.conversation import Message, Turn
 from benchmarks.peers.errors import PeerFailed
 from benchmarks.peers.subjects.base import Reply, process_environment
 from kvrecall.app.local_server import launch

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.peers.agent.conversation import Message, Turn
+from benchmarks.peers.conversation import Message, Turn
 from benchmarks.peers.errors import PeerFailed
 from benchmarks.peers.subjects.base import Reply, process_environment
 from benchmarks.peers.subjects.history import History

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.agent.plan import Plan
 from benchmarks.peers.environments import kvpress_python, llama_server_python, node_folder
 from benchmarks.peers.errors import PeerFailed
+from benchmarks.peers.plan import Plan
 from benchmarks.peers.subjects.base import ROOT, Peer
 from benchmarks.peers.subjects.gguf_f16 import find_float16
 from benchmarks.peers.subjects.kvrecall_service import KvrecallService

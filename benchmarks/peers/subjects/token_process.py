@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.agent.conversation import Message, Turn
+from benchmarks.peers.conversation import Message, Turn
 from benchmarks.peers.errors import PeerFailed
 from benchmarks.peers.subjects.base import Reply, process_environment
 from benchmarks.peers.subjects.history import History

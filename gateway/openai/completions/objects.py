@@ -12,10 +12,11 @@ from typing import Any
 from gateway.openai.errors import to_openai_error
 from gateway.openai.schemas import StreamOptions
 from gateway.openai.usage import build_counts
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
-from services.turn_stream import TextDelta, TurnEnded, TurnProgress
+from services.turn_stream import TextDelta, TurnProgress
 
 Json = dict[str, Any]
 
@@ -106,7 +107,7 @@ class TextChunks:
                 offset = self._places.get(choice, len(self._asked.get_opening(choice)))
                 self._places[choice] = offset + len(text)
                 return self._chunk(choice, text, _build_logprobs(logprobs, offset))
-            case TurnEnded(outcome):
+            case TurnFinished(outcome):
                 return self._end(choice, outcome)
             case _:
                 return b""

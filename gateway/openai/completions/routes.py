@@ -17,7 +17,7 @@ from gateway.settings import GatewaySettings
 from gateway.sse import get_outcome
 from gateway.tenants import Tenant
 from kvrecall.domain.errors import ContextExceeded, InvalidRequest
-from services.conversations.completions import Completions
+from services.conversations.choices import Completions
 from services.service import SessionService
 from services.turn_stream import TurnProgress
 

@@ -13,7 +13,7 @@ from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Sampling
 from kvrecall.domain.turn_request import TurnRequest
-from services.conversations.directed import Direction
+from services.conversations.continuation import Direction
 
 # Answers to one request: prompts, times the answers to each.
 MAX_COMPLETIONS = 128

@@ -35,11 +35,9 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.turn_request import check_message
 from services.catalog.records import IdempotencyKey
-from services.catalog.responses.base import StoredItem, StoredResponse
-from services.conversations.answer_claim import AnswerClaim
-from services.conversations.continuation import Continuation, Conversation
-from services.conversations.directed import Direction
-from services.conversations.responses import RecordedStream
+from services.catalog.responses import StoredItem, StoredResponse
+from services.conversations.continuation import Continuation, Conversation, Direction
+from services.conversations.responses import AnswerClaim, RecordedStream
 from services.service import SessionService
 
 Json = dict[str, Any]

@@ -7,18 +7,20 @@ event has a `sequence_number`, from 0 without gaps.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from gateway.openai.errors import get_status, to_openai_error
+from gateway.errors import get_vendor_status
+from gateway.openai.custom_tools import InputGrowth
+from gateway.openai.errors import to_openai_error
 from gateway.openai.logprobs import build_logprobs
 from gateway.openai.responses import objects
-from gateway.openai.responses.call_events import GROWING, CallGrowth, begin_item
 from gateway.openai.responses.calls import build_call, get_kind
 from gateway.openai.responses.ids import TurnName
 from gateway.openai.responses.items import build_answer, build_reasoning, build_text
 from gateway.openai.responses.tools import place_tools
 from gateway.pieces import CallPiece, CallProgress
+from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import ToolCall, json_object
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
@@ -26,14 +28,68 @@ from services.turn_stream import (
     ReasoningDelta,
     TextDelta,
     ToolCallEmitted,
-    TurnEnded,
     TurnPlanned,
     TurnProgress,
-    TurnStarted,
 )
 
 Json = dict[str, Any]
+
+GROWING = frozenset({"function_call", "custom_tool_call"})
+"""Types of items that are told while their arguments arrive."""
+
+_FUNCTION = "response.function_call_arguments"
+_CUSTOM = "response.custom_tool_call_input"
+_SHELL = "response.shell_call_command"
 _Kind = Literal["message", "reasoning"]
+
+
+def begin_item(item: Json) -> Json:
+    """Return the item of a call as it begins."""
+    begun = item | {"status": "in_progress"}
+    match item["type"]:
+        case "function_call":
+            return begun | {"arguments": ""}
+        case "custom_tool_call":
+            return begun | {"input": ""}
+        case "shell_call":
+            return begun | {"action": item["action"] | {"commands": []}}
+    return begun
+
+
+class CallGrowth:
+    """What tells with which text a call's item is filled, while its arguments arrive in pieces."""
+
+    def __init__(self, item: Json) -> None:
+        """Begin with the item as it begins."""
+        self._kind = item["type"]
+        self._id = item["id"]
+        self._input = InputGrowth()
+
+    def add(self, piece: str) -> Iterator[tuple[str, Json]]:
+        """Yield the types and members of the events of a piece."""
+        if self._kind == "function_call" and piece:
+            yield f"{_FUNCTION}.delta", {"item_id": self._id, "delta": piece}
+        elif self._kind == "custom_tool_call":
+            yield from self._tell_input(self._input.add(piece))
+
+    def end(self, item: Json) -> Iterator[tuple[str, Json]]:
+        """Yield the types and members of the events that come before the item's end."""
+        match item["type"]:
+            case "function_call":
+                members = {"name": item["name"], "arguments": item["arguments"]}
+                yield f"{_FUNCTION}.done", {"item_id": self._id, **members}
+            case "custom_tool_call":
+                yield from self._tell_input(self._input.end(item["input"]))
+                yield f"{_CUSTOM}.done", {"item_id": self._id, "input": item["input"]}
+            case "shell_call":
+                for index, command in enumerate(item["action"]["commands"]):
+                    yield f"{_SHELL}.added", {"command_index": index, "command": ""}
+                    yield f"{_SHELL}.delta", {"command_index": index, "delta": command}
+                    yield f"{_SHELL}.done", {"command_index": index, "command": command}
+
+    def _tell_input(self, text: str) -> Iterator[tuple[str, Json]]:
+        if text:
+            yield f"{_CUSTOM}.delta", {"item_id": self._id, "delta": text}
 
 
 class ResponseEvents:
@@ -82,7 +138,7 @@ class ResponseEvents:
                 return self._write("message", text)
             case ArgumentsDelta() | ToolCallEmitted():
                 return self._call(self._calls.add(progress))
-            case TurnEnded(outcome):
+            case TurnFinished(outcome):
                 response = self.complete(outcome)
                 return self._close(f"response.{response['status']}", response)
 
@@ -105,7 +161,7 @@ class ResponseEvents:
     def build_failure(self, problem: Mapping[str, Any]) -> Json:
         """Build the response that an error ended."""
         error = to_openai_error(problem)["error"]
-        return objects.fail(self.head, self._output, error, get_status(problem))
+        return objects.fail(self.head, self._output, error, get_vendor_status(problem))
 
     def _close(self, kind: str, response: Json) -> bytes:
         return self._closing + self._event(kind, response=response)

@@ -2,13 +2,18 @@
 
 Neighbouring text, reasoning and calls of an assistant are one message, as chat completions say it,
 so both APIs find the same session.
+
+Some items of a history are made by OpenAI's service alone. A call that was run there comes with
+what it gave, so it is told as text within the answer, and no call of the client's waits for it. What
+tells the model nothing is left out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from gateway.conversation_bodies import Wire
 from gateway.ignored import Tolerance
@@ -33,14 +38,91 @@ from gateway.openai.responses.calls import (
     build_output,
     get_kind,
 )
-from gateway.openai.responses.hosted_items import HOSTED_ITEMS, LEFT_OUT_ITEMS, HostedItem
-from gateway.openai.responses.ids import Side, TurnName
-from gateway.openai.responses.tools import Toolbox
+from gateway.openai.responses.compaction import tell_compaction
+from gateway.openai.responses.ids import ItemPlace, Side, TurnName
+from gateway.openai.responses.objects import is_committed
+from gateway.openai.responses.tools import Toolbox, place_tools
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Turn
+from services.catalog.responses import StoredResponse
+from services.service import SessionService
 
 Json = dict[str, Any]
+
+SETTING_ITEMS = frozenset({"additional_tools", "configuration_update"})
+"""Types of items that are read before the turn (`ResponseBody`), and say nothing."""
+
+LEFT_OUT_ITEMS = frozenset({"mcp_approval_request", "mcp_approval_response", "mcp_list_tools"})
+"""Types of items that have no effect."""
+
+_SCREENSHOT = "[a screenshot, which this model cannot see]"
+_TURNS_PER_READ = 32
+
+
+class HostedItem(Wire):
+    """Item that no client makes by itself; its members are kept to be told."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+    @property
+    def message(self) -> Message | None:
+        """What the model is told; None for an item that is left out."""
+        tell = _TELLERS.get(self.type)
+        return None if tell is None else tell(self.type, self.model_extra or {})
+
+
+def _tell(*names: str) -> Callable[[str, Json], Message]:
+    """Return the function that tells these members of a call that was run."""
+
+    def tell(kind: str, item: Json) -> Message:
+        found = {name: item[name] for name in names if item.get(name)}
+        text = json.dumps(found, ensure_ascii=False)
+        return Message("assistant", f"[{kind} {text}]\n")
+
+    return tell
+
+
+def _tell_code(kind: str, item: Json) -> Message:
+    outputs = item.get("outputs") or ()
+    logs = [str(each["logs"]) for each in outputs if isinstance(each, dict) and each.get("logs")]
+    return _tell("code", "logs")(kind, {"code": item.get("code"), "logs": "\n".join(logs)})
+
+
+def _tell_screenshot(kind: str, item: Json) -> Message:
+    return Message("user", _SCREENSHOT)
+
+
+def _tell_compaction(kind: str, item: Json) -> Message:
+    return tell_compaction(item.get("encrypted_content"))
+
+
+def _tell_agent(kind: str, item: Json) -> Message:
+    """Tell what another agent said, as Codex passes it on."""
+    parts = item.get("content") or ()
+    texts = [part.get("text") or "" for part in parts if isinstance(part, dict)]
+    return Message("user", f"Message from {item.get('author')}: {''.join(texts)}")
+
+
+_TELLERS: Mapping[str, Callable[[str, Json], Message]] = {
+    "agent_message": _tell_agent,
+    "code_interpreter_call": _tell_code,
+    "compaction": _tell_compaction,
+    "compaction_summary": _tell_compaction,
+    "computer_call": _tell("action", "actions"),
+    "computer_call_output": _tell_screenshot,
+    "file_search_call": _tell("queries", "results"),
+    "image_generation_call": _tell("revised_prompt"),
+    "mcp_call": _tell("server_label", "name", "arguments", "output", "error"),
+    "program": _tell("code"),
+    "program_output": _tell("result"),
+    "web_search_call": _tell("action"),
+}
+
+HOSTED_ITEMS = SETTING_ITEMS | LEFT_OUT_ITEMS | _TELLERS.keys()
+"""Types of all items that no client makes by itself."""
 
 
 class MessageItem(Wire):
@@ -293,3 +375,69 @@ def _split(message: Message, toolbox: Toolbox, kinds: Mapping[str, str]) -> Iter
         yield _build_message(message.role, [_build_part(message.role, message.content)], "")
     for call in message.tool_calls:
         yield build_call(call, toolbox, "")
+
+
+async def read_input_items(
+    service: SessionService,
+    response: StoredResponse,
+    after: str | None,
+    limit: int,
+    newest_first: bool,
+) -> list[Json]:
+    """Return up to `limit` items that follow the item `after` in this order.
+
+    They are all of the conversation up to the response, but for its instructions: it reads only the
+    turns that the page is of. Raises InvalidRequest for an unknown `after`.
+    """
+    items: list[Json] = []
+    body = json.loads(response.body)
+    toolbox = place_tools(body["tools"])
+    waiting = after is not None
+    # The turn of a response that has not ended, or not well, is not in the log or is another's.
+    last = response.turn - (not is_committed(body))
+    turn = _get_first_turn(response, last, after, newest_first)
+    while len(items) < limit and 1 <= turn <= last:
+        first = max(1, turn - _TURNS_PER_READ + 1) if newest_first else turn
+        count = turn - first + 1 if newest_first else _TURNS_PER_READ
+        after_turn = max(0, first - 2)  # calls of the turn before tell the types of its outputs
+        more = min(count, last - first + 1) + first - 1 - after_turn
+        turns = await service.responses.get_turns(response, after_turn, more)
+        found = _read(turns, first, response, toolbox)
+        if newest_first:
+            found.reverse()
+        if waiting:
+            ids = [item["id"] for item in found]
+            if after not in ids:
+                break
+            found = found[ids.index(after) + 1 :]
+            waiting = False
+        items += found
+        turn = first - 1 if newest_first else turn + _TURNS_PER_READ
+    if waiting:
+        raise InvalidRequest("after", f"there is no item {after!r}")
+    return items[:limit]
+
+
+def _get_first_turn(
+    response: StoredResponse, last: int, after: str | None, newest_first: bool
+) -> int:
+    """Return the turn to begin at. Raises InvalidRequest."""
+    if after is None:
+        return last if newest_first else 1
+    place = ItemPlace.parse(after)
+    if place is None or place.name.session != response.session:
+        raise InvalidRequest("after", f"there is no item {after!r}")
+    return place.name.turn
+
+
+def _read(
+    turns: Sequence[Turn], first: int, response: StoredResponse, toolbox: Toolbox
+) -> list[Json]:
+    """Return the items of turns from number `first` on, without the response's own answer."""
+    items: list[Json] = []
+    for before, turn in zip([None, *turns], turns, strict=False):
+        if turn.number >= first:
+            hidden = response.hidden if turn.number == 1 else 0
+            answered = turn.number < response.turn
+            items += read_turn(turn, toolbox, before, hidden, answered)
+    return items

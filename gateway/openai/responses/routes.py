@@ -7,15 +7,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.answers import read_answer, require_model, respond
 from gateway.directives import read_directives, report_changes
-from gateway.errors import to_problem
+from gateway.errors import find_overflow, to_problem
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.middleware import CLIENT_CLOSED_REQUEST
-from gateway.openai.errors import find_overflow
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
-from gateway.openai.responses.background import BackgroundResponses, Begun
-from gateway.openai.responses.event_log import AsTheyAre
-from gateway.openai.responses.input_items import read_input_items
+from gateway.openai.responses.background import AsTheyAre, BackgroundResponses, Begun
+from gateway.openai.responses.items import read_input_items
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.settings import GatewaySettings
 from gateway.sse import ClientDisconnected, EventStream, run_while_connected

@@ -13,7 +13,7 @@ from gateway.rest.schemas.base import Length, Name
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling
-from services.conversations.directed import Direction
+from services.conversations.continuation import Direction
 
 Json = dict[str, Any]
 Metadata = Annotated[

@@ -17,8 +17,9 @@ from gateway.sse import (
     run_while_connected,
 )
 from gateway.tenants import Tenant
+from kvrecall.domain.events import TurnStarted
 from services.service import SessionService
-from services.turn_stream import TurnProgress, TurnStarted, TurnStream
+from services.turn_stream import TurnProgress, TurnStream
 
 STREAM_CONTENT = {
     "description": "The committed turn, or the stream of its events.",

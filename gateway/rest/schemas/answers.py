@@ -14,7 +14,7 @@ from gateway.rest.schemas.sessions import CreateSessionBody
 from kvrecall.domain.answer.constraints import Constraint, ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Sampling
-from services.conversations.directed import Direction
+from services.conversations.continuation import Direction
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 LogitBias = Annotated[

@@ -18,7 +18,7 @@ from kvrecall.app.errors import BadSessionFile
 from kvrecall.domain.errors import UnknownConversation, UnknownResponse
 from kvrecall.domain.session import Session
 from services.catalog.base import Catalog
-from services.catalog.responses.base import (
+from services.catalog.responses import (
     StoredConversation,
     StoredItem,
     StoredResponse,

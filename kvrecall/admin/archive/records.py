@@ -12,7 +12,7 @@ from kvrecall.app.errors import BadSessionFile
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.tool_calls import PendingCall, ToolOutput
+from kvrecall.domain.tool_calls import PendingCall, ToolOutput, summarize_pieces
 from services.catalog.base import Catalog
 from services.catalog.records import (
     REPAIRS_RETAINED,
@@ -23,7 +23,6 @@ from services.catalog.records import (
     SessionDump,
 )
 from services.catalog.serialization import decode_tokens, encode_tokens
-from services.catalog.summaries import summarize_pieces
 
 _TURNS_AT_ONCE = 64
 _PIECES_AT_ONCE = 256

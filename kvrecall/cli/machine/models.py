@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvrecall.app.errors import CliError
+from kvrecall.app.hub import list_cached
 from kvrecall.app.models import (
     REFERENCE,
     SMOLLM2,
@@ -18,7 +19,6 @@ from kvrecall.app.models import (
     find_gguf,
     is_smollm2_installed,
 )
-from kvrecall.app.start.hub import list_cached
 from kvrecall.cli.options import Json
 from kvrecall.cli.tables import print_table
 from kvrecall.reporting.units import readable_bytes

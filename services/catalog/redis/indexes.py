@@ -13,11 +13,11 @@ from kvrecall.domain.state_machine import SessionState
 from services.catalog.quota import Countable, build_refusal
 from services.catalog.records import SessionPage
 from services.catalog.redis import scripts
-from services.catalog.redis.bounds.tenant_use import RedisTenantUse
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.shared_connection import Command
 from services.catalog.redis.slot import SessionSlots
+from services.catalog.redis.tenant_use import RedisTenantUse
 from services.catalog.serialization import decode_cursor, encode_cursor
 
 # An entry without a session that is older was left by a crash: the session is not being created.

@@ -1,31 +1,58 @@
-"""Sessions in the Redis catalog."""
+"""Sessions in the Redis catalog: their claims and epochs, forks and sessions from elsewhere.
+
+A fork is read in its parent's slot and written in its own. Claims are not waited for on replicas:
+one that a failover loses costs a turn that starts in vain, as the epoch decides who may write.
+"""
 
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 from kvrecall.domain.commit_points import CommitPoint
-from kvrecall.domain.errors import CatalogError, QuotaExceeded, UnknownSession
+from kvrecall.domain.errors import CatalogError, QuotaExceeded, UnknownSession, UnknownTurn
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
+from services.catalog.claims import build_session_busy
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
+    BuildCommit,
+    EpisodeSet,
     ForkCommit,
     IdempotencyRecord,
+    Lease,
     OrphanedPages,
+    SegmentsCommit,
     SessionDump,
     SessionPage,
 )
-from services.catalog.redis import copies, mapping
-from services.catalog.redis.bounds.session_growth import SessionGrowth
-from services.catalog.redis.bounds.tenant_use import RedisTenantUse
-from services.catalog.redis.commits import RedisCommit, build_create
-from services.catalog.redis.conversations.expiry import RedisExpiry
+from services.catalog.redis import mapping, scripts
+from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.commits import (
+    RedisCommit,
+    build_create,
+    build_episodes,
+    build_segments,
+    build_take_over,
+)
 from services.catalog.redis.deletion import SessionDeletion
+from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import HISTORY, META
+from services.catalog.redis.keys import (
+    CALLS,
+    EPISODE_SET,
+    HISTORY,
+    META,
+    REPAIRS,
+    TOKENS,
+    TURNS,
+    Keys,
+)
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.slot import NEW, SessionSlots
+from services.catalog.redis.slot import NEW, SessionSlots, build_incomplete
+from services.catalog.redis.tenant_use import RedisTenantUse, SessionGrowth
 
 
 class RedisSessions:
@@ -127,14 +154,14 @@ class RedisSessions:
     ) -> None:
         child = commit.session
         now = await self._indexes.get_time()
-        changes = await copies.build_fork(self._slots, commit, now)
+        changes = await _build_fork(self._slots, commit, now)
         before = await self._page_refs.reserve_all(child.id, child.shared)
         await self._add(child, changes, record, limits, before)
         await self._page_refs.confirm(child.id, child.shared)
         await self._deletion.end_creation(child.id)
 
     async def _restore(self, dump: SessionDump) -> None:
-        await self._add(dump.session, copies.build_restore(dump), None, UNLIMITED)
+        await self._add(dump.session, _build_restore(dump), None, UNLIMITED)
 
     async def _add(
         self,
@@ -164,3 +191,109 @@ class RedisSessions:
                 raise
         with suppress(CatalogError):
             await self._indexes.add(session, last_event_at=0.0)
+
+
+class RedisLeases:
+    """Claims that expire by the server's clock, epochs in the session."""
+
+    def __init__(self, redis: CatalogRedis, keys: Keys, slots: SessionSlots) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._slots = slots
+
+    async def claim(self, session_id: str, holder: str, seconds: float) -> Lease:
+        """Claim the session, or extend the holder's claim. Raises SessionBusy, UnknownSession."""
+        meta = self._keys.get_meta(session_id)
+        claim = self._keys.get_claim(session_id)
+        milliseconds = max(1, round(1000 * seconds))
+        call = ("EVAL", scripts.CLAIM, 2, meta, claim, holder, milliseconds)
+        outcome, *details = await self._redis.read(meta, *call)
+        if outcome == b"unknown":
+            raise UnknownSession(session_id)
+        if outcome == b"busy":
+            raise build_session_busy(session_id, details[0].decode())
+        return Lease(int(details[0]), details[1].decode())
+
+    async def release(self, session_id: str, holder: str) -> None:
+        """Release the holder's claim."""
+        claim = self._keys.get_claim(session_id)
+        await self._redis.read(claim, "EVAL", scripts.DELETE_IF_EQUAL, 1, claim, holder)
+
+    async def take_over(self, session_id: str, worker: str) -> int:
+        """Start a new epoch and return it. Raises UnknownSession."""
+        commit = build_take_over(worker)
+        applied = await run_to_completion(self._slots.apply(session_id, commit))
+        return applied.epoch
+
+
+async def _build_fork(slots: SessionSlots, fork: ForkCommit, at: float) -> RedisCommit:
+    """Build the commit of the child. Raises UnknownSession, UnknownTurn, CatalogError.
+
+    Calls that it waits for again were made at time `at`.
+    """
+    snapshot = await slots.run(scripts.READ_SNAPSHOT, fork.parent, fork.turns)
+    if snapshot == b"unknown":
+        raise UnknownSession(fork.parent)
+    if snapshot == b"turn":
+        raise UnknownTurn(fork.parent, fork.turns)
+    if snapshot == b"incomplete":
+        raise build_incomplete(fork.parent)
+    (_, open_calls, recent, repairs), log, tokens, calls, latest = snapshot
+    commit = build_create(fork.session, fork.worker_state).push(TURNS, log).push(TOKENS, tokens)
+    fields = mapping.to_hash(calls)
+    if not latest:
+        pause = _build_pause(fields, fork.turns, at)
+        commit.put(CALLS, mapping.copy_calls(fields, fork.turns, pause))
+        return commit.put(META, {"calls": len(pause)})
+    commit.put(CALLS, mapping.copy_calls(fields, fork.turns, None))
+    commit.put(META, {"calls": open_calls, "recent": recent, "repairs": repairs})
+    return _put_latest(commit, latest)
+
+
+def _build_restore(dump: SessionDump) -> RedisCommit:
+    """Build the commit of a session from another catalog."""
+    session = dump.session
+    commit = build_create(session, dump.worker_state)
+    entries = [mapping.to_turn_entries(turn) for turn in dump.turns]
+    commit.push(TURNS, [entry for entry, _ in entries])
+    commit.push(TOKENS, [tokens for _, tokens in entries])
+    for call in sorted(dump.calls, key=lambda call: (call.turn, -call.position)):
+        commit.put(CALLS, mapping.to_restored_call_fields(call))
+    for position, pieces in dump.pieces.items():
+        commit.put(CALLS, mapping.to_piece_fields(position, pieces))
+    commit.push(REPAIRS, [mapping.RECORD.dump_json(record) for record in dump.repairs])
+    counts = {
+        "calls": sum(call.turn == session.turns for call in dump.calls),
+        "recent": sum(record.turn > session.turns for record in dump.repairs),
+        "repairs": max((record.number for record in dump.repairs), default=0),
+    }
+    commit.put(META, counts)
+    if dump.episodes != EpisodeSet():
+        _add_episodes(commit, dump)
+    return commit
+
+
+def _build_pause(fields: dict[str, bytes], turn: int, at: float) -> list[PendingCall]:
+    """Build the calls that a turn ended on, as they were made."""
+    return [
+        PendingCall(turn, call.position, call.call, last_event_at=at)
+        for call in mapping.get_calls_of_turn(fields, turn)
+    ]
+
+
+def _put_latest(commit: RedisCommit, latest: list[Any]) -> RedisCommit:
+    """Put repairs, and the five hashes of episodes, whose keys follow one another."""
+    repairs, *hashes = latest
+    commit.push(REPAIRS, repairs)
+    for index, flat in enumerate(hashes, EPISODE_SET):
+        commit.put(index, mapping.to_hash(flat))
+    return commit
+
+
+def _add_episodes(commit: RedisCommit, dump: SessionDump) -> None:
+    without_episodes = replace(dump.episodes, episodes=())
+    added = build_segments(SegmentsCommit(dump.segments, without_episodes))
+    labels = tuple(segment.label for segment in dump.segments)
+    built = build_episodes(BuildCommit(dump.episodes, dump.built, labels))
+    commit.commands += added.commands + built.commands
+    commit.put(EPISODE_SET, {"active": dump.episodes.active})

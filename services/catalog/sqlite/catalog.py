@@ -2,21 +2,18 @@
 
 from pathlib import Path
 
-from services.catalog.api_keys.sqlite import SqliteApiKeys
 from services.catalog.claims import Claims
-from services.catalog.responses.sqlite import SqliteConversations, SqliteResponses
-from services.catalog.sqlite.conversations.expiry import SqliteExpiry
-from services.catalog.sqlite.conversations.histories import SqliteHistories
+from services.catalog.sqlite.api_keys import SqliteApiKeys
 from services.catalog.sqlite.database import Database, open_database
 from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.leases import SqliteLeases
 from services.catalog.sqlite.page_refs import SqlitePageRefs
 from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.repairs import SqliteRepairs
-from services.catalog.sqlite.sessions import SqliteSessions
+from services.catalog.sqlite.responses import SqliteConversations, SqliteResponses
+from services.catalog.sqlite.sessions import SqliteExpiry, SqliteLeases, SqliteSessions
 from services.catalog.sqlite.tool_calls import SqliteToolCalls
-from services.catalog.sqlite.turns import SqliteTurns
+from services.catalog.sqlite.turns import SqliteHistories, SqliteTurns
 
 
 class SqliteCatalog:

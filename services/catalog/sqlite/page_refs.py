@@ -193,7 +193,7 @@ def _read_owners(db: sqlite3.Connection, session_id: str) -> list[str]:
 
 
 def _find_shrunk(db: sqlite3.Connection, owners: Sequence[str]) -> list[OrphanedPages]:
-    """Return the deleted ones of these owners of which fewer pages are referenced than retained."""
+    """Return the deleted owners that retain more pages than are still referenced."""
     query = (
         "SELECT pages FROM retained_pages WHERE owner = :owner"
         " AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = :owner)"

@@ -1,9 +1,10 @@
-"""Queries that all parts of the SQLite catalog share."""
+"""Queries that all parts of the SQLite catalog share: rows, epochs, and what tenants have."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
 
 from kvrecall.domain.errors import StaleEpoch, UnknownSession
+from services.catalog.quota import UNLIMITED, Countable, TenantLimits, TenantUse
 
 Row = Mapping[str, object]
 NO_VALUES: Row = {}
@@ -60,3 +61,28 @@ def build_stale_epoch(session_id: str, current: int, epoch: int | str) -> StaleE
     return StaleEpoch(
         f"session {session_id!r} is at epoch {current}, not {epoch}: another process took it over"
     )
+
+
+def read_use(db: sqlite3.Connection, tenant: str) -> TenantUse:
+    """Return what a tenant has."""
+    query = "SELECT sessions, conversations, tokens, bytes FROM tenants WHERE tenant = :tenant"
+    row = fetch_one(db, query, {"tenant": tenant})
+    return TenantUse() if row is None else TenantUse(*row)
+
+
+def check_use(db: sqlite3.Connection, tenant: str, limits: TenantLimits, *grown: Countable) -> None:
+    """Raise QuotaExceeded, which undoes the transaction, if a tenant has too much of what has `grown`."""
+    if limits != UNLIMITED:
+        limits.check(read_use(db, tenant), grown)
+
+
+def check_session_use(
+    db: sqlite3.Connection, session_id: str, limits: TenantLimits, *grown: Countable
+) -> None:
+    """Raise QuotaExceeded, as `check_use`, for the tenant of a session."""
+    if limits == UNLIMITED:
+        return
+    query = "SELECT tenant FROM sessions WHERE id = :session"
+    row = fetch_one(db, query, {"session": session_id})
+    if row is not None:
+        check_use(db, row["tenant"], limits, *grown)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvrecall.domain.errors import CatalogError, CatalogReplaced
-from services.catalog.sqlite.file.identity import FileIdentity
+from services.catalog.sqlite.file import FileIdentity
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]

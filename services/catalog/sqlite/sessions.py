@@ -1,38 +1,54 @@
-"""Sessions in the SQLite catalog."""
+"""Sessions in the SQLite catalog: their claims, epochs and expiry, forks and sessions from elsewhere."""
 
 import sqlite3
+from dataclasses import replace
 from functools import partial
 
 from kvrecall.domain.commit_points import CommitPoint
-from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.errors import CatalogError, UnknownSession, UnknownTurn
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from services.catalog.claims import Claims
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
+    BuildCommit,
+    EpisodeSet,
     ForkCommit,
     IdempotencyRecord,
+    Lease,
     OrphanedPages,
+    SegmentsCommit,
     SessionDump,
     SessionPage,
 )
 from services.catalog.serialization import unseal
-from services.catalog.sqlite import copies, page_refs
-from services.catalog.sqlite.bounds.tenant_use import check_use, read_use
+from services.catalog.sqlite import episodes, mapping, page_refs, tool_calls
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import Row, fetch_all, fetch_one, require_session
+from services.catalog.sqlite.queries import (
+    Row,
+    check_use,
+    fetch_all,
+    fetch_one,
+    insert,
+    read_use,
+    require_session,
+)
 from services.catalog.sqlite.reader import SnapshotReader
-from services.catalog.sqlite.session_reads import (
+from services.catalog.sqlite.session_rows import (
+    add_session,
     count_by_state,
     count_sessions,
     read_page,
     read_session,
+    read_sessions,
 )
-from services.catalog.sqlite.session_rows import add_session
 
 # The number of ids of one query: others wait for the connection meanwhile.
 _IDS_AT_ONCE = 2000
+_TABLES_OF_CALLS = ("tool_calls", "tool_output")
+# Tables that a fork copies only at its parent's last turn.
+_TABLES_AT_LAST_TURN = ("repairs", "episode_sets", "segments", "episodes", "built_episodes")
 
 
 class SqliteSessions:
@@ -137,7 +153,7 @@ class SqliteSessions:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
-            copies.fork(db, commit, self._database.now())
+            _fork(db, commit, self._database.now())
             self._idempotency.store(db, record, created=commit.session.id)
             tenant = commit.session.settings.tenant
             check_use(db, tenant, limits, "sessions", "tokens", "bytes")
@@ -146,7 +162,7 @@ class SqliteSessions:
 
     async def restore(self, dump: SessionDump) -> None:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
-        await self._database.write(lambda db: copies.restore(db, dump, self._database.now()))
+        await self._database.write(lambda db: _restore(db, dump, self._database.now()))
 
     async def delete(
         self, session_id: str, record: IdempotencyRecord | None
@@ -161,3 +177,133 @@ class SqliteSessions:
         orphaned = await self._database.write(change, session_id, grows=False)
         self._claims.discard(session_id)
         return orphaned
+
+
+class SqliteLeases:
+    """Claims in memory, epochs in the file."""
+
+    def __init__(self, database: Database, reader: SnapshotReader, claims: Claims) -> None:
+        self._database = database
+        self._reader = reader
+        self._claims = claims
+
+    async def claim(self, session_id: str, holder: str, seconds: float) -> Lease:
+        """Claim the session, or extend the holder's claim. Raises SessionBusy, UnknownSession."""
+
+        async def read() -> Session:
+            return await self._reader.read(lambda db: read_session(db, session_id))
+
+        session = await self._database.cache.get(session_id, read)  # a turn has just read it
+        self._claims.acquire(session_id, holder, seconds)
+        return Lease(session.epoch, session.worker)
+
+    async def release(self, session_id: str, holder: str) -> None:
+        """Release the holder's claim."""
+        self._claims.release(session_id, holder)
+
+    async def take_over(self, session_id: str, worker: str) -> int:
+        """Start a new epoch and return it. Raises UnknownSession."""
+
+        def change(db: sqlite3.Connection) -> int:
+            row = fetch_one(
+                db,
+                "UPDATE sessions SET epoch = epoch + 1, worker = :worker WHERE id = :session"
+                " RETURNING epoch",
+                {"worker": worker, "session": session_id},
+            )
+            if row is None:
+                raise UnknownSession(session_id)
+            return int(row["epoch"])
+
+        return await self._database.write(change, session_id, grows=False)
+
+
+class SqliteExpiry:
+    """Sessions by the time of their expiry, which each turn sets anew."""
+
+    def __init__(self, database: Database, reader: SnapshotReader) -> None:
+        self._database = database
+        self._reader = reader
+
+    async def get_expired(self, limit: int) -> list[Session]:
+        """Return up to `limit` sessions that have expired."""
+        where = "expires_at <= :now ORDER BY expires_at LIMIT :limit"
+        return await self._read(where, {"now": self._database.now(), "limit": limit})
+
+    async def get_next(self, tenant: str, limit: int) -> list[Session]:
+        """Return up to `limit` of a tenant's sessions that are to expire, the next one first."""
+        where = "tenant = :tenant AND expires_at IS NOT NULL ORDER BY expires_at LIMIT :limit"
+        return await self._read(where, {"tenant": tenant, "limit": limit})
+
+    async def _read(self, where: str, values: Row) -> list[Session]:
+        def read(db: sqlite3.Connection) -> list[Session]:
+            return read_sessions(db, where, values)
+
+        return await self._reader.read(read)
+
+
+def _fork(db: sqlite3.Connection, commit: ForkCommit, now: float) -> None:
+    """Add the child, copying rows within the database. Raises UnknownSession, UnknownTurn."""
+    parent = commit.parent
+    child = commit.session.id
+    turns = commit.turns
+    query = "SELECT turns FROM sessions WHERE id = :parent"
+    row = fetch_one(db, query, {"parent": parent})
+    if row is None:
+        raise UnknownSession(parent)
+    if not 0 <= turns <= row["turns"]:
+        raise UnknownTurn(parent, turns)
+    page_refs.require_pages(db, commit.session.shared)
+    page_refs.clear_orphaned(db, child)
+    add_session(db, commit.session, commit.worker_state, now)
+    _copy(db, "turns", commit, "number <= :turns")
+    for table in _TABLES_OF_CALLS:
+        _copy(db, table, commit, "turn < :turns")
+    if turns < row["turns"]:
+        tool_calls.copy_pause(db, parent, child, turns, now)
+        return
+    for table in _TABLES_OF_CALLS:
+        _copy(db, table, commit, "turn = :turns")
+    for table in _TABLES_AT_LAST_TURN:
+        _copy(db, table, commit, "true")
+
+
+def _copy(db: sqlite3.Connection, table: str, commit: ForkCommit, where: str) -> None:
+    """Copy rows of a table with a column `session` from the parent to the child."""
+    query = "SELECT name FROM pragma_table_info(:table) WHERE name <> 'session'"
+    columns = ", ".join(row["name"] for row in fetch_all(db, query, {"table": table}))
+    db.execute(
+        f"INSERT INTO {table} (session, {columns}) SELECT :child, {columns} FROM {table}"
+        f" WHERE session = :parent AND {where}",
+        {"child": commit.session.id, "parent": commit.parent, "turns": commit.turns},
+    )
+
+
+def _restore(db: sqlite3.Connection, dump: SessionDump, now: float) -> None:
+    """Add a session from another catalog. Raises CatalogError when its id is taken."""
+    session_id = dump.session.id
+    query = "SELECT 1 FROM sessions WHERE id = :session"
+    if fetch_one(db, query, {"session": session_id}) is not None:
+        raise CatalogError(f"there is a session {session_id!r} already")
+    # The restored rows are stored already: they must not be deleted as orphans of an earlier
+    # session of that id.
+    page_refs.clear_orphaned(db, session_id)
+    add_session(db, dump.session, dump.worker_state, now)
+    insert(db, "turns", [mapping.to_turn_row(turn) for turn in dump.turns])
+    tool_calls.add_calls(db, session_id, dump.calls)
+    for call, pieces in dump.pieces.items():
+        tool_calls.add_pieces(db, session_id, call, pieces)
+    repairs = [mapping.to_repair_row(session_id, record) for record in dump.repairs]
+    insert(db, "repairs", repairs)
+    if dump.episodes != EpisodeSet():
+        _restore_episodes(db, dump)
+
+
+def _restore_episodes(db: sqlite3.Connection, dump: SessionDump) -> None:
+    session_id = dump.session.id
+    without_episodes = replace(dump.episodes, episodes=())
+    episodes.add_segments(db, session_id, SegmentsCommit(dump.segments, without_episodes))
+    labels = tuple(segment.label for segment in dump.segments)
+    build = BuildCommit(dump.episodes, dump.built, labels)
+    episodes.replace_episodes(db, session_id, build)
+    episodes.count_match(db, session_id, "", dump.episodes.active)

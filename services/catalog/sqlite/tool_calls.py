@@ -10,10 +10,9 @@ from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import CallPosition, IdempotencyRecord
 from services.catalog.sqlite import mapping
-from services.catalog.sqlite.bounds.tenant_use import check_session_use
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import fetch_all, fetch_one, insert
+from services.catalog.sqlite.queries import check_session_use, fetch_all, fetch_one, insert
 
 IS_OPEN = "session = :session AND consumed_in_turn IS NULL"
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.agent.journal import PeerRun, store_run
-from benchmarks.peers.agent.plan import Plan
+from benchmarks.peers.plan import Plan
 from benchmarks.peers.subjects.registry import FULL, KEPT
 from reference import MODEL_PATH
 

@@ -12,13 +12,14 @@ from gateway.anthropic.schemas import MessagesBody
 from gateway.sse import read_outcome
 from kvrecall.domain.answer.constraints import Constraint, ToolChoice
 from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.conversations.continuation import Conversation
-from services.turn_stream import ReasoningDelta, TextDelta, TurnEnded, TurnProgress
+from services.turn_stream import ReasoningDelta, TextDelta, TurnProgress
 
 Json = dict[str, Any]
 PATH = "/v1/messages"
@@ -191,7 +192,7 @@ async def test_reasoning_is_a_block_before_the_text(api, parse_events) -> None:
         ReasoningDelta("h"),
         ReasoningDelta("m"),
         TextDelta("yes"),
-        TurnEnded(outcome),
+        TurnFinished(outcome),
     ]
     events = parse_events(b"".join(encoder.encode(each) for each in progress).decode())
     blocks = [data for name, data in events if name.startswith("content_block")]

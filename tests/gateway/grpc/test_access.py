@@ -17,7 +17,7 @@ from services.access.authenticator import AccessPolicy
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope
 from services.access.settings import AccessSettings
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import KeyRecord
 from tests.gateway.contract.clients import Refused
 from tests.gateway.contract.grpc_client import read_status
 

@@ -12,13 +12,13 @@ import pytest
 
 from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from reference import MODEL_PATH
 from services.forks import ForkRequest
 from services.service import SessionService
-from services.turn_stream import TurnEnded
 
 FACTS = (
     "Please note that the extension list says Melnor K4821.",
@@ -64,7 +64,7 @@ async def _ask(service: SessionService, session: str, request: TurnRequest) -> s
     progress = [
         item async for item in service.turn(session, request)
     ]  # to its end: only then is the session free
-    assert isinstance(progress[-1], TurnEnded)
+    assert isinstance(progress[-1], TurnFinished)
     message = progress[-1].outcome.message
     return "" if message is None else message.content
 

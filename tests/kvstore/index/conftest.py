@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.key_index.keys import KeySet, reference_keys
+from tests.kvstore.index.key_sets import KeySet, reference_keys
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.key_index.keys import KeySet
 from kvstore.errors import IndexSettingsError
 from kvstore.format.page import PageLayout
 from kvstore.index.dci_levels import assign, build_levels, lift, promote
 from kvstore.index.dci_settings import PAPER, DciSettings
 from kvstore.index.dci_tree import DciTree, descend, interleave
+from tests.kvstore.index.key_sets import KeySet
 
 SMALL = DciSettings(scan_floor=0)
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.key_index.keys import KeySet
 from kvstore.errors import RowRangeError
 from kvstore.index.base import KeyIndex
 from kvstore.index.dci_settings import PAPER, DciSettings
 from kvstore.index.dci_tree import DciTree
+from tests.kvstore.index.key_sets import KeySet
 
 MakeIndex = Callable[[], KeyIndex]
 

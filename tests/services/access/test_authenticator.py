@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from ipaddress import ip_network
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import CatalogError, InsufficientScope, InvalidRequest, Unauthenticated
-from kvrecall.testing import InMemoryCatalog
+from kvrecall.testing import open_catalog
 from services.access import authenticator, cache
 from services.access.authenticator import AccessPolicy, Authenticator
 from services.access.keys import ApiKey, digest_key, get_pepper_id, make_key
 from services.access.principals import ALL_SCOPES, Credentials, Principal, Scope
-from services.catalog.api_keys.base import KeyRecord
+from services.catalog.api_keys import ApiKeys, KeyRecord
 
 PEPPER = b"0123456789abcdef"
 CLOSED = AccessPolicy(open=False, pepper=PEPPER)
@@ -22,10 +23,10 @@ PROXIES = (ip_network("10.1.0.0/16"), ip_network("::1/128"))
 
 
 class CountedKeys:
-    """Keys in memory, with a count of the reads and one that may fail."""
+    """Keys of a catalog, with a count of the reads and one that may fail."""
 
-    def __init__(self) -> None:
-        self._keys = InMemoryCatalog().api_keys
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
         self.reads: list[str] = []
         self.touches = 0
         self.failing = False
@@ -52,8 +53,9 @@ class CountedKeys:
 
 
 @pytest.fixture
-def keys() -> CountedKeys:
-    return CountedKeys()
+async def keys() -> AsyncIterator[CountedKeys]:
+    async with open_catalog() as catalog:
+        yield CountedKeys(catalog.api_keys)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from kvrecall.domain.reports import (
 )
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import SessionSettings
-from kvrecall.testing import InMemoryCatalog
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
@@ -41,13 +40,11 @@ REPAIR = RepairReport(
 )
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis", "cluster"])
+@pytest.fixture(params=["sqlite", "redis", "cluster"])
 async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Catalog]:
-    """An empty catalog: in memory, in a file, on one Redis server, and on a cluster of six."""
+    """An empty catalog: in a file, on one Redis server, and on a cluster of six."""
     catalog: Catalog
-    if request.param == "memory":
-        catalog = InMemoryCatalog()
-    elif request.param == "sqlite":
+    if request.param == "sqlite":
         catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     else:
         url = request.getfixturevalue(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import CatalogError
-from services.catalog.api_keys.base import KeyRecord
-from services.catalog.api_keys.sqlite import SqliteApiKeys
+from services.catalog.api_keys import KeyRecord
+from services.catalog.sqlite.api_keys import SqliteApiKeys
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.catalog.sqlite.database import open_beside
 

@@ -9,9 +9,9 @@ from kvrecall.domain.errors import StaleEpoch, UnknownSession
 from kvrecall.domain.events import ServiceEvent, WriterFenced
 from kvrecall.domain.session import Session
 from services.catalog import base
-from services.catalog.api_keys.base import ApiKeys
+from services.catalog.api_keys import ApiKeys
 from services.catalog.observed import CatalogCall, Kind, ObservedCatalog, get_kind
-from services.catalog.responses.base import Responses, StoredConversations
+from services.catalog.responses import Responses, StoredConversations
 
 AGGREGATES = {
     "api_keys": ApiKeys,

@@ -7,7 +7,6 @@ import pytest
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session, SharedPages
-from kvrecall.testing import _catalog_state
 from services.catalog.base import Catalog
 from services.catalog.records import (
     ForkCommit,
@@ -89,7 +88,7 @@ async def test_orphaned_pages_are_returned_until_their_deletion_is_confirmed(
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every creation that is not committed for abandoned."""
-    for module in (_catalog_state, deletion, page_refs):
+    for module in (deletion, page_refs):
         monkeypatch.setattr(module, "CREATION_SECONDS", 0.0)
 
 

@@ -19,7 +19,7 @@ from services.catalog.records import (
     KeptState,
     TurnCommit,
 )
-from services.catalog.responses.base import StoredConversation, StoredItem, StoredResponse
+from services.catalog.responses import StoredConversation, StoredItem, StoredResponse
 from services.catalog.serialization import pack
 
 LIMIT = 5

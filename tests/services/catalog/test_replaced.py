@@ -13,7 +13,7 @@ from kvrecall.domain.session import Session
 from services.catalog.base import Catalog
 from services.catalog.records import OrphanedPages
 from services.catalog.redis.catalog import RedisCatalog
-from services.catalog.responses.base import StoredConversation
+from services.catalog.responses import StoredConversation
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]

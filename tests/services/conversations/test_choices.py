@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import BRANCH_SECONDS
@@ -16,7 +17,6 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 from services.conversations.choices import Choices
 from services.conversations.continuation import Continuation, Conversation
-from services.turn_stream import TurnEnded
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
 TURN = TurnRequest((), sampling=Sampling(50))
@@ -28,7 +28,7 @@ async def read(found: Choices) -> list[Message]:
     """Read all answers to their ends."""
     answers: dict[int, Message] = {}
     async for each in found.stream:
-        if isinstance(each.progress, TurnEnded):
+        if isinstance(each.progress, TurnFinished):
             assert each.progress.outcome.message is not None
             answers[each.choice] = each.progress.outcome.message
     await found.stream.aclose()

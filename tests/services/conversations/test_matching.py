@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger
@@ -16,7 +17,6 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 from services.conversations.continuation import Conversation
-from services.turn_stream import TurnEnded
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
 TURN = TurnRequest((), sampling=Sampling(50))
@@ -36,7 +36,7 @@ async def ask(harness: Any, *messages: Message, **changes: Any) -> tuple[str, st
     conversation = Conversation(messages, SETTINGS, TURN)
     found = await harness.service.conversations.turn(replace(conversation, **changes))
     async for progress in found.stream:
-        if isinstance(progress, TurnEnded):
+        if isinstance(progress, TurnFinished):
             return found.match, found.session, progress.outcome
     raise AssertionError("no outcome")
 
@@ -147,7 +147,7 @@ async def test_an_edit_of_a_built_history_computes_little_more_than_it_has_to(
     history = Conversation(
         (*kept, user("other"), *said[2 * edited + 1 :], user("next")), SETTINGS, TURN
     )
-    _, _, held = await harness.service.conversations.look_up(history)
+    held = (await harness.service.conversations.look_up(history)).place
     assert held is not None
     assert 2 * back >= 100 - held.number // 2 >= back
     match, _, _ = await ask(harness, *history.messages)
@@ -325,11 +325,11 @@ async def test_of_a_long_history_only_the_last_places_are_asked_for_where_they_a
     for edited, expected in ((60, [4]), (57, [4]), (40, [4, 32]), (1, [4, 32, 24])):
         kept = [*said[: 2 * edited], user("other"), answer("other")]
         history = Conversation((*kept, *said[2 * edited + 2 :], user("next")), SETTINGS, TURN)
-        _, _, held = await conversations.look_up(history)
+        held = (await conversations.look_up(history)).place
         assert held is not None
         assert (held.session.id, held.number, held.turn) == (session, 2 * edited, edited)
         assert asked == expected
         asked.clear()
     unknown = Conversation((user("other"), *said[1:], user("next")), SETTINGS, TURN)
-    assert (await conversations.look_up(unknown))[2] is None
+    assert (await conversations.look_up(unknown)).place is None
     assert asked == [4, 32, 24]

@@ -15,7 +15,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.records import IdempotencyKey
-from services.catalog.responses.base import StoredItem
+from services.catalog.responses import StoredItem
 from services.conversations.named import NamedConversations
 
 ITEMS = [StoredItem(f"msg_{number}", "{}") for number in range(3)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import SessionBusy, UnknownSession
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import ForkOrigin
@@ -17,7 +18,6 @@ from services.catalog.records import IdempotencyKey
 from services.conversations.choices import ChoiceProgress
 from services.conversations.continuation import Continuation, Conversation
 from services.forks import ForkRequest
-from services.turn_stream import TurnEnded
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
 TURN = TurnRequest((), sampling=Sampling(50))
@@ -38,7 +38,7 @@ async def read(found: Any) -> dict[int, str]:
         choice, progress = (
             (each.choice, each.progress) if isinstance(each, ChoiceProgress) else (0, each)
         )
-        if isinstance(progress, TurnEnded):
+        if isinstance(progress, TurnFinished):
             assert progress.outcome.message is not None
             answers[choice] = progress.outcome.message.content
     await found.stream.aclose()
@@ -62,9 +62,9 @@ def delete_what_is_found(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Calla
         async def look_up_and_delete(*arguments: Any) -> Any:
             nonlocal left
             found = await look_up(*arguments)
-            if left and found[2] is not None:
+            if left and found.place is not None:
                 left -= 1
-                await harness.service.delete(found[2].session.id)
+                await harness.service.delete(found.place.session.id)
             return found
 
         monkeypatch.setattr(conversations, "look_up", look_up_and_delete)

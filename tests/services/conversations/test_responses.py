@@ -12,16 +12,17 @@ from kvrecall.domain.errors import (
     UnknownResponse,
     WorkerLost,
 )
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.catalog.responses.base import StoredResponse
+from services.catalog.responses import StoredResponse
 from services.conversations.continuation import Conversation
 from services.conversations.responses import RecordedStream
-from services.turn_stream import TextDelta, TurnEnded, TurnProgress
+from services.turn_stream import TextDelta, TurnProgress
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
 TURN = TurnRequest((), sampling=Sampling(50))
@@ -40,7 +41,7 @@ async def ask(
     conversation = replace(conversation, **changes)
     found = await harness.service.conversations.turn(conversation)
     async for progress in found.stream:
-        if isinstance(progress, TurnEnded):
+        if isinstance(progress, TurnFinished):
             outcome = progress.outcome
     response = StoredResponse(
         f"resp_{found.session}_{found.turn}",
@@ -201,7 +202,7 @@ class Scripted:
         self.closed = True
 
 
-ENDED = TurnEnded(TurnOutcome("s", 1, None, "stop", 1, 1, MemoryReport(), (), {}))
+ENDED = TurnFinished(TurnOutcome("s", 1, None, "stop", 1, 1, MemoryReport(), (), {}))
 
 
 class TestRecordedStream:
@@ -221,7 +222,7 @@ class TestRecordedStream:
         async for progress in stream:
             log.append(type(progress).__name__)
         await stream.aclose()
-        assert log == [TextDelta("a"), "TextDelta", "stored", "TurnEnded", "closed"]
+        assert log == [TextDelta("a"), "TextDelta", "stored", "TurnFinished", "closed"]
 
     async def test_a_turn_that_fails_is_not_recorded_and_the_stream_is_closed(self) -> None:
         log: list[str] = []

@@ -1,7 +1,7 @@
 """Sessions that workers hold and the catalog does not know are deleted; those in creation are not."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 
@@ -12,11 +12,13 @@ from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.testing import InMemoryCatalog, StubWorker
+from kvrecall.testing import StubWorker, open_catalog
+from services.catalog.base import Catalog
 from services.context import ServiceContext
 from services.pages import reconciliation
 from services.pages.reconciliation import Reconciler
 
+Build = Callable[[StubWorker], Reconciler]
 HELLO = Message("user", "hello there")
 
 
@@ -105,25 +107,31 @@ class Recording(StubWorker):
         return found
 
 
-def build(worker: StubWorker, limits: ServiceLimits) -> Reconciler:
-    return Reconciler(ServiceContext.create(InMemoryCatalog(), worker, limits))
+@pytest.fixture
+async def catalog() -> AsyncIterator[Catalog]:
+    async with open_catalog() as catalog:
+        yield catalog
 
 
-async def test_lists_come_in_bounded_pages(
-    settings: ServiceLimits, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def build(catalog: Catalog, settings: ServiceLimits) -> Build:
+    """build(worker): a reconciler of an empty catalog and this worker."""
+    return lambda worker: Reconciler(ServiceContext.create(catalog, worker, settings))
+
+
+async def test_lists_come_in_bounded_pages(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciliation, "_PAGE_SESSIONS", 7)
     worker = Recording(stored=[f"s_{number:03}" for number in range(40)])
-    assert await build(worker, settings).reconcile("one") == 40
+    assert await build(worker).reconcile("one") == 40
     assert not worker.stored
     assert max(worker.pages) == 7
 
 
 async def test_a_worker_is_asked_again_only_for_what_was_opened_since(
-    settings: ServiceLimits,
+    build: Build, settings: ServiceLimits
 ) -> None:
     worker = Recording()
-    reconciler = build(worker, settings)
+    reconciler = build(worker)
     await reconciler.reconcile("one")
     assert [(each.stored, each.max_age) for each in worker.lists] == [(False, 0.0), (True, 0.0)]
     assert worker.lists[0].min_age == pytest.approx(settings.orphan_seconds)
@@ -138,9 +146,9 @@ async def test_a_worker_is_asked_again_only_for_what_was_opened_since(
     assert len(worker.lists) == 2, "it joined anew: all of its sessions"
 
 
-async def test_a_reconciliation_that_fails_is_made_up_for(settings: ServiceLimits) -> None:
+async def test_a_reconciliation_that_fails_is_made_up_for(build: Build) -> None:
     worker = Recording(stored=["s_1"])
-    reconciler = build(worker, settings)
+    reconciler = build(worker)
     worker.faults["delete_unknown"] = WorkerLost("gone")
     with pytest.raises(WorkerLost):
         await reconciler.reconcile("one")
@@ -148,7 +156,7 @@ async def test_a_reconciliation_that_fails_is_made_up_for(settings: ServiceLimit
 
 
 async def test_a_session_that_is_used_after_it_was_listed_is_deleted_once_it_is_idle(
-    settings: ServiceLimits,
+    build: Build,
 ) -> None:
     class InUse(Recording):
         """Opens each session that a deletion names, as if its creation were still running."""
@@ -165,7 +173,7 @@ async def test_a_session_that_is_used_after_it_was_listed_is_deleted_once_it_is_
     worker = InUse()
     await worker.open(open_request("s_1"))
     worker.opened_at["s_1"] = 0.0
-    reconciler = build(worker, settings)
+    reconciler = build(worker)
     assert await reconciler.reconcile("one") == 0
     assert worker.sessions.keys() == {"s_1"}
     worker.used = False
@@ -176,7 +184,7 @@ async def test_a_session_that_is_used_after_it_was_listed_is_deleted_once_it_is_
 
 
 async def test_a_worker_that_joins_during_its_reconciliation_is_listed_whole_again(
-    settings: ServiceLimits,
+    build: Build,
 ) -> None:
     class Joining(Recording):
         """Joins anew while its sessions are listed."""
@@ -189,14 +197,14 @@ async def test_a_worker_that_joins_during_its_reconciliation_is_listed_whole_aga
             return await super().list_sessions(worker, request)
 
     worker = Joining()
-    reconciler = build(worker, settings)
+    reconciler = build(worker)
     await reconciler.reconcile("one")
     del worker.lists[1:]
     await reconciler.reconcile("one")
     assert [each.stored for each in worker.lists[1:]] == [False, True]
 
 
-async def test_a_silent_worker_holds_up_no_other(settings: ServiceLimits) -> None:
+async def test_a_silent_worker_holds_up_no_other(build: Build) -> None:
     class Silent(StubWorker):
         async def list_sessions(
             self, worker: str, request: pb.ListSessionsRequest
@@ -207,7 +215,7 @@ async def test_a_silent_worker_holds_up_no_other(settings: ServiceLimits) -> Non
 
     worker = Silent(stored=["s_1"])
     worker.names = ["silent", "one"]
-    reconciler = build(worker, settings)
+    reconciler = build(worker)
     reconciler.start()
     for _ in range(500):
         if not worker.stored:
@@ -229,9 +237,9 @@ def cautious() -> ServiceLimits:
     ("known", "unknown", "deleted"), [(0, 3, True), (0, 4, False), (16, 4, True), (15, 4, False)]
 )
 async def test_more_unknown_sessions_than_crashes_leave_are_held(
-    known: int, unknown: int, deleted: bool, cautious: ServiceLimits
+    known: int, unknown: int, deleted: bool, cautious: ServiceLimits, catalog: Catalog
 ) -> None:
-    catalog, worker = InMemoryCatalog(), StubWorker()
+    worker = StubWorker()
     reconciler = Reconciler(ServiceContext.create(catalog, worker, cautious))
     for number in range(known):
         await catalog.sessions.create(make_session(f"s_known{number}"), b"", None)
@@ -251,11 +259,13 @@ async def test_more_unknown_sessions_than_crashes_leave_are_held(
     assert not reconciler.held
 
 
-async def test_a_person_lets_held_sessions_go_with_a_setting(cautious: ServiceLimits) -> None:
+async def test_a_person_lets_held_sessions_go_with_a_setting(
+    cautious: ServiceLimits, catalog: Catalog
+) -> None:
     worker = StubWorker()
     worker.stored = {f"s_unknown{number}" for number in range(9)}
     limits = cautious.model_copy(update={"max_unknown_share": 1.0})
-    reconciler = Reconciler(ServiceContext.create(InMemoryCatalog(), worker, limits))
+    reconciler = Reconciler(ServiceContext.create(catalog, worker, limits))
     assert await reconciler.reconcile("stub") == 9
     assert not worker.stored
 

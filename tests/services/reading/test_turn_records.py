@@ -12,37 +12,27 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import SessionSettings
-from kvrecall.testing import InMemoryCatalog
-from services.catalog.records import TurnCommit
+from kvrecall.testing import open_catalog
+from services.catalog.base import Catalog
+from services.catalog.records import SessionDump
 from services.reading.turn_records import find_turns, read_turns
 
 SETTINGS = SessionSettings(budget=64, repair_rows=0, method="snapkv")
 
 
-async def commit_turns(sizes: list[int]) -> tuple[InMemoryCatalog, Session]:
+async def add_turns(catalog: Catalog, sizes: list[int]) -> Session:
     """A session with turns of so many tokens."""
-    catalog = InMemoryCatalog()
-    session = Session("s", 1, SETTINGS, 1.0, 1.0, 0, MemoryReport())
-    await catalog.sessions.create(session, b"", None)
+    turns = []
     stop = 0
     for number, size in enumerate(sizes, 1):
         stop += size
-        outcome = TurnOutcome(
-            "s",
-            number,
-            None,
-            "appended",
-            size,
-            0,
-            MemoryReport(length=stop),
-            (),
-            {},
-            stop=stop,
-        )
+        memory = MemoryReport(length=stop)
+        outcome = TurnOutcome("s", number, None, "appended", size, 0, memory, (), {}, stop=stop)
         ids = tuple(range(stop - size, stop))
-        turn = Turn("s", number, (Message("user", "x"),), ids, outcome, (size,))
-        await catalog.turns.commit(TurnCommit(turn, b""), 1, None)
-    return catalog, await catalog.sessions.get("s")
+        turns.append(Turn("s", number, (Message("user", "x"),), ids, outcome, (size,)))
+    session = Session("s", 1, SETTINGS, 1.0, 1.0, len(turns), MemoryReport(length=stop))
+    await catalog.sessions.restore(SessionDump(session, b"", tuple(turns)))
+    return await catalog.sessions.get("s")
 
 
 @given(
@@ -50,11 +40,11 @@ async def commit_turns(sizes: list[int]) -> tuple[InMemoryCatalog, Session]:
     data=st.data(),
 )
 async def test_any_tokens_are_found_with_their_turns(sizes: list[int], data: Any) -> None:
-    catalog, session = await commit_turns(sizes)
     length = sum(sizes)
     start = data.draw(st.integers(0, length - 1))
     stop = data.draw(st.integers(start + 1, length))
-    found = await find_turns(catalog, session, start, stop)
+    async with open_catalog() as catalog:
+        found = await find_turns(catalog, await add_turns(catalog, sizes), start, stop)
     ids = [token for record in found for token in record.turn.token_ids]
     assert ids == list(range(found[0].start, found[-1].stop))
     assert found[0].start <= start < found[0].stop
@@ -64,8 +54,9 @@ async def test_any_tokens_are_found_with_their_turns(sizes: list[int], data: Any
 
 
 async def test_pages_of_the_log_have_the_positions_of_their_tokens() -> None:
-    catalog, _ = await commit_turns([3, 1, 4, 1, 5])
-    found = [await read_turns(catalog, "s", after, 2) for after in (0, 2, 4, 5)]
+    async with open_catalog() as catalog:
+        await add_turns(catalog, [3, 1, 4, 1, 5])
+        found = [await read_turns(catalog, "s", after, 2) for after in (0, 2, 4, 5)]
     assert [[(each.start, each.stop) for each in page] for page in found] == [
         [(0, 3), (3, 4)],
         [(4, 8), (8, 9)],
@@ -75,7 +66,7 @@ async def test_pages_of_the_log_have_the_positions_of_their_tokens() -> None:
 
 
 async def test_a_session_that_was_deleted_meanwhile_is_unknown() -> None:
-    catalog, session = await commit_turns([3, 1, 4])
-    longer = replace(session, turns=90)
-    with pytest.raises(UnknownSession):
-        await find_turns(catalog, longer, 0, 8)
+    async with open_catalog() as catalog:
+        longer = replace(await add_turns(catalog, [3, 1, 4]), turns=90)
+        with pytest.raises(UnknownSession):
+            await find_turns(catalog, longer, 0, 8)

@@ -12,7 +12,7 @@ from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession, resolve_settings
 from kvrecall.protocol.convert import worker_info_from_wire
-from kvrecall.testing import InMemoryCatalog, StubWorker
+from kvrecall.testing import StubWorker
 from services.sessions.manager import SessionManager
 
 HELLO = Message("user", "hello there")
@@ -51,10 +51,10 @@ async def test_a_session_in_use_is_not_forgotten(harness) -> None:
     assert (await harness.outcome(held)).turn == 1
 
 
-async def test_an_idle_session_takes_less_than_four_kibibytes() -> None:
+async def test_an_idle_session_takes_less_than_four_kibibytes(harness) -> None:
     limits = ServiceLimits()
     worker = StubWorker()
-    manager = SessionManager(InMemoryCatalog(), worker, EventBus(), limits)
+    manager = SessionManager(harness.catalog, worker, EventBus(), limits)
     info = worker_info_from_wire(await worker.describe())
     settings = resolve_settings(CreateSession(budget=64, repair_rows=8), info, limits)
     report = MemoryReport(budget=64)

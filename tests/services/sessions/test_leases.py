@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import SessionBusy, StaleEpoch
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
@@ -20,7 +21,7 @@ from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 from services.sessions.leases import Claim, Leases
-from services.turn_stream import TurnEnded, TurnStream
+from services.turn_stream import TurnStream
 
 HELLO = Message("user", "hello there")
 QUICK = ServiceLimits(claim_seconds=0.15, queue_seconds=5)
@@ -184,7 +185,7 @@ async def said(service: SessionService, session: str, **options: Any) -> TurnOut
     """A turn's outcome."""
     stream = service.turn(session, TurnRequest((HELLO,), **options))
     ended = [progress async for progress in stream][-1]
-    assert isinstance(ended, TurnEnded)
+    assert isinstance(ended, TurnFinished)
     return ended.outcome
 
 

@@ -140,7 +140,7 @@ def test_the_output_layer_and_the_embedding_stay_as_they_are(
 def test_the_reference_model_decodes_nearly_as_in_float32(
     kind: Quantization, model_path: Callable[[str], Path]
 ) -> None:
-    """On tokens that are no text: benchmarks/quantized.py measures it on some."""
+    """On tokens that are no text: docs/benchmarks.md has it on some."""
     path = model_path("reference")
     full, quantized = load_model(path, dtype=torch.float32), load_model(path, quantize=kind)
     expected = together(full).log_softmax(-1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.peers.agent.conversation import (
+from benchmarks.peers.conversation import (
     Conversation,
     Turn,
     ask_message,

@@ -7,9 +7,9 @@ from typing import ClassVar
 import pytest
 
 from benchmarks.peers.agent import session
-from benchmarks.peers.agent.conversation import Message, Turn, generate
-from benchmarks.peers.agent.plan import Plan
 from benchmarks.peers.agent.session import Measured, run_session
+from benchmarks.peers.conversation import Message, Turn, generate
+from benchmarks.peers.plan import Plan
 from benchmarks.peers.subjects.base import Reply
 from evals.languages.choice import get_language
 

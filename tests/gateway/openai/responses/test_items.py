@@ -7,8 +7,13 @@ import pytest
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
 from gateway.ignored import IgnoredParts, Tolerance
-from gateway.openai.responses.hosted_items import LEFT_OUT_ITEMS, SETTING_ITEMS
-from gateway.openai.responses.items import PlacedItem, parse_item, to_messages
+from gateway.openai.responses.items import (
+    LEFT_OUT_ITEMS,
+    SETTING_ITEMS,
+    PlacedItem,
+    parse_item,
+    to_messages,
+)
 from kvrecall.domain.messages import Message
 
 Json = dict[str, Any]

@@ -1,1 +1,0 @@
-"""Costs of what operators see: traces and scrapes."""

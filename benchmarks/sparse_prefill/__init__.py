@@ -1,1 +1,0 @@
-"""Sparse prefill beside dense attention, one block at a time."""

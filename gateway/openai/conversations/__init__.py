@@ -1,1 +1,0 @@
-"""OpenAI's Conversations API: items that clients keep under an id."""

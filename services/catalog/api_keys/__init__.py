@@ -1,1 +1,0 @@
-"""API keys in each kind of catalog."""

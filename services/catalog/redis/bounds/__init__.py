@@ -1,1 +1,0 @@
-"""What tenants may take of the Redis catalog."""

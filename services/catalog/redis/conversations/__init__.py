@@ -1,1 +1,0 @@
-"""Sessions behind stateless requests in the Redis catalog."""

@@ -1,1 +1,0 @@
-"""What clients of OpenAI's Responses and Conversations APIs read again, in each kind of catalog."""

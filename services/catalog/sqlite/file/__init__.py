@@ -1,1 +1,0 @@
-"""The file of a SQLite catalog: its lock, and its identity."""

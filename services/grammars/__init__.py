@@ -1,1 +1,0 @@
-"""Grammars of requests: whether a worker can hold an answer to them."""

@@ -1,1 +1,0 @@
-"""A turn before it runs: the check of its constraint, and its request to the worker."""

@@ -1,1 +1,0 @@
-"""What the service does now, for metrics."""
