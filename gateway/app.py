@@ -26,9 +26,9 @@ from gateway.reference_page import HEADERS as REFERENCE_HEADERS
 from gateway.reference_page import render
 from gateway.rest.router import VENDOR_FORMATS, create_routes
 from gateway.rest.routes.watching import build_version
-from gateway.rest.schemas.overview import VersionView
 from gateway.scopes import require_rules
 from gateway.settings import GatewaySettings
+from kvrecall import client
 from kvrecall.domain.errors import ShuttingDown
 from kvrecall.metrics.page import Metrics, MetricsPage
 from kvrecall.sandbox.tenant_threads import TenantThreads
@@ -207,7 +207,7 @@ def _add_operations(app: FastAPI, service: SessionService, settings: GatewaySett
         return HTMLResponse(build_page(), headers=REFERENCE_HEADERS)
 
     @app.get("/version", tags=["operations"])
-    async def get_version() -> VersionView:
+    async def get_version() -> client.Version:
         """Version of the service, the revision of its source, and the served model."""
         return build_version(service, settings)
 

@@ -8,12 +8,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
-from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import log_unexpected_error, to_problem
-from gateway.rest.schemas.messages import ToolCallView
-from gateway.rest.schemas.turns import TurnView, view_logprobs
+from gateway.rest.schemas.messages import to_tool_call
+from gateway.rest.schemas.public import PublicValue, to_dict, to_json
+from gateway.rest.schemas.turns import to_logprobs, to_turn
 from kvrecall.domain.errors import ServiceError, WorkerLost
 from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import TokenLogprob
@@ -119,14 +119,14 @@ class SessionEvents:
             case ReasoningDelta(text):
                 return _encode("reasoning", {"text": text})
             case TextDelta(text, logprobs):
-                found = {"logprobs": view_logprobs(logprobs)} if logprobs else {}
-                return _encode("token", {"text": text, **found})
+                found = [to_dict(each) for each in to_logprobs(logprobs)]
+                return _encode("token", {"text": text, **({"logprobs": found} if found else {})})
             case ArgumentsDelta():
                 return _encode("arguments_delta", asdict(progress))
             case ToolCallEmitted(call):
-                return _encode("tool_call", ToolCallView.from_domain(call))
+                return _encode("tool_call", to_tool_call(call))
             case TurnFinished(outcome):
-                return _encode("done", TurnView.from_domain(outcome))
+                return _encode("done", to_turn(outcome))
 
     def fail(self, problem: Mapping[str, Any]) -> bytes:
         """Encode an error."""
@@ -201,6 +201,6 @@ async def _send_chunk(send: Send, chunk: bytes) -> None:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-def _encode(event: str, data: BaseModel | dict[str, Any]) -> bytes:
-    text = data.model_dump_json() if isinstance(data, BaseModel) else json.dumps(data)
-    return f"event: {event}\ndata: {text}\n\n".encode()
+def _encode(event: str, data: PublicValue | dict[str, Any]) -> bytes:
+    text = json.dumps(data).encode() if isinstance(data, dict) else to_json(data)
+    return f"event: {event}\ndata: ".encode() + text + b"\n\n"

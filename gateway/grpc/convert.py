@@ -1,4 +1,4 @@
-"""Conversion between the messages of sessions.proto and the REST API's bodies and views.
+"""Conversion between the messages of sessions.proto, the REST API's bodies and public values.
 
 Driven by the descriptors: fields have the same names, so a new one needs no code here. A field of
 type Duration ends in `duration` or `timeout` where REST has `seconds`, or REST adds `_seconds` to its
@@ -18,6 +18,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from pydantic import BaseModel
 from pydantic_core import from_json
 
+from gateway.rest.schemas.public import PublicValue, to_dict
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -41,9 +42,9 @@ def parse_body(kind: type[BodyT], request: Message) -> BodyT:
     return kind.model_validate({k: v for k, v in values.items() if k not in _OUTSIDE_THE_BODY})
 
 
-def build_message(kind: type[MessageT], view: BaseModel) -> MessageT:
-    """Convert a REST view to a message."""
-    return fill_message(kind(), view.model_dump())
+def build_message(kind: type[MessageT], value: PublicValue) -> MessageT:
+    """Convert a public value to a message."""
+    return fill_message(kind(), to_dict(value))
 
 
 def read_message(message: Message) -> Any:

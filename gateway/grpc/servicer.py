@@ -12,20 +12,21 @@ from gateway.grpc.requests import (
     get_session_id,
     parse_event,
 )
-from gateway.rest.schemas.episodes import EpisodesView
-from gateway.rest.schemas.events import EventView
-from gateway.rest.schemas.memory import MemoryView
-from gateway.rest.schemas.messages import ToolCallView
-from gateway.rest.schemas.repairs import RepairsView
+from gateway.rest.schemas.episodes import to_episodes
+from gateway.rest.schemas.events import to_receipt
+from gateway.rest.schemas.memory import to_memory
+from gateway.rest.schemas.messages import to_tool_call
+from gateway.rest.schemas.public import to_dict
+from gateway.rest.schemas.repairs import to_repairs
 from gateway.rest.schemas.sessions import (
     CreateSessionBody,
     ForkBody,
     MoveBody,
-    SessionPageView,
-    SessionView,
+    to_session,
+    to_session_page,
 )
-from gateway.rest.schemas.turns import TurnBody, TurnView, view_logprobs
-from gateway.rest.schemas.workers import MethodsView, WorkersView, WorkerView
+from gateway.rest.schemas.turns import TurnBody, to_logprobs, to_turn
+from gateway.rest.schemas.workers import to_methods, to_worker, to_workers
 from gateway.sse import read_outcome
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.session import Session
@@ -75,8 +76,8 @@ class SessionsServicer:
         """List a page of the tenant's sessions."""
         query = parse_body(ListSessionsBody, request)
         found = await self._service.reading.search(query.to_domain(), caller.tenant)
-        view = SessionPageView.from_domain(found, self._service.info.model)
-        return build_message(pb.ListSessionsResponse, view)
+        page = to_session_page(found, self._service.info.model)
+        return build_message(pb.ListSessionsResponse, page)
 
     async def delete_session(
         self, request: pb.DeleteSessionRequest, caller: Principal
@@ -105,7 +106,7 @@ class SessionsServicer:
     async def send_turn(self, request: pb.SendTurnRequest, caller: Principal) -> pb.Turn:
         """Run a turn and return it when it is committed."""
         async with aclosing(self._start_turn(request, caller)) as stream:
-            return build_message(pb.Turn, TurnView.from_domain(await read_outcome(stream)))
+            return build_message(pb.Turn, to_turn(await read_outcome(stream)))
 
     async def stream_turn(
         self, request: pb.SendTurnRequest, caller: Principal
@@ -123,13 +124,13 @@ class SessionsServicer:
         body, event = parse_event(request)
         key = get_key(request, "SendEvent", caller, session, body)
         receipt = await self._service.event(session, event, key, caller.tenant)
-        return build_message(pb.EventReceipt, EventView.from_domain(receipt))
+        return build_message(pb.EventReceipt, to_receipt(receipt))
 
     async def get_memory(self, request: pb.GetMemoryRequest, caller: Principal) -> pb.Memory:
         """Get a session's memory."""
         session = get_session_id(request)
         memory = await self._service.memory(session, caller.tenant)
-        return build_message(pb.Memory, MemoryView.from_domain(session, memory))
+        return build_message(pb.Memory, to_memory(session, memory))
 
     async def list_repairs(
         self, request: pb.ListRepairsRequest, caller: Principal
@@ -138,8 +139,8 @@ class SessionsServicer:
         session = get_session_id(request)
         limit = parse_body(ListRepairsBody, request).limit
         found = await self._service.repairs(session, limit, caller.tenant)
-        view = RepairsView.from_domain(session, found)
-        repairs = [{**each, "repair": each} for each in view.model_dump()["repairs"]]
+        history = to_dict(to_repairs(session, found))["repairs"]
+        repairs = [{**each, "repair": each} for each in history]
         return fill_message(pb.ListRepairsResponse(session=session), {"repairs": repairs})
 
     async def list_episodes(
@@ -147,25 +148,25 @@ class SessionsServicer:
     ) -> pb.ListEpisodesResponse:
         """List a session's episodes."""
         session = get_session_id(request)
-        view = EpisodesView.from_domain(*await self._service.episodes(session, caller.tenant))
-        return build_message(pb.ListEpisodesResponse, view)
+        episodes = to_episodes(*await self._service.episodes(session, caller.tenant))
+        return build_message(pb.ListEpisodesResponse, episodes)
 
     async def get_model(self, request: pb.GetModelRequest, caller: Principal) -> pb.Model:
         """Get the served model and its limits."""
-        return build_message(pb.Model, WorkerView.model_validate(self._service.info))
+        return build_message(pb.Model, to_worker(self._service.info))
 
     async def list_methods(
         self, request: pb.ListMethodsRequest, caller: Principal
     ) -> pb.ListMethodsResponse:
         """List the eviction methods and the repair."""
-        return build_message(pb.ListMethodsResponse, MethodsView.from_domain(self._service.info))
+        return build_message(pb.ListMethodsResponse, to_methods(self._service.info))
 
     async def list_workers(
         self, request: pb.ListWorkersRequest, caller: Principal
     ) -> pb.ListWorkersResponse:
         """List the reachable workers."""
-        view = WorkersView.from_domain(*await self._service.describe_workers())
-        return build_message(pb.ListWorkersResponse, view)
+        workers = to_workers(*await self._service.describe_workers())
+        return build_message(pb.ListWorkersResponse, workers)
 
     def _start_turn(self, request: pb.SendTurnRequest, caller: Principal) -> TurnStream:
         session = get_session_id(request)
@@ -179,8 +180,7 @@ class SessionsServicer:
         )
 
     def _describe(self, session: Session, state: SessionState) -> pb.Session:
-        view = SessionView.from_domain(session, state, self._service.info.model)
-        return build_message(pb.Session, view)
+        return build_message(pb.Session, to_session(session, state, self._service.info.model))
 
 
 def _to_event(progress: TurnProgress) -> pb.TurnEvent | None:
@@ -189,15 +189,13 @@ def _to_event(progress: TurnProgress) -> pb.TurnEvent | None:
         case ReasoningDelta(text):
             return pb.TurnEvent(reasoning=pb.TextDelta(text=text))
         case TextDelta(text, logprobs):
-            piece = {"text": text, "logprobs": view_logprobs(logprobs)}
+            piece = {"text": text, "logprobs": [to_dict(each) for each in to_logprobs(logprobs)]}
             return pb.TurnEvent(text=fill_message(pb.TextDelta(), piece))
         case ArgumentsDelta():
             return pb.TurnEvent(arguments=pb.ArgumentsDelta(**asdict(progress)))
         case ToolCallEmitted(call):
-            view = ToolCallView.from_domain(call)
-            return pb.TurnEvent(tool_call=build_message(pb.ToolCall, view))
+            return pb.TurnEvent(tool_call=build_message(pb.ToolCall, to_tool_call(call)))
         case TurnFinished(outcome):
-            view_of_turn = TurnView.from_domain(outcome)
-            return pb.TurnEvent(turn=build_message(pb.Turn, view_of_turn))
+            return pb.TurnEvent(turn=build_message(pb.Turn, to_turn(outcome)))
         case _:
             return None

@@ -6,7 +6,8 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import Request, Response
-from pydantic import BaseModel
+
+from gateway.rest.schemas.public import PublicValue, to_json
 
 # Another version of kvrecall may describe the same state in another way.
 _RELEASE = version("kvrecall")
@@ -25,18 +26,18 @@ def _build_tag(*parts: str | bytes) -> str:
 
 
 async def respond_unless_current(
-    request: Request, version: str, build: Callable[[], Awaitable[BaseModel]]
+    request: Request, version: str, build: Callable[[], Awaitable[PublicValue]]
 ) -> Response:
     """Build a response that is tagged by a version; a client that has it costs no `build`."""
     tag = _build_tag(version)
     if _is_current(request, tag):
         return _build_unchanged(tag)
-    return _respond((await build()).model_dump_json().encode(), tag)
+    return _respond(to_json(await build()), tag)
 
 
-def respond_if_changed(request: Request, view: BaseModel | bytes) -> Response:
+def respond_if_changed(request: Request, value: PublicValue | bytes) -> Response:
     """Build a response that is tagged by its body, or one that it has not changed."""
-    body = view if isinstance(view, bytes) else view.model_dump_json().encode()
+    body = value if isinstance(value, bytes) else to_json(value)
     tag = _build_tag(body)
     return _build_unchanged(tag) if _is_current(request, tag) else _respond(body, tag)
 

@@ -3,7 +3,8 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from gateway.rest.schemas.sessions import SessionView
+from gateway.rest.schemas.public import to_json
+from gateway.rest.schemas.sessions import to_session
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 
@@ -36,7 +37,7 @@ class RenderedSessions:
         if known is not None and known.session is session and known.state is state:
             self._rendered.move_to_end(session.id)
             return known.body
-        body = SessionView.from_domain(session, state, model).model_dump_json().encode()
+        body = to_json(to_session(session, state, model))
         self._rendered.pop(session.id, None)
         if len(body) <= _BYTES:
             self._rendered[session.id] = _Rendered(session, state, body)

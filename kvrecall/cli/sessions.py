@@ -41,11 +41,11 @@ def _iter_sessions(client: KvrecallClient, limit: int) -> Iterator[Session]:
 
 
 def _describe(session: Session) -> dict[str, Any]:
-    """The values of a row; active rows are None for a session that no worker has open."""
+    """The values of a row."""
     return {
         "id": session.id,
         "tokens": session.length,
-        "active_rows": None if session.memory is None else session.memory.active_rows,
+        "active_rows": session.memory.active_rows,
         "turns": session.turns,
         "last_use": session.updated_at.astimezone(UTC).isoformat(timespec="seconds"),
         "state": session.state,
@@ -55,11 +55,10 @@ def _describe(session: Session) -> dict[str, Any]:
 
 def _to_cells(row: dict[str, Any]) -> list[str]:
     ago = datetime.now(UTC) - datetime.fromisoformat(row["last_use"])
-    active = "" if row["active_rows"] is None else f"{row['active_rows']:,}"
     return [
         row["id"],
         f"{row['tokens']:,}",
-        active,
+        f"{row['active_rows']:,}",
         f"{row['turns']:,}",
         f"{_to_words(ago.total_seconds())} ago",
         row["state"],

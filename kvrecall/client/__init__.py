@@ -40,7 +40,7 @@ from kvrecall.client.inspection import (
     Overview,
     Pause,
     PauseCall,
-    PauseRepair,
+    Pauses,
     SharedTokens,
     TurnLog,
     TurnSpan,
@@ -58,7 +58,9 @@ from kvrecall.client.models import (
     Message,
     Passage,
     PastRepair,
+    PauseRepair,
     Repair,
+    Repairs,
     RepairTotals,
     Reselections,
     TokenLogprob,
@@ -83,7 +85,15 @@ from kvrecall.client.sessions import (
     SessionOptions,
     SessionPage,
 )
-from kvrecall.client.workers import Method, Methods, TierStats, Worker, WorkerLoad, WorkerStats
+from kvrecall.client.workers import (
+    Method,
+    Methods,
+    TierStats,
+    Worker,
+    WorkerLoad,
+    Workers,
+    WorkerStats,
+)
 
 __all__ = [
     "AccessDenied",
@@ -131,11 +141,13 @@ __all__ = [
     "Pause",
     "PauseCall",
     "PauseRepair",
+    "Pauses",
     "PendingCall",
     "QuotaExceeded",
     "ReasoningDelta",
     "Repair",
     "RepairTotals",
+    "Repairs",
     "Reselection",
     "ReselectionOptions",
     "Reselections",
@@ -172,4 +184,5 @@ __all__ = [
     "Worker",
     "WorkerLoad",
     "WorkerStats",
+    "Workers",
 ]

@@ -16,11 +16,12 @@ from kvrecall.client.models import (
     Memory,
     Message,
     PastRepair,
+    Repairs,
     Turn,
 )
 from kvrecall.client.options import TurnOptions
 from kvrecall.client.sessions import Session, SessionFilters, SessionOptions, SessionPage
-from kvrecall.client.workers import Methods, Worker, WorkerLoad
+from kvrecall.client.workers import Methods, Worker, WorkerLoad, Workers
 
 Result = TypeVar("Result")
 MessageInput = Message | Mapping[str, Any]
@@ -153,7 +154,7 @@ def repairs(session: SessionInput, limit: int) -> Call[tuple[PastRepair, ...]]:
     return Call(
         "GET",
         _path(session, "/repairs"),
-        lambda data: tuple(parse(PastRepair, repair) for repair in data["repairs"]),
+        lambda data: parse(Repairs, data).repairs,
         params={"limit": limit},
     )
 
@@ -178,7 +179,7 @@ def workers() -> Call[tuple[WorkerLoad, ...]]:
     return Call(
         "GET",
         "/v1/workers",
-        lambda data: tuple(parse(WorkerLoad, worker) for worker in data["workers"]),
+        lambda data: parse(Workers, data).workers,
     )
 
 

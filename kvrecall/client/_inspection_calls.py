@@ -11,6 +11,7 @@ from kvrecall.client.inspection import (
     MemoryTokens,
     Overview,
     Pause,
+    Pauses,
     TurnLog,
     Version,
 )
@@ -48,7 +49,7 @@ def pauses(session: SessionInput, limit: int) -> Call[tuple[Pause, ...]]:
     return Call(
         "GET",
         _path(session, "/pauses"),
-        lambda data: tuple(parse(Pause, pause) for pause in data["pauses"]),
+        lambda data: parse(Pauses, data).pauses,
         params={"limit": limit},
     )
 

@@ -4,10 +4,11 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from kvrecall.client.models import (
     Message,
-    Repair,
+    PauseRepair,
     Reselections,
     TurnEpisode,
     TurnMemory,
@@ -39,6 +40,7 @@ class LoggedTurn:
     output_tokens: int
     reasoning_tokens: int
     prefilled_tokens: int
+    settled_tokens: int
     spans: tuple[TurnSpan, ...]
     seconds: Mapping[str, float]
     started_at: datetime
@@ -48,10 +50,9 @@ class LoggedTurn:
     episode: TurnEpisode | None
     durable: bool
     memory: TurnMemory
-    reselections: Reselections | None = None
-    prefill: TurnPrefill | None = None
-    retrieval: TurnRetrieval | None = None
-    settled_tokens: int = 0
+    reselections: Reselections | None
+    prefill: TurnPrefill | None
+    retrieval: TurnRetrieval | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,11 @@ class TurnLog:
 
 @dataclass(frozen=True)
 class LayerCells:
-    """Cells of a layer in base64, a byte for each column; see `MemoryMap`."""
+    """Cells of a layer in base64, a byte for each column.
+
+    A byte is 0 where no row of the column's tokens is active (or promoted by a repair since the last
+    turn), 255 where all are, otherwise 1 to 254 in proportion.
+    """
 
     active: str
     promoted: str
@@ -83,7 +88,13 @@ class LayerCells:
 
 @dataclass(frozen=True)
 class MemoryMap:
-    """Map of the tokens from `start` to `stop` - 1, in `columns` equal parts, layer by layer."""
+    """Map of the tokens from `start` to `stop` - 1 of a session as committed, in equal columns.
+
+    Column c begins at token start + floor(c * n / columns) of n tokens. The first `sinks` tokens and
+    those from `recent_start` on are never evicted. `turn_start` is the first token of the last turn,
+    `episode` the active episode, empty without one. `turns`, and `repairs` since the last of them,
+    were committed.
+    """
 
     session: str
     length: int
@@ -101,11 +112,22 @@ class MemoryMap:
     repairs: int
 
 
+Reason = Literal[
+    "pending", "evicted", "sink", "recent", "promoted", "turn", "episode", "fits", "kept"
+]
+
+
 @dataclass(frozen=True)
 class MemoryToken:
-    """Token, the rows that hold it, and the `reason`, with a sentence as `detail`.
+    """Token, the rows that hold it, and why.
 
-    `held` and `promoted` have a mask of KV heads in hexadecimal for each layer.
+    `held` and `promoted` have a mask of KV heads in hexadecimal for each layer: those where its row
+    is active, and those where a repair brought it back since the last turn. `rows` of `rows_total`
+    are active. `reason` is the first that applies: pending (sampled, not computed yet), evicted (in
+    all layers), sink, recent, promoted, turn (of the last turn), episode (in the active one's
+    selection), fits (nothing was evicted), kept (by the method). `repairs` are the numbers of the
+    retained repairs that promoted it, `repair` is the last of them. `score`: with which it was last
+    evicted, where that is among those that are kept.
     """
 
     position: int
@@ -117,7 +139,7 @@ class MemoryToken:
     promoted: tuple[str, ...]
     rows: int
     rows_total: int
-    reason: str
+    reason: Reason
     detail: str
     repair: int | None
     repairs: tuple[int, ...]
@@ -131,7 +153,10 @@ class MemoryToken:
 
 @dataclass(frozen=True)
 class MemoryTokens:
-    """Tokens from `start` to `stop` - 1; of `log_length` tokens of the log `length` are computed."""
+    """Tokens from `start` to `stop` - 1 of a session as committed.
+
+    Of `log_length` tokens of the log `length` are computed; the others are with the next turn.
+    """
 
     session: str
     length: int
@@ -153,7 +178,10 @@ class SharedTokens:
 
 @dataclass(frozen=True)
 class FamilyMember:
-    """Session of a family, forked from `parent` at the end of `turn`; a deleted one has its id alone."""
+    """Session of a family, forked from `parent` at the end of `turn`.
+
+    One that does not exist any more has its id alone.
+    """
 
     id: str
     parent: str | None
@@ -168,7 +196,10 @@ class FamilyMember:
 
 @dataclass(frozen=True)
 class Family:
-    """Family of a session, `root` first; `complete`: all sessions of the tenant were looked at."""
+    """Family of a session: `root` first, then by creation.
+
+    `scanned` of the tenant's sessions were looked at, the newest; `complete`: these are all.
+    """
 
     session: str
     root: str
@@ -179,7 +210,12 @@ class Family:
 
 @dataclass(frozen=True)
 class PauseCall:
-    """Tool call of a pause with its times; None is one that was not stored or has not come."""
+    """Tool call of a pause.
+
+    `called_at` is the commit of the turn that made it, `started_at` the client's first event of it,
+    `ended_at` its result or timeout; null where that was not stored or has not come. `status` is
+    unknown where a later call of the session has the same id.
+    """
 
     id: str
     name: str
@@ -195,20 +231,12 @@ class PauseCall:
 
 
 @dataclass(frozen=True)
-class PauseRepair(Repair):
-    """Repair of a pause; `started_at` and `call_id` are None where they are not known."""
-
-    number: int
-    turn: int
-    at: datetime
-    started_at: datetime | None
-    call_id: str | None
-    signal: str
-
-
-@dataclass(frozen=True)
 class Pause:
-    """Pause after a turn: its tool calls, and the repairs that are retained, oldest first."""
+    """Pause after a turn: its tool calls, and the retained repairs, oldest first.
+
+    It began with the commit of `turn` and ended when the next one was asked for; null until
+    then.
+    """
 
     turn: int
     began_at: datetime
@@ -219,8 +247,16 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class Pauses:
+    """Last pauses of a session, newest first."""
+
+    session: str
+    pauses: tuple[Pause, ...]
+
+
+@dataclass(frozen=True)
 class Activity:
-    """What was counted. Times to the first token are upper bounds, None without any."""
+    """What was counted. Times to the first token are upper bounds of buckets, null without any."""
 
     turns: int
     failed_turns: int
@@ -243,14 +279,18 @@ class Activity:
 
 @dataclass(frozen=True)
 class ActivityStep(Activity):
-    """What was counted from `at` on, for the `step_seconds` of the overview."""
+    """What was counted from `at` on, for `step_seconds` of the overview."""
 
     at: datetime
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What a gateway did in the last 15 minutes, or `since` it was started."""
+    """What this gateway did for the tenant in the last 15 minutes, or `since` it was started.
+
+    `sessions` is the number of the tenant's sessions; `active` counts those in which this gateway
+    runs a turn or a repair, by state. `steps` are oldest first.
+    """
 
     window_seconds: int
     step_seconds: int
@@ -263,7 +303,11 @@ class Overview:
 
 @dataclass(frozen=True)
 class Version:
-    """Version of the service, the revision of its source if that is known, and its model."""
+    """Version of the service, the revision of its source where that is known, and its model.
+
+    `protocol` is the version of the wire to workers. `model` and `fingerprint` are empty until a worker
+    has joined.
+    """
 
     version: str
     revision: str

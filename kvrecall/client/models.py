@@ -1,5 +1,6 @@
-"""Frozen models of the REST API's messages and responses, named as the fields on the wire.
+"""Frozen models of the REST API's messages and responses, with the fields on the wire, in their order.
 
+The service answers with these classes, and their docstrings are its API's descriptions: null is None.
 Rows are counted per KV head; `_bytes` and `_seconds` fields have the unit of their name. Unknown
 fields of a response are ignored, so that a client works with newer services.
 """
@@ -17,7 +18,10 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True)
 class Function:
-    """Function name and arguments (JSON text of an object) of a tool call."""
+    """Function name and arguments of a tool call.
+
+    `arguments`: JSON text of an object.
+    """
 
     name: str
     arguments: str
@@ -25,11 +29,11 @@ class Function:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """Tool call of an assistant message, as in the OpenAI API."""
+    """Tool call, as in the OpenAI API."""
 
     id: str
+    type: Literal["function"] = field(default="function", kw_only=True)
     function: Function
-    type: Literal["function"] = "function"
 
     @property
     def name(self) -> str:
@@ -99,17 +103,20 @@ class EpisodeSettings:
 
 @dataclass(frozen=True)
 class Repair:
-    """Repair: of `candidates` evicted tokens `scored_rows` were scored and `promoted` promoted.
+    """Repair: its signal, the rows scored, promoted and demoted. Times in seconds, rows in tokens.
 
-    `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's limit.
-    `scan` is the scan that ran: `exact` instead of `index` where there was no memory. `searched_share`
-    of the rows had their keys compared to the signal.
-    `demoted` rows left the active set in exchange. `truncated`: stopped early by a deadline or a
-    turn. `in_pause`: it ended before the next turn.
+    `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's
+    `signal_tokens` setting, or when the repair was `truncated`.
+    `scored_rows` of `candidates` evicted tokens were scored, the fraction `share_scanned`: fewer
+    when bounds excluded the others, or when a deadline or a new turn `truncated` the repair.
+    `scan` is the scan that ran, null if none did: `exact` instead of `index` where there was no
+    memory. `searched_share` of the rows had their keys compared to the signal.
+    `demoted` rows left the active set in exchange. `in_pause`: it ended before the next turn.
     """
 
     trigger: str
     signal_tokens: int
+    observed_tokens: int
     candidates: int
     scored_rows: int
     share_scanned: float
@@ -120,14 +127,17 @@ class Repair:
     hops: int
     bytes_read: int
     in_pause: bool
-    observed_tokens: int = field(default=0, kw_only=True)
-    scan: str | None = field(default=None, kw_only=True)
-    searched_share: float = field(default=1.0, kw_only=True)
+    scan: str | None
+    searched_share: float
 
 
 @dataclass(frozen=True)
 class RepairTotals:
-    """Totals over the repairs since the previous turn; `skipped` were pending and not started."""
+    """Totals over the repairs since the previous turn, and their signals.
+
+    `truncated` counts those stopped by a deadline or by the turn, `skipped` those that were pending
+    and not started.
+    """
 
     repairs: int
     signals: tuple[str, ...]
@@ -151,19 +161,34 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class PastRepair(Repair):
-    """Repair of the history: the turn it was run for, its time, its signal, the promoted text.
+class PauseRepair(Repair):
+    """Repair of the history: the turn it was run for, its times, its signal.
 
-    `started_at` and `call_id`, the tool call of its signal, are None where they are not known.
+    It was committed `at`, and `started_at` before. `call_id`: the tool call that it is conditioned
+    on. Both are null where that is not known, `call_id` also for other signals.
     """
 
     number: int
     turn: int
     at: datetime
+    started_at: datetime | None
+    call_id: str | None
     signal: str
+
+
+@dataclass(frozen=True)
+class PastRepair(PauseRepair):
+    """Repair of the history with the text that it promoted."""
+
     passages: tuple[Passage, ...]
-    started_at: datetime | None = None
-    call_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Repairs:
+    """Last repairs of a session, newest first."""
+
+    session: str
+    repairs: tuple[PastRepair, ...]
 
 
 @dataclass(frozen=True)
@@ -185,9 +210,10 @@ class TurnMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """Current memory of a session; `in_slot`: its active rows are resident in a slot.
+    """Current memory of a session. Active, peak and bound rows are the largest layer's.
 
-    `retrieval_bytes`: of the worker's host, of the rows that answers and repairs search, and their index.
+    `in_slot`: the active rows are resident in a slot of the worker. `retrieval_bytes`: of its host, of
+    the rows that answers and repairs search, and their index.
     """
 
     session: str
@@ -204,7 +230,7 @@ class Memory:
     layer_peak_rows: tuple[int, ...]
     layer_bound_rows: tuple[int, ...]
     in_slot: bool
-    retrieval_bytes: int = 0
+    retrieval_bytes: int
 
 
 @dataclass(frozen=True)
@@ -226,18 +252,19 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class TokenLogprob:
-    """Token of a text, its UTF-8 bytes and its log-probability, with the likeliest in its place."""
+class TokenLogprob(Alternative):
+    """Token of the text with the likeliest ones in its place."""
 
-    token: str
-    bytes: tuple[int, ...]
-    logprob: float
-    top: tuple[Alternative, ...] = field(kw_only=True)
+    top: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Divergence from the compared session: mean KL in nats, share of equal top-1 tokens."""
+    """Divergence from the compared session, over recorded assistant tokens.
+
+    `kl_mean` is the mean KL divergence in nats, `top1_agreement` the share of tokens with the same
+    most likely next token.
+    """
 
     tokens: int
     kl_mean: float
@@ -246,7 +273,11 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class TurnEpisode:
-    """Episode that a turn was routed to, and the rows moved to make it active."""
+    """Episode that a turn was routed to, and the rows moved to make it active.
+
+    Rows are counted over all layers and KV heads; none move when the episode was active already.
+    `similarity` is the cosine of the turn's text and the episode.
+    """
 
     episode: str
     similarity: float
@@ -259,7 +290,10 @@ class TurnEpisode:
 
 @dataclass(frozen=True)
 class Reselections:
-    """Selections that an answer made while it was generated, over all layers and KV heads."""
+    """Selections that an answer made while it was generated, over all layers and KV heads.
+
+    `seconds` include what other sessions generated meanwhile.
+    """
 
     count: int
     rows_in: int
@@ -269,7 +303,12 @@ class Reselections:
 
 @dataclass(frozen=True)
 class TurnPrefill:
-    """Blocks of a turn that were prefilled sparsely: cover of the attention weight, and density."""
+    """Blocks of a turn that were prefilled sparsely.
+
+    `cover_min` and `cover_mean` are shares of attention weight that was computed, on the queries that
+    checked it: the least of a layer and head, and the mean. `density` is the mean share of the rows
+    that queries attended to.
+    """
 
     blocks: int
     cover_min: float
@@ -279,15 +318,16 @@ class TurnPrefill:
 
 @dataclass(frozen=True)
 class TurnRetrieval:
-    """What the steps of a turn retrieved, over all steps, layers and KV heads.
+    """What the steps of a turn retrieved from rows that were not active.
 
+    `rows` are counted over all steps, layers and KV heads; `seconds` are of search and reading.
     `refused`: the worker had no memory to retrieve from, and the answer saw its active rows alone.
     """
 
     steps: int
     rows: int
     seconds: float
-    refused: bool = False
+    refused: bool
 
 
 @dataclass(frozen=True)
@@ -301,9 +341,9 @@ class Turn:
     usage: Usage
     memory: TurnMemory
     seconds: Mapping[str, float]
+    fidelity: Fidelity | None = field(default=None, kw_only=True)
+    episode: TurnEpisode | None = field(default=None, kw_only=True)
     durable: bool
-    fidelity: Fidelity | None = None
-    episode: TurnEpisode | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     reselections: Reselections | None = None
     prefill: TurnPrefill | None = None
@@ -327,7 +367,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class EventReceipt:
-    """Durable acknowledgement of an event; `outstanding` are the calls without a result.
+    """Durable acknowledgement of an event; `outstanding` lists the calls without a result.
 
     `late`: the event had no effect because the call has its result already.
     """
@@ -343,7 +383,7 @@ class EventReceipt:
 
 @dataclass(frozen=True)
 class Episode:
-    """Episode: its size, the text of its medoid segment, the number of turns routed to it."""
+    """Episode: its size, the text of its medoid segment, and the number of turns routed to it."""
 
     id: str
     active: bool
@@ -355,7 +395,11 @@ class Episode:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes of a session; `settings` is None when it has none."""
+    """Episodes of a session as last built, with the segments assigned to them since.
+
+    `segments` counts the segments embedded so far, of which `built_segments` were part of the last
+    of `builds` builds. `settings` is null when the session has no episodes.
+    """
 
     session: str
     settings: EpisodeSettings | None

@@ -1,7 +1,7 @@
 """Sessions: their options at creation, and their models in responses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
@@ -80,7 +80,7 @@ class ForkOrigin:
 
 @dataclass(frozen=True)
 class Reselection:
-    """When an answer selects the active rows anew: after `first` tokens, then every `every`."""
+    """When an answer selects the active rows anew, in tokens of it, and which share by token."""
 
     every: int
     first: int
@@ -103,9 +103,10 @@ class SessionMemory:
 
 @dataclass(frozen=True)
 class Session:
-    """Session: its settings, its state, the number of turns and tokens (`length`).
+    """Session: its settings, its state, the number of turns and tokens.
 
-    `durable`: as of the last turn, its rows survive their worker; None where that is not known.
+    `durable`: as of the last turn, its rows survive the loss of their worker; null where that is not
+    known, as before the first turn.
     """
 
     id: str
@@ -118,9 +119,12 @@ class Session:
     repair_scan: str | None
     repair_settings: JsonObject
     repair_seconds: float | None
+    prefill: JsonObject
+    retrieve: JsonObject
     method: str
     method_settings: JsonObject
     layer_budgets: str | None
+    reselect: Reselection | None
     episodes: EpisodeSettings | None
     seed: int
     expires_after_seconds: float | None
@@ -132,25 +136,23 @@ class Session:
     pending_calls: tuple[PendingCall, ...]
     created_at: datetime
     updated_at: datetime
-    memory: SessionMemory | None = None
-    durable: bool | None = None
-    reselect: Reselection | None = None
-    prefill: JsonObject = field(default_factory=dict)
-    retrieve: JsonObject = field(default_factory=dict)
+    memory: SessionMemory
+    durable: bool | None
 
 
 @dataclass(frozen=True)
 class SessionPage:
-    """Page of sessions; `next_cursor` is None on the last page.
+    """Page of sessions. Pass `next_cursor` as `cursor` to get the next page.
 
-    `scanned` sessions were looked at for it. `truncated`: there are more than those, which an order
-    other than by creation leaves out.
+    `scanned` sessions were looked at for it: with a filter a page may have fewer than its limit, even
+    none, and another may follow. `truncated`: there are more than those, which an order other than by
+    creation leaves out.
     """
 
     sessions: tuple[Session, ...]
     next_cursor: str | None
-    scanned: int = 0
-    truncated: bool = False
+    scanned: int
+    truncated: bool
 
 
 class SessionFilters(TypedDict, total=False):

@@ -16,17 +16,20 @@ class Method:
 
 @dataclass(frozen=True)
 class Methods:
-    """Eviction methods of the service, repair (`repair_settings`), prefill and retrieval."""
+    """Eviction methods that a session may use, the repair, the prefill and the retrieval.
+
+    Their settings are `method_settings`, `repair_settings`, `prefill` and `retrieve` of a session.
+    """
 
     methods: tuple[Method, ...]
     repair: Method | None
-    prefill: Method | None = None
-    retrieve: Method | None = None
+    prefill: Method | None
+    retrieve: Method | None
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Served model and its limits. Budgets in rows, `block_tokens`, `max_context` in tokens."""
+    """Served model and its limits. Budgets in rows, `block_tokens` and `max_context` in tokens."""
 
     model: str
     fingerprint: str
@@ -42,7 +45,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class TierStats:
-    """Contents of a storage tier, and its counters since the worker started."""
+    """Contents of a storage tier, and its counters since the worker started.
+
+    `limit_bytes` 0: none. `hits`, `misses` and `refused_pages` are pages, `reads` and `writes` calls,
+    `errors` failed ones. `failure` is why the last of them failed, empty while the tier works.
+    """
 
     name: str
     bytes: int
@@ -75,9 +82,9 @@ class WorkerStats:
 
 @dataclass(frozen=True)
 class WorkerLoad:
-    """Reachable worker and its load; a `draining` worker accepts no new sessions.
+    """Reachable worker and its load. A `draining` worker accepts no new sessions.
 
-    `stats` is None for a worker that does not answer now.
+    `stats` is null for a worker that does not answer now.
     """
 
     name: str
@@ -87,4 +94,11 @@ class WorkerLoad:
     queued: int
     sessions: int
     draining: bool
-    stats: WorkerStats | None = None
+    stats: WorkerStats | None
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Reachable workers, by name."""
+
+    workers: tuple[WorkerLoad, ...]

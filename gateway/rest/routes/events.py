@@ -4,8 +4,9 @@ from fastapi import APIRouter, Request
 
 from gateway.errors import problem_responses
 from gateway.idempotency import Key, get_idempotency_key
-from gateway.rest.schemas.events import EventBody, EventView
+from gateway.rest.schemas.events import EventBody, to_receipt
 from gateway.tenants import Tenant
+from kvrecall import client
 from services.service import SessionService
 
 
@@ -17,7 +18,7 @@ def add_event_routes(router: APIRouter, service: SessionService) -> None:
     )
     async def send_event(
         request: Request, session: str, body: EventBody, key: Key = None, tenant: Tenant = ""
-    ) -> EventView:
+    ) -> client.EventReceipt:
         """Report a tool call's start, a chunk of its output, its result or its failure.
 
         A repair conditioned on the new information may start at once.
@@ -25,4 +26,4 @@ def add_event_routes(router: APIRouter, service: SessionService) -> None:
         receipt = await service.event(
             session, body.to_domain(), get_idempotency_key(request, key, body), tenant
         )
-        return EventView.from_domain(receipt)
+        return to_receipt(receipt)

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.errors import problem_responses
 from gateway.rest.conditional import NOT_MODIFIED, respond_unless_current
-from gateway.rest.schemas.family import FamilyView
-from gateway.rest.schemas.log import TurnLogView
-from gateway.rest.schemas.memory_map import MemoryMapView, TokensView
-from gateway.rest.schemas.pauses import PausesView
+from gateway.rest.schemas.family import to_family
+from gateway.rest.schemas.log import TurnLog, to_turn_log
+from gateway.rest.schemas.memory_map import to_memory_map, to_memory_tokens
+from gateway.rest.schemas.pauses import to_pauses
 from gateway.tenants import Tenant
+from kvrecall import client
 from services.reading.reader import MAX_TOKENS
 from services.reading.versions import get_version
 from services.service import SessionService
@@ -37,7 +38,7 @@ def add_reading_routes(router: APIRouter, service: SessionService) -> None:
 def _add_log(router: APIRouter, service: SessionService) -> None:
     @router.get(
         "/sessions/{session}/turns",
-        response_model=TurnLogView,
+        response_model=TurnLog,
         responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
@@ -53,9 +54,9 @@ def _add_log(router: APIRouter, service: SessionService) -> None:
         """List the committed turns of a session, oldest first: messages, tokens, times, memory."""
         found = await service.reading.get(session, tenant)
 
-        async def build() -> TurnLogView:
+        async def build() -> TurnLog:
             records = await service.reading.turns(found, after, limit)
-            return TurnLogView.from_domain(found, records, limit)
+            return to_turn_log(found, records, limit)
 
         return await respond_unless_current(request, get_version(found), build)
 
@@ -63,7 +64,7 @@ def _add_log(router: APIRouter, service: SessionService) -> None:
 def _add_maps(router: APIRouter, service: SessionService) -> None:
     @router.get(
         "/sessions/{session}/memory/map",
-        response_model=MemoryMapView,
+        response_model=client.MemoryMap,
         responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
@@ -84,16 +85,14 @@ def _add_maps(router: APIRouter, service: SessionService) -> None:
         """Map which tokens are active in each layer, as committed; works while a turn runs."""
         found = await service.reading.get(session, tenant)
 
-        async def build() -> MemoryMapView:
-            return MemoryMapView.from_domain(
-                await service.reading.map(found, start, stop, columns, head)
-            )
+        async def build() -> client.MemoryMap:
+            return to_memory_map(await service.reading.map(found, start, stop, columns, head))
 
         return await respond_unless_current(request, get_version(found), build)
 
     @router.get(
         "/sessions/{session}/memory/tokens",
-        response_model=TokensView,
+        response_model=client.MemoryTokens,
         responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
@@ -115,15 +114,15 @@ def _add_maps(router: APIRouter, service: SessionService) -> None:
         """List tokens with the layers and heads that hold them and the reason, as committed."""
         found = await service.reading.get(session, tenant)
 
-        async def build() -> TokensView:
-            return TokensView.from_domain(await service.reading.tokens(found, start, stop))
+        async def build() -> client.MemoryTokens:
+            return to_memory_tokens(await service.reading.tokens(found, start, stop))
 
         return await respond_unless_current(request, get_version(found), build)
 
 
 def _add_relations(router: APIRouter, service: SessionService) -> None:
     @router.get("/sessions/{session}/family", responses=problem_responses(404), tags=["sessions"])
-    async def session_family(session: str, tenant: Tenant = "") -> FamilyView:
+    async def session_family(session: str, tenant: Tenant = "") -> client.Family:
         """List the sessions that were forked from the same first one, with their shared tokens."""
         found = await service.reading.get(session, tenant)
         family = await service.reading.family(found)
@@ -132,11 +131,11 @@ def _add_relations(router: APIRouter, service: SessionService) -> None:
             for each in family.members
             if each.session is not None
         }
-        return FamilyView.from_domain(session, family, states)
+        return to_family(session, family, states)
 
     @router.get(
         "/sessions/{session}/pauses",
-        response_model=PausesView,
+        response_model=client.Pauses,
         responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
@@ -149,7 +148,7 @@ def _add_relations(router: APIRouter, service: SessionService) -> None:
         """List the last pauses, newest first: tool calls with their times, and repairs."""
         found = await service.reading.get(session, tenant)
 
-        async def build() -> PausesView:
-            return PausesView.from_domain(session, await service.reading.pauses(found, limit))
+        async def build() -> client.Pauses:
+            return to_pauses(session, await service.reading.pauses(found, limit))
 
         return await respond_unless_current(request, get_version(found), build)

@@ -9,17 +9,18 @@ from gateway.errors import problem_responses
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.rest.conditional import NOT_MODIFIED, respond_if_changed
 from gateway.rest.rendered import RenderedSessions
-from gateway.rest.schemas.episodes import EpisodesView
-from gateway.rest.schemas.memory import MemoryView
-from gateway.rest.schemas.repairs import RepairsView
+from gateway.rest.schemas.episodes import to_episodes
+from gateway.rest.schemas.memory import to_memory
+from gateway.rest.schemas.repairs import to_repairs
 from gateway.rest.schemas.sessions import (
     CreateSessionBody,
     ForkBody,
     MoveBody,
-    SessionPageView,
-    SessionView,
+    to_session,
+    to_session_page,
 )
 from gateway.tenants import Tenant
+from kvrecall import client
 from services.catalog.records import REPAIRS_RETAINED
 from services.reading.search import Order, SessionQuery, State
 from services.service import SessionService
@@ -38,7 +39,7 @@ def add_session_reads(router: APIRouter, service: SessionService) -> None:
 
     @router.get(
         "/sessions/{session}",
-        response_model=SessionView,
+        response_model=client.Session,
         responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
@@ -49,7 +50,10 @@ def add_session_reads(router: APIRouter, service: SessionService) -> None:
         return respond_if_changed(request, body)
 
     @router.get(
-        "/sessions", response_model=SessionPageView, responses={**NOT_MODIFIED}, tags=["sessions"]
+        "/sessions",
+        response_model=client.SessionPage,
+        responses={**NOT_MODIFIED},
+        tags=["sessions"],
     )
     async def list_sessions(
         request: Request,
@@ -82,8 +86,8 @@ def add_session_reads(router: APIRouter, service: SessionService) -> None:
         """
         query = SessionQuery(limit, cursor, state or "", method, worker, q, order)
         found = await service.reading.search(query, tenant)
-        view = SessionPageView.from_domain(found, service.info.model)
-        return respond_if_changed(request, view)
+        page = to_session_page(found, service.info.model)
+        return respond_if_changed(request, page)
 
 
 def _add_writes(router: APIRouter, service: SessionService) -> None:
@@ -92,12 +96,12 @@ def _add_writes(router: APIRouter, service: SessionService) -> None:
     )
     async def create_session(
         request: Request, body: CreateSessionBody, key: Key = None, tenant: Tenant = ""
-    ) -> SessionView:
+    ) -> client.Session:
         """Create a session; the service assigns its id."""
         session = await service.create(
             replace(body.to_domain(), tenant=tenant), get_idempotency_key(request, key, body)
         )
-        return SessionView.from_domain(session, session.committed_state, service.info.model)
+        return to_session(session, session.committed_state, service.info.model)
 
     @router.delete(
         "/sessions/{session}",
@@ -126,7 +130,7 @@ def _add_fork_and_move(router: APIRouter, service: SessionService) -> None:
         body: ForkBody = ForkBody(),
         key: Key = None,
         tenant: Tenant = "",
-    ) -> SessionView:
+    ) -> client.Session:
         """Create a session that continues this one from the end of a turn; both stay independent.
 
         The fork has the same settings, seed included: the same messages get the same replies. It
@@ -135,34 +139,34 @@ def _add_fork_and_move(router: APIRouter, service: SessionService) -> None:
         fork = await service.fork(
             session, body.to_domain(), get_idempotency_key(request, key, body), tenant
         )
-        return SessionView.from_domain(fork, fork.committed_state, service.info.model)
+        return to_session(fork, fork.committed_state, service.info.model)
 
     @router.post(
         "/sessions/{session}/move", responses=problem_responses(404, 409, 429), tags=["sessions"]
     )
     async def move_session(
         session: str, body: MoveBody = MoveBody(), tenant: Tenant = ""
-    ) -> SessionView:
+    ) -> client.Session:
         """Move a session to another worker; its rows are loaded there, nothing is recomputed."""
         moved = await service.move(session, body.worker, tenant)
-        return SessionView.from_domain(moved, moved.committed_state, service.info.model)
+        return to_session(moved, moved.committed_state, service.info.model)
 
 
 def _add_reports(router: APIRouter, service: SessionService) -> None:
     @router.get(
         "/sessions/{session}/memory",
-        response_model=MemoryView,
+        response_model=client.Memory,
         responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
     async def session_memory(request: Request, session: str, tenant: Tenant = "") -> Response:
         """Get the memory of a session: rows per layer, bytes per tier."""
         memory = await service.memory(session, tenant)
-        return respond_if_changed(request, MemoryView.from_domain(session, memory))
+        return respond_if_changed(request, to_memory(session, memory))
 
     @router.get(
         "/sessions/{session}/repairs",
-        response_model=RepairsView,
+        response_model=client.Repairs,
         responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
@@ -176,15 +180,15 @@ def _add_reports(router: APIRouter, service: SessionService) -> None:
     ) -> Response:
         """List the last repairs of a session, newest first: signals and promoted passages."""
         repairs = await service.repairs(session, limit, tenant)
-        return respond_if_changed(request, RepairsView.from_domain(session, repairs))
+        return respond_if_changed(request, to_repairs(session, repairs))
 
     @router.get(
         "/sessions/{session}/episodes",
-        response_model=EpisodesView,
+        response_model=client.Episodes,
         responses={**problem_responses(404), **NOT_MODIFIED},
         tags=["sessions"],
     )
     async def session_episodes(request: Request, session: str, tenant: Tenant = "") -> Response:
         """List the episodes of a session: size, medoid, number of matched turns."""
-        episodes = EpisodesView.from_domain(*await service.episodes(session, tenant))
+        episodes = to_episodes(*await service.episodes(session, tenant))
         return respond_if_changed(request, episodes)

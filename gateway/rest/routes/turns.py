@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from gateway.errors import problem_responses
 from gateway.idempotency import Key, get_idempotency_key
 from gateway.middleware import CLIENT_CLOSED_REQUEST
-from gateway.rest.schemas.turns import TurnBody, TurnView
+from gateway.rest.schemas.turns import Turn, TurnBody, to_turn
 from gateway.settings import GatewaySettings
 from gateway.sse import (
     ClientDisconnected,
@@ -32,7 +32,7 @@ def add_turn_routes(router: APIRouter, service: SessionService, settings: Gatewa
 
     @router.post(
         "/sessions/{session}/turns",
-        response_model=TurnView,
+        response_model=Turn,
         responses={200: STREAM_CONTENT, **problem_responses(404, 409, 429)},
         tags=["turns"],
     )
@@ -50,7 +50,7 @@ def add_turn_routes(router: APIRouter, service: SessionService, settings: Gatewa
             if body.stream:
                 return await _start_stream(request, stream, settings)
             outcome = await run_while_connected(request, read_outcome(stream))
-            return TurnView.from_domain(outcome)
+            return to_turn(outcome)
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         finally:

@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from gateway.errors import problem_responses
-from gateway.rest.schemas.overview import OverviewView, VersionView
+from gateway.rest.schemas.overview import to_overview
 from gateway.settings import GatewaySettings
 from gateway.sse import EventStream
 from gateway.tenants import Tenant
+from kvrecall import client
 from kvrecall.protocol import PROTOCOL_VERSION
 from services.feed.feed import Subscription
 from services.feed.notices import Notice
@@ -74,17 +75,17 @@ def add_watching_routes(
         return stream(await service.watching.watch_tenant(tenant))
 
     @router.get("/overview", tags=["sessions"])
-    async def overview(tenant: Tenant = "") -> OverviewView:
+    async def overview(tenant: Tenant = "") -> client.Overview:
         """Sum up the last 15 minutes of this gateway: turns, tokens, repairs, failures."""
         sessions, active = await service.watching.overview(tenant)
         steps = service.activity.get_steps(tenant)
-        return OverviewView.from_domain(steps, service.activity.since, sessions, active)
+        return to_overview(steps, service.activity.since, sessions, active)
 
 
-def build_version(service: SessionService, settings: GatewaySettings) -> VersionView:
+def build_version(service: SessionService, settings: GatewaySettings) -> client.Version:
     """Build the version of the service and its model, which is not known before a worker joined."""
     info = service.known_info
-    return VersionView(
+    return client.Version(
         version=version("kvrecall"),
         revision=settings.revision,
         protocol=PROTOCOL_VERSION,

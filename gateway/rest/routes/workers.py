@@ -2,7 +2,8 @@
 
 from fastapi import APIRouter
 
-from gateway.rest.schemas.workers import MethodsView, WorkersView, WorkerView
+from gateway.rest.schemas.workers import to_methods, to_worker, to_workers
+from kvrecall import client
 from services.service import SessionService
 
 
@@ -10,16 +11,16 @@ def add_worker_routes(router: APIRouter, service: SessionService) -> None:
     """Add all routes of workers."""
 
     @router.get("/methods", tags=["worker"])
-    async def list_methods() -> MethodsView:
+    async def list_methods() -> client.Methods:
         """List the eviction methods and the repair, with the schemas of their settings."""
-        return MethodsView.from_domain(service.info)
+        return to_methods(service.info)
 
     @router.get("/workers", tags=["worker"])
-    async def list_workers() -> WorkersView:
+    async def list_workers() -> client.Workers:
         """List the reachable workers with their load, their tiers and their counters."""
-        return WorkersView.from_domain(*await service.describe_workers())
+        return to_workers(*await service.describe_workers())
 
     @router.get("/worker", tags=["worker"])
-    async def get_worker() -> WorkerView:
+    async def get_worker() -> client.Worker:
         """Get the served model and its limits."""
-        return WorkerView.model_validate(service.info)
+        return to_worker(service.info)

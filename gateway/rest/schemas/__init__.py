@@ -1,1 +1,1 @@
-"""Request and response bodies of the REST API, by subject, with their domain conversion."""
+"""Bodies of the REST API's requests, and conversion to the public values of its responses, by subject."""

@@ -1,4 +1,4 @@
-"""Base classes and shared types of the request and response bodies."""
+"""Base class and shared types of the request bodies."""
 
 from typing import Annotated, Any
 
@@ -95,9 +95,3 @@ class Body(BaseModel):
     """Request body: unknown fields are rejected, and values are not coerced."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class View(BaseModel):
-    """Response body. `model_validate` builds one from a domain value with the same fields."""
-
-    model_config = ConfigDict(frozen=True, from_attributes=True)

@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.rest.schemas.base import Body, View, report_one_error
+from gateway.rest.schemas.base import Body, report_one_error
+from gateway.rest.schemas.public import copy_optional, copy_to
+from kvrecall import client
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import EpisodeBuild, EpisodeSettings
 from services.catalog.records import EpisodeSet
@@ -49,64 +51,15 @@ class EpisodesBody(Body):
         return EpisodeSettings(**dict(self))
 
 
-class EpisodeSettingsView(View):
-    """Episode settings of a session."""
-
-    count: int | Literal["auto"]
-    segment_utterances: int
-    medoid_utterances: int
-    build: str
-    rebuild_growth: float
-
-    @classmethod
-    def from_domain(cls, settings: EpisodeSettings | None) -> "EpisodeSettingsView | None":
-        """Convert from the domain value; None for a session without episodes."""
-        return None if settings is None else cls.model_validate(settings)
-
-
-class EpisodeView(View):
-    """Episode: its size, the text of its medoid segment, and the number of turns routed to it."""
-
-    id: str
-    active: bool
-    segments: int
-    tokens: int
-    medoid: str
-    matched: int
-
-
-class EpisodesView(View):
-    """Episodes of a session as last built, with the segments assigned to them since.
-
-    `segments` counts the segments embedded so far, of which `built_segments` were part of the last
-    of `builds` builds. `settings` is null when the session has no episodes.
-    """
-
-    session: str
-    settings: EpisodeSettingsView | None
-    segments: int
-    built_segments: int
-    builds: int
-    episodes: list[EpisodeView]
-
-    @classmethod
-    def from_domain(cls, session: Session, episode_set: EpisodeSet) -> "EpisodesView":
-        """Convert from a session and its episodes."""
-        return cls(
-            session=session.id,
-            settings=EpisodeSettingsView.from_domain(session.settings.episodes),
-            segments=episode_set.segments,
-            built_segments=episode_set.built_segments,
-            builds=episode_set.builds,
-            episodes=[
-                EpisodeView(
-                    id=episode.id,
-                    active=episode.id == episode_set.active,
-                    segments=episode.segments,
-                    tokens=episode.tokens,
-                    medoid=episode.medoid,
-                    matched=episode.matched,
-                )
-                for episode in episode_set.episodes
-            ],
-        )
+def to_episodes(session: Session, episode_set: EpisodeSet) -> client.Episodes:
+    """Convert a session's episodes."""
+    return copy_to(
+        client.Episodes,
+        episode_set,
+        session=session.id,
+        settings=copy_optional(client.EpisodeSettings, session.settings.episodes),
+        episodes=tuple(
+            copy_to(client.Episode, episode, active=episode.id == episode_set.active)
+            for episode in episode_set.episodes
+        ),
+    )

@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.rest.schemas.base import Body, Name, View
+from gateway.rest.schemas.base import Body, Name
+from gateway.rest.schemas.public import copy_to
+from kvrecall import client
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 
 
@@ -72,21 +74,6 @@ EventBody = Annotated[
 ]
 
 
-class EventView(View):
-    """Durable acknowledgement of an event; `outstanding` lists the calls without a result.
-
-    `late`: the event had no effect because the call has its result already.
-    """
-
-    session: str
-    call_id: str
-    type: str
-    status: str
-    state: str
-    outstanding: list[str]
-    late: bool
-
-    @classmethod
-    def from_domain(cls, receipt: EventReceipt) -> "EventView":
-        """Convert from the domain value."""
-        return cls(**vars(receipt) | {"outstanding": list(receipt.outstanding)})
+def to_receipt(receipt: EventReceipt) -> client.EventReceipt:
+    """Convert the acknowledgement of an event."""
+    return copy_to(client.EventReceipt, receipt)

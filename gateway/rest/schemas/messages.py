@@ -1,11 +1,17 @@
-"""Messages, tool calls and tool definitions, in the format of the OpenAI API."""
+"""Messages, tool calls and tool definitions, in the format of the OpenAI API.
+
+The client has one `Message` for what it sends and what it reads. A response has one of two forms of it,
+without the members that have no value there.
+"""
 
 import json
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.rest.schemas.base import Body, JsonObject, Name, View
+from gateway.rest.schemas.base import Body, JsonObject, Name
+from kvrecall import client
 from kvrecall.domain.messages import Message, ToolCall
 
 
@@ -76,40 +82,54 @@ class ToolBody(Body):
         return json.dumps(self.model_dump(exclude_unset=True) | {"type": "function"})
 
 
-class FunctionView(View):
-    """Function name and arguments of a tool call."""
-
-    name: str
-    arguments: str
-
-
-class ToolCallView(View):
-    """Tool call, as in the OpenAI API."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionView
-
-    @classmethod
-    def from_domain(cls, call: ToolCall) -> "ToolCallView":
-        """Convert from the domain value."""
-        return cls(id=call.id, function=FunctionView(name=call.name, arguments=call.arguments))
-
-
-class AssistantMessageView(View):
+@dataclass(frozen=True, kw_only=True)
+class AssistantMessage:
     """Assistant message, as in the OpenAI API. `reasoning` is what the model said before it."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
-    tool_calls: list[ToolCallView] | None = None
+    tool_calls: tuple[client.ToolCall, ...] | None = None
     reasoning: str | None = None
 
-    @classmethod
-    def from_domain(cls, message: Message) -> "AssistantMessageView":
-        """Convert from the domain value."""
-        calls = [ToolCallView.from_domain(call) for call in message.tool_calls]
-        return cls(
-            content=message.content or (None if calls else ""),
-            tool_calls=calls or None,
-            reasoning=message.reasoning or None,
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedMessage:
+    """Message of a turn, as in the OpenAI API."""
+
+    role: str
+    content: str
+    tool_calls: tuple[client.ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+def to_tool_call(call: ToolCall) -> client.ToolCall:
+    """Convert a tool call."""
+    return client.ToolCall(call.id, client.Function(call.name, call.arguments))
+
+
+def to_assistant_message(message: Message | None) -> AssistantMessage | None:
+    """Convert what a turn generated; None for nothing."""
+    if message is None:
+        return None
+    calls = _to_tool_calls(message)
+    return AssistantMessage(
+        content=message.content or (None if calls else ""),
+        tool_calls=calls,
+        reasoning=message.reasoning or None,
+    )
+
+
+def to_logged_message(message: Message) -> LoggedMessage:
+    """Convert a message of a turn's input."""
+    return LoggedMessage(
+        role=message.role,
+        content=message.content,
+        tool_calls=_to_tool_calls(message),
+        tool_call_id=message.tool_call_id or None,
+        name=message.name or None,
+    )
+
+
+def _to_tool_calls(message: Message) -> tuple[client.ToolCall, ...] | None:
+    return tuple(to_tool_call(call) for call in message.tool_calls) or None

@@ -2,7 +2,7 @@
 
 import json
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -12,16 +12,16 @@ from gateway.rest.schemas.base import (
     JsonObject,
     MetadataBody,
     Name,
-    View,
     report_one_error,
 )
-from gateway.rest.schemas.episodes import EpisodesBody, EpisodeSettingsView
+from gateway.rest.schemas.episodes import EpisodesBody
 from gateway.rest.schemas.messages import ToolBody
+from gateway.rest.schemas.public import copy_optional, copy_to
+from kvrecall import client
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import (
     EpisodeSettings,
-    ForkOrigin,
     LayerBudgets,
     RepairScan,
     RepairTrigger,
@@ -221,155 +221,41 @@ class MoveBody(Body):
     )
 
 
-class PendingCallView(View):
-    """Tool call whose result has not been appended to the conversation yet."""
-
-    id: str
-    name: str
-    arguments: str
-    status: str
-
-    @classmethod
-    def from_domain(cls, call: PendingCall) -> "PendingCallView":
-        """Convert from the domain value."""
-        return cls(
-            id=call.call.id,
-            name=call.call.name,
-            arguments=call.call.arguments,
-            status=call.status.value,
-        )
-
-
-class ForkOriginView(View):
-    """Fork point: the parent session, and the turn at whose end the fork begins."""
-
-    session: str
-    turn: int
-
-    @classmethod
-    def from_domain(cls, origin: ForkOrigin | None) -> "ForkOriginView | None":
-        """Convert from the domain value; None for a session that is no fork."""
-        return None if origin is None else cls.model_validate(origin)
-
-
-class ReselectionView(View):
-    """When an answer selects the active rows anew, in tokens of it, and which share by token."""
-
-    every: int
-    first: int
-    token_share: float
+def to_session(session: Session, state: SessionState, model: str) -> client.Session:
+    """Convert a session, its current state and the served model."""
+    settings = session.settings
+    return copy_to(
+        client.Session,
+        settings,
+        id=session.id,
+        state=state.value,
+        model=model,
+        worker=session.worker,
+        budget=settings.budget or "auto",
+        repair_on=tuple(sorted(trigger.value for trigger in settings.repair_on)),
+        repair_settings=json.loads(settings.repair_settings),
+        prefill=json.loads(settings.prefill),
+        retrieve=json.loads(settings.retrieve),
+        method_settings=json.loads(settings.method_settings),
+        reselect=copy_optional(client.Reselection, settings.reselect),
+        episodes=copy_optional(client.EpisodeSettings, settings.episodes),
+        tools=tuple(json.loads(tool) for tool in settings.tools),
+        forked_from=copy_optional(client.ForkOrigin, settings.forked_from),
+        turns=session.turns,
+        length=session.memory.length,
+        pending_calls=tuple(_to_pending_call(call) for call in session.calls),
+        created_at=datetime.fromtimestamp(session.created_at, UTC),
+        updated_at=datetime.fromtimestamp(session.updated_at, UTC),
+        memory=copy_to(client.SessionMemory, session.memory),
+        durable=session.memory.durable,
+    )
 
 
-class SessionMemoryView(View):
-    """Memory of a session as committed. Active, peak and bound rows are the largest layer's."""
-
-    length: int
-    budget: int
-    active_rows: int
-    peak_rows: int
-    bound_rows: int
-    active_bytes: int
-    evicted_rows: int
-    promoted_rows: int
+def to_session_page(found: FoundSessions, model: str) -> client.SessionPage:
+    """Convert a page of sessions of the served model."""
+    sessions = tuple(to_session(session, state, model) for session, state in found.sessions)
+    return copy_to(client.SessionPage, found, sessions=sessions)
 
 
-class SessionView(View):
-    """Session: its settings, its state, the number of turns and tokens.
-
-    `durable`: as of the last turn, its rows survive the loss of their worker; null where that is not
-    known, as before the first turn.
-    """
-
-    id: str
-    state: str
-    model: str
-    worker: str
-    budget: int | Literal["auto"]
-    repair_rows: int
-    repair_on: list[str]
-    repair_scan: str | None
-    repair_settings: dict[str, Any]
-    repair_seconds: float | None
-    prefill: dict[str, Any]
-    retrieve: dict[str, Any]
-    method: str
-    method_settings: dict[str, Any]
-    layer_budgets: str | None
-    reselect: ReselectionView | None
-    episodes: EpisodeSettingsView | None
-    seed: int
-    expires_after_seconds: float | None
-    tools: list[dict[str, Any]]
-    metadata: dict[str, str]
-    forked_from: ForkOriginView | None
-    turns: int
-    length: int
-    pending_calls: list[PendingCallView]
-    created_at: datetime
-    updated_at: datetime
-    memory: SessionMemoryView
-    durable: bool | None
-
-    @classmethod
-    def from_domain(cls, session: Session, state: SessionState, model: str) -> "SessionView":
-        """Convert from a session, its current state and the served model."""
-        settings = session.settings
-        return cls(
-            id=session.id,
-            state=state.value,
-            model=model,
-            worker=session.worker,
-            budget=settings.budget or "auto",
-            repair_rows=settings.repair_rows,
-            repair_on=sorted(trigger.value for trigger in settings.repair_on),
-            repair_scan=settings.repair_scan,
-            repair_settings=json.loads(settings.repair_settings),
-            repair_seconds=settings.repair_seconds,
-            prefill=json.loads(settings.prefill),
-            retrieve=json.loads(settings.retrieve),
-            method=settings.method,
-            method_settings=json.loads(settings.method_settings),
-            layer_budgets=settings.layer_budgets,
-            reselect=None
-            if settings.reselect is None
-            else ReselectionView.model_validate(settings.reselect),
-            episodes=EpisodeSettingsView.from_domain(settings.episodes),
-            seed=settings.seed,
-            expires_after_seconds=settings.expires_after_seconds,
-            tools=[json.loads(tool) for tool in settings.tools],
-            metadata=dict(settings.metadata),
-            forked_from=ForkOriginView.from_domain(settings.forked_from),
-            turns=session.turns,
-            length=session.memory.length,
-            pending_calls=[PendingCallView.from_domain(call) for call in session.calls],
-            created_at=datetime.fromtimestamp(session.created_at, UTC),
-            updated_at=datetime.fromtimestamp(session.updated_at, UTC),
-            memory=SessionMemoryView.model_validate(session.memory),
-            durable=session.memory.durable,
-        )
-
-
-class SessionPageView(View):
-    """Page of sessions. Pass `next_cursor` as `cursor` to get the next page.
-
-    `scanned` sessions were looked at for it: with a filter a page may have fewer than its limit, even
-    none, and another may follow. `truncated`: there are more than those, which an order other than by
-    creation leaves out.
-    """
-
-    sessions: list[SessionView]
-    next_cursor: str | None
-    scanned: int
-    truncated: bool
-
-    @classmethod
-    def from_domain(cls, found: FoundSessions, model: str) -> "SessionPageView":
-        """Convert from a page of sessions and the served model."""
-        return cls(
-            sessions=[
-                SessionView.from_domain(session, state, model) for session, state in found.sessions
-            ],
-            next_cursor=found.next_cursor,
-            scanned=found.scanned,
-            truncated=found.truncated,
-        )
+def _to_pending_call(call: PendingCall) -> client.PendingCall:
+    return copy_to(client.PendingCall, call.call, status=call.status.value)

@@ -1,16 +1,18 @@
 """Turns: the request with its sampling parameters, and the committed turn."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from pydantic import ConfigDict, Field
 
 from gateway.rest.schemas.answers import AnswerOptions
-from gateway.rest.schemas.base import MAX_SEED, Body, JsonObject, Name, StopStrings, View
-from gateway.rest.schemas.memory import TurnMemoryView
-from gateway.rest.schemas.messages import AssistantMessageView, MessageBody
+from gateway.rest.schemas.base import MAX_SEED, Body, JsonObject, Name, StopStrings
+from gateway.rest.schemas.memory import to_turn_memory
+from gateway.rest.schemas.messages import AssistantMessage, MessageBody, to_assistant_message
+from gateway.rest.schemas.public import copy_optional, copy_to
+from kvrecall import client
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Sampling, TokenLogprob
-from kvrecall.domain.reports import PrefillReport, ReselectionReport, RetrievalReport, TurnOutcome
+from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.turn_request import TurnRequest
 
 
@@ -131,172 +133,47 @@ class TurnBody(AnswerOptions, Body):
         return self.constrain(sampling, self.response_format)
 
 
-class UsageView(View):
-    """Token counts of a turn. `reasoning_tokens` are of the output."""
-
-    prompt_tokens: int
-    output_tokens: int
-    reasoning_tokens: int = 0
-
-
-class AlternativeView(View):
-    """Token that could have been in a place, its UTF-8 bytes and its log-probability."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class LogprobView(AlternativeView):
-    """Token of the text with the likeliest ones in its place."""
-
-    top: list[AlternativeView]
-
-
-def view_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Build the log-probabilities of a text's tokens."""
-    return [
-        {**_view_token(each), "top": [_view_token(other) for other in each.top]}
-        for each in logprobs
-    ]
-
-
-def _view_token(logprob: TokenLogprob) -> dict[str, Any]:
-    return {
-        "token": logprob.token,
-        "bytes": list(logprob.utf8),
-        "logprob": logprob.logprob,
-    }
-
-
-class FidelityView(View):
-    """Divergence from the compared session, over recorded assistant tokens.
-
-    `kl_mean` is the mean KL divergence in nats, `top1_agreement` the share of tokens with the same
-    most likely next token.
-    """
-
-    tokens: int
-    kl_mean: float
-    top1_agreement: float
-
-
-class TurnEpisodeView(View):
-    """Episode that a turn was routed to, and the rows moved to make it active.
-
-    Rows are counted over all layers and KV heads; none move when the episode was active already.
-    `similarity` is the cosine of the turn's text and the episode.
-    """
-
-    episode: str
-    similarity: float
-    switched: bool
-    rows_moved: int
-    rows_kept: int
-    bytes_moved: int
-    seconds: float
-
-
-class ReselectionsView(View):
-    """Selections that an answer made while it was generated, over all layers and KV heads.
-
-    `seconds` include what other sessions generated meanwhile.
-    """
-
-    count: int
-    rows_in: int
-    rows_out: int
-    seconds: float
-
-    @classmethod
-    def from_domain(cls, report: ReselectionReport | None) -> "ReselectionsView | None":
-        """Convert from the domain value; None for an answer without one."""
-        return None if report is None else cls.model_validate(report)
-
-
-class TurnPrefillView(View):
-    """Blocks of a turn that were prefilled sparsely.
-
-    `cover_min` and `cover_mean` are shares of attention weight that was computed, on the queries that
-    checked it: the least of a layer and head, and the mean. `density` is the mean share of the rows
-    that queries attended to.
-    """
-
-    blocks: int
-    cover_min: float
-    cover_mean: float
-    density: float
-
-    @classmethod
-    def from_domain(cls, report: PrefillReport | None) -> "TurnPrefillView | None":
-        """Convert from the domain value; None for a turn without sparse blocks."""
-        return None if report is None else cls.model_validate(report)
-
-
-class TurnRetrievalView(View):
-    """What the steps of a turn retrieved from rows that were not active.
-
-    `rows` are counted over all steps, layers and KV heads; `seconds` are of search and reading.
-    `refused`: the worker had no memory to retrieve from, and the answer saw its active rows alone.
-    """
-
-    steps: int
-    rows: int
-    seconds: float
-    refused: bool
-
-    @classmethod
-    def from_domain(cls, report: RetrievalReport | None) -> "TurnRetrievalView | None":
-        """Convert from the domain value; None for a turn without retrieval."""
-        return None if report is None else cls.model_validate(report)
-
-
-class TurnView(View):
+@dataclass(frozen=True)
+class Turn(client.Turn):
     """Committed turn. `message` is null when the turn was only appended.
 
     `seconds` are by phase of the turn. `durable`: the session's rows survive the loss of their
     worker; without it they are recomputed from the turn log after a loss.
     """
 
-    session: str
-    turn: int
-    message: AssistantMessageView | None
-    finish_reason: str
-    usage: UsageView
-    memory: TurnMemoryView
-    seconds: dict[str, float]
-    fidelity: FidelityView | None = None
-    episode: TurnEpisodeView | None = None
-    durable: bool
-    logprobs: list[LogprobView] | None = None
-    reselections: ReselectionsView | None = None
-    prefill: TurnPrefillView | None = None
-    retrieval: TurnRetrievalView | None = None
+    # The client reads both forms of a message as one, and null as an empty list.
+    message: AssistantMessage | None  # type: ignore[assignment]
+    logprobs: tuple[client.TokenLogprob, ...] | None = None  # type: ignore[assignment]
 
-    @classmethod
-    def from_domain(cls, outcome: TurnOutcome) -> "TurnView":
-        """Convert from the domain value."""
-        message = outcome.message
-        fidelity = outcome.fidelity
-        episode = outcome.episode
-        return cls(
-            session=outcome.session,
-            turn=outcome.turn,
-            message=None if message is None else AssistantMessageView.from_domain(message),
-            finish_reason=outcome.finish_reason,
-            usage=UsageView(
-                prompt_tokens=outcome.prompt_tokens,
-                output_tokens=outcome.output_tokens,
-                reasoning_tokens=outcome.reasoning_tokens,
+
+def to_logprobs(logprobs: Sequence[TokenLogprob]) -> tuple[client.TokenLogprob, ...]:
+    """Convert the log-probabilities of a text's tokens."""
+    return tuple(
+        client.TokenLogprob(
+            each.token,
+            tuple(each.utf8),
+            each.logprob,
+            tuple(
+                client.Alternative(other.token, tuple(other.utf8), other.logprob)
+                for other in each.top
             ),
-            memory=TurnMemoryView.from_domain(outcome),
-            seconds=dict(outcome.seconds),
-            fidelity=None if fidelity is None else FidelityView.model_validate(fidelity),
-            episode=None if episode is None else TurnEpisodeView.model_validate(episode),
-            durable=outcome.durable,
-            logprobs=[LogprobView.model_validate(each) for each in view_logprobs(outcome.logprobs)]
-            or None,
-            reselections=ReselectionsView.from_domain(outcome.reselections),
-            prefill=TurnPrefillView.from_domain(outcome.prefill),
-            retrieval=TurnRetrievalView.from_domain(outcome.retrieval),
         )
+        for each in logprobs
+    )
+
+
+def to_turn(outcome: TurnOutcome) -> Turn:
+    """Convert a committed turn."""
+    return copy_to(
+        Turn,
+        outcome,
+        message=to_assistant_message(outcome.message),
+        usage=copy_to(client.Usage, outcome),
+        memory=to_turn_memory(outcome),
+        fidelity=copy_optional(client.Fidelity, outcome.fidelity),
+        episode=copy_optional(client.TurnEpisode, outcome.episode),
+        logprobs=to_logprobs(outcome.logprobs) or None,
+        reselections=copy_optional(client.Reselections, outcome.reselections),
+        prefill=copy_optional(client.TurnPrefill, outcome.prefill),
+        retrieval=copy_optional(client.TurnRetrieval, outcome.retrieval),
+    )

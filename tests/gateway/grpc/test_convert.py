@@ -1,22 +1,23 @@
 """Messages and REST's schemas: each has what the other has, and values survive the conversion."""
 
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.struct_pb2 import Struct
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gateway.grpc.convert import build_message, fill_message, find_field, parse_body, read_message
 from gateway.grpc.requests import ListRepairsBody, ListSessionsBody
-from gateway.rest.schemas import episodes, events, memory, messages, repairs, sessions, turns
-from gateway.rest.schemas import workers as worker_schemas
+from gateway.rest.schemas import episodes, events, messages, sessions, turns
+from kvrecall import client
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 
 OUTSIDE = {"session", "idempotency_key"}
-# Bodies and views with their messages; members of REST, and fields of gRPC, that have no counterpart.
-PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
+# Bodies and public values with their messages; members of REST, and fields of gRPC, that have no counterpart.
+PAIRS: list[tuple[type, Any, set[str], set[str]]] = [
     (sessions.CreateSessionBody, pb.CreateSessionRequest, set(), {"no_episodes"} | OUTSIDE),
     (sessions.ForkBody, pb.ForkSessionRequest, set(), OUTSIDE),
     (sessions.MoveBody, pb.MoveSessionRequest, set(), OUTSIDE),
@@ -31,35 +32,35 @@ PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
     (events.CompletedBody, pb.ToolCallResult, {"type", "call_id"}, set()),
     (ListSessionsBody, pb.ListSessionsRequest, set(), set()),
     (ListRepairsBody, pb.ListRepairsRequest, set(), OUTSIDE),
-    (sessions.SessionView, pb.Session, set(), set()),
-    (sessions.SessionPageView, pb.ListSessionsResponse, set(), set()),
-    (sessions.SessionMemoryView, pb.SessionMemory, set(), set()),
-    (sessions.PendingCallView, pb.PendingCall, set(), set()),
-    (sessions.ForkOriginView, pb.ForkOrigin, set(), set()),
-    (episodes.EpisodeSettingsView, pb.EpisodeSettings, set(), {"auto_count"}),
-    (episodes.EpisodesView, pb.ListEpisodesResponse, set(), set()),
-    (episodes.EpisodeView, pb.Episode, set(), set()),
-    (turns.TurnView, pb.Turn, set(), set()),
-    (turns.LogprobView, pb.TokenLogprob, {"bytes"}, {"utf8"}),
-    (turns.UsageView, pb.Usage, set(), set()),
-    (turns.FidelityView, pb.Fidelity, set(), set()),
-    (turns.TurnEpisodeView, pb.TurnEpisode, set(), set()),
-    (turns.TurnPrefillView, pb.TurnPrefill, set(), set()),
-    (memory.TurnMemoryView, pb.TurnMemory, set(), set()),
-    (memory.MemoryView, pb.Memory, set(), set()),
-    (repairs.RepairView, pb.Repair, set(), set()),
-    (repairs.RepairTotalsView, pb.RepairTotals, set(), set()),
-    (repairs.PassageView, pb.Passage, set(), set()),
-    (repairs.PastRepairView, pb.PastRepair, set(repairs.RepairView.model_fields), {"repair"}),
-    (repairs.RepairsView, pb.ListRepairsResponse, set(), set()),
-    (events.EventView, pb.EventReceipt, set(), set()),
-    (worker_schemas.WorkerView, pb.Model, set(), set()),
-    (worker_schemas.WorkersView, pb.ListWorkersResponse, set(), set()),
-    (worker_schemas.WorkerLoadView, pb.Worker, set(), set()),
-    (worker_schemas.WorkerStatsView, pb.WorkerStats, set(), set()),
-    (worker_schemas.TierStatsView, pb.TierStats, set(), set()),
-    (worker_schemas.MethodsView, pb.ListMethodsResponse, set(), set()),
-    (worker_schemas.MethodView, pb.Method, set(), set()),
+    (client.Session, pb.Session, set(), set()),
+    (client.SessionPage, pb.ListSessionsResponse, set(), set()),
+    (client.SessionMemory, pb.SessionMemory, set(), set()),
+    (client.PendingCall, pb.PendingCall, set(), set()),
+    (client.ForkOrigin, pb.ForkOrigin, set(), set()),
+    (client.EpisodeSettings, pb.EpisodeSettings, set(), {"auto_count"}),
+    (client.Episodes, pb.ListEpisodesResponse, set(), set()),
+    (client.Episode, pb.Episode, set(), set()),
+    (client.Turn, pb.Turn, set(), set()),
+    (client.TokenLogprob, pb.TokenLogprob, {"bytes"}, {"utf8"}),
+    (client.Usage, pb.Usage, set(), set()),
+    (client.Fidelity, pb.Fidelity, set(), set()),
+    (client.TurnEpisode, pb.TurnEpisode, set(), set()),
+    (client.TurnPrefill, pb.TurnPrefill, set(), set()),
+    (client.TurnMemory, pb.TurnMemory, set(), set()),
+    (client.Memory, pb.Memory, set(), set()),
+    (client.Repair, pb.Repair, set(), set()),
+    (client.RepairTotals, pb.RepairTotals, set(), set()),
+    (client.Passage, pb.Passage, set(), set()),
+    (client.PastRepair, pb.PastRepair, {field.name for field in fields(client.Repair)}, {"repair"}),
+    (client.Repairs, pb.ListRepairsResponse, set(), set()),
+    (client.EventReceipt, pb.EventReceipt, set(), set()),
+    (client.Worker, pb.Model, set(), set()),
+    (client.Workers, pb.ListWorkersResponse, set(), set()),
+    (client.WorkerLoad, pb.Worker, set(), set()),
+    (client.WorkerStats, pb.WorkerStats, set(), set()),
+    (client.TierStats, pb.TierStats, set(), set()),
+    (client.Methods, pb.ListMethodsResponse, set(), set()),
+    (client.Method, pb.Method, set(), set()),
 ]
 
 
@@ -67,14 +68,14 @@ PAIRS: list[tuple[type[BaseModel], Any, set[str], set[str]]] = [
     ("model", "message", "rest", "rpc"), PAIRS, ids=[pair[1].__name__ for pair in PAIRS]
 )
 def test_rest_and_grpc_have_the_same_members(
-    model: type[BaseModel], message: Any, rest: set[str], rpc: set[str]
+    model: Any, message: Any, rest: set[str], rpc: set[str]
 ) -> None:
     descriptor: Descriptor = message.DESCRIPTOR
-    fields = {field.name for field in descriptor.fields} - rpc
-    members = set(model.model_fields) - rest
-    assert {find_field(descriptor, name) for name in members} == fields
+    known = {field.name for field in descriptor.fields} - rpc
+    named = {each.name for each in fields(model)} if is_dataclass(model) else {*model.model_fields}
+    assert {find_field(descriptor, name) for name in named - rest} == known
     if rpc == OUTSIDE:  # a member that is not there stays as it is
-        assert all(name in descriptor.fields_by_name for name in fields)
+        assert all(name in descriptor.fields_by_name for name in known)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,9 @@ def test_enums_that_nobody_knows_are_refused_by_their_number() -> None:
 
 
 def test_times_and_durations_have_protobufs_types() -> None:
-    view = repairs.RepairTotalsView(
+    totals = client.RepairTotals(
         repairs=1,
-        signals=["turn"],
+        signals=("turn",),
         scored_rows=2,
         promoted=3,
         demoted=4,
@@ -123,7 +124,7 @@ def test_times_and_durations_have_protobufs_types() -> None:
         truncated=0,
         skipped=0,
     )
-    built = build_message(pb.RepairTotals, view)
+    built = build_message(pb.RepairTotals, totals)
     assert (built.duration.seconds, built.duration.nanos) == (1, 250_000_000)
     assert list(built.signals) == [pb.REPAIR_TRIGGER_TURN]
     at = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)

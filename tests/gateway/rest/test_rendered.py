@@ -8,7 +8,8 @@ import pytest
 
 from gateway.rest import rendered as module
 from gateway.rest.rendered import RenderedSessions
-from gateway.rest.schemas.sessions import SessionView
+from gateway.rest.schemas.sessions import to_session
+from kvrecall import client
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import SessionSettings
@@ -17,15 +18,14 @@ from kvrecall.domain.state_machine import SessionState
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of the sessions whose views were built."""
+    """The ids of the sessions that were converted."""
     built: list[str] = []
-    original = SessionView.from_domain
 
-    def build(session: Session, state: SessionState, model: str) -> SessionView:
+    def build(session: Session, state: SessionState, model: str) -> client.Session:
         built.append(session.id)
-        return original(session, state, model)
+        return to_session(session, state, model)
 
-    monkeypatch.setattr(SessionView, "from_domain", build)
+    monkeypatch.setattr(module, "to_session", build)
     return built
 
 

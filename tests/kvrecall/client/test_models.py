@@ -14,61 +14,15 @@ from kvrecall import client as client_package
 from kvrecall.client import inspection, models, options, sessions, workers
 from kvrecall.client._parsing import parse
 
-# Model: the schema of the response that it parses.
-RESPONSES = {
-    models.Episode: "EpisodeView",
-    models.EpisodeSettings: "EpisodeSettingsView",
-    models.Episodes: "EpisodesView",
-    models.EventReceipt: "EventView",
-    models.Fidelity: "FidelityView",
-    sessions.ForkOrigin: "ForkOriginView",
-    models.Function: "FunctionView",
-    models.Memory: "MemoryView",
-    workers.Method: "MethodView",
-    workers.Methods: "MethodsView",
-    models.Passage: "PassageView",
-    models.PastRepair: "PastRepairView",
-    sessions.PendingCall: "PendingCallView",
-    models.Repair: "RepairView",
-    models.RepairTotals: "RepairTotalsView",
-    models.Reselections: "ReselectionsView",
-    sessions.Reselection: "ReselectionView",
-    sessions.Session: "SessionView",
-    sessions.SessionPage: "SessionPageView",
-    models.Alternative: "AlternativeView",
-    models.TokenLogprob: "LogprobView",
-    models.ToolCall: "ToolCallView",
-    models.Turn: "TurnView",
-    models.TurnEpisode: "TurnEpisodeView",
-    models.TurnMemory: "TurnMemoryView",
-    models.TurnPrefill: "TurnPrefillView",
-    models.TurnRetrieval: "TurnRetrievalView",
-    models.Usage: "UsageView",
-    workers.Worker: "WorkerView",
-    workers.WorkerLoad: "WorkerLoadView",
-    inspection.Activity: "ActivityView",
-    inspection.ActivityStep: "ActivityStepView",
-    inspection.Family: "FamilyView",
-    inspection.FamilyMember: "FamilyMemberView",
-    inspection.LayerCells: "LayerCellsView",
-    inspection.LoggedTurn: "LoggedTurnView",
-    inspection.MemoryMap: "MemoryMapView",
-    inspection.MemoryToken: "TokenView",
-    inspection.MemoryTokens: "TokensView",
-    inspection.Overview: "OverviewView",
-    inspection.Pause: "PauseView",
-    inspection.PauseCall: "PauseCallView",
-    inspection.PauseRepair: "RepairRecordView",
-    inspection.SharedTokens: "SharedTokensView",
-    inspection.TurnLog: "TurnLogView",
-    inspection.TurnSpan: "TurnSpanView",
-    inspection.Version: "VersionView",
-    sessions.SessionMemory: "SessionMemoryView",
-    workers.TierStats: "TierStatsView",
-    workers.WorkerStats: "WorkerStatsView",
-}
-# Message is sent and received: it has the fields of the request.
-REQUESTS = {models.Message: "MessageBody"}
+MODELS = [
+    kind
+    for module in (inspection, models, sessions, workers)
+    for kind in vars(module).values()
+    if is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == module.__name__
+]
+# Message is sent and received: it has the fields of the request. The others are of a response, whose
+# schema has their name.
+RESPONSES = [model for model in MODELS if model is not models.Message]
 OPTIONS = {
     sessions.EpisodeOptions: ("EpisodesBody", set()),
     options.Logprobs: ("LogprobsBody", set()),
@@ -133,9 +87,9 @@ def check_fields(
         assert expected <= known, f"{model}.{name}: {expected} in the schema, {known} here"
 
 
-NAMES = {schema: model.__name__ for model, schema in RESPONSES.items()} | {
-    "AssistantMessageView": "Message",
-    "LoggedMessageView": "Message",
+NAMES = {model.__name__: model.__name__ for model in RESPONSES} | {
+    "AssistantMessage": "Message",
+    "LoggedMessage": "Message",
     "MessageBody": "Message",
     "ToolCallBody": "ToolCall",
     "EpisodesBody": "EpisodeOptions",
@@ -146,7 +100,7 @@ NAMES = {schema: model.__name__ for model, schema in RESPONSES.items()} | {
 
 @pytest.mark.parametrize("model", RESPONSES, ids=lambda model: model.__name__)
 def test_a_models_fields_are_those_of_its_response(model: type, schemas: dict[str, Any]) -> None:
-    schema = schemas[RESPONSES[model]]
+    schema = schemas[model.__name__]
     check_fields(get_type_hints(model), schema, NAMES, model.__name__)
     assert set(schema["required"]) <= set(get_type_hints(model))
     required = {field.name for field in fields(model) if field.default is field.default_factory}
@@ -156,7 +110,7 @@ def test_a_models_fields_are_those_of_its_response(model: type, schemas: dict[st
 def test_a_message_has_the_fields_of_requests_and_replies(schemas: dict[str, Any]) -> None:
     hints = get_type_hints(models.Message)
     check_fields(hints, schemas["MessageBody"], NAMES, "Message")
-    assert set(schemas["AssistantMessageView"]["properties"]) <= set(hints)
+    assert set(schemas["AssistantMessage"]["properties"]) <= set(hints)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.__name__)
@@ -167,15 +121,8 @@ def test_options_are_the_fields_of_their_request(option: type, schemas: dict[str
     check_fields(hints, schemas[name], NAMES, option.__name__)
 
 
-def test_every_model_is_checked_and_exported() -> None:
-    defined = {
-        kind
-        for module in (inspection, models, sessions, workers)
-        for kind in vars(module).values()
-        if is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == module.__name__
-    }
-    assert defined == {*RESPONSES, *REQUESTS}
-    assert {kind.__name__ for kind in defined} <= set(client_package.__all__)
+def test_every_model_is_exported() -> None:
+    assert {model.__name__ for model in MODELS} <= set(client_package.__all__)
     assert client_package.__all__ == sorted(client_package.__all__)
 
 

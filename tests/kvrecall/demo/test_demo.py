@@ -46,6 +46,7 @@ def run_with(peaks: list[int], config: DemoConfig = BUDGETED) -> DemoRun:
         layer_peak_rows=tuple(peaks),
         layer_bound_rows=(192,) * len(peaks),
         in_slot=True,
+        retrieval_bytes=0,
     )
     turn = TurnPoint(300, 50, 2000, 0.5, 0.1, generated=True, repairs=(), after_pause=False)
     question = asked(200, correct=True)
@@ -67,6 +68,8 @@ def repair(trigger: str, seconds: float, promoted: int) -> Repair:
         hops=1,
         bytes_read=0,
         in_pause=True,
+        scan="exact",
+        searched_share=1.0,
     )
 
 

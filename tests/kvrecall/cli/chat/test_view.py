@@ -40,6 +40,8 @@ TRUNCATED = Repair(
     hops=1,
     bytes_read=0,
     in_pause=False,
+    scan="exact",
+    searched_share=1.0,
 )
 COMPLETE = replace(
     TRUNCATED,
@@ -84,6 +86,8 @@ def test_a_repair_is_shown_with_its_signal_and_its_passages() -> None:
         number=1,
         turn=4,
         at=datetime.now(UTC),
+        started_at=None,
+        call_id=None,
         signal="code?",
         passages=(passage,),
     )
@@ -113,6 +117,7 @@ def current(*layers: int, in_slot: bool = True) -> Memory:
         layer_peak_rows=layers,
         layer_bound_rows=layers,
         in_slot=in_slot,
+        retrieval_bytes=0,
     )
 
 
