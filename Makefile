@@ -83,7 +83,7 @@ faults: $(VENV)/.test
 # Adversarial requests to all doors for some minutes, beside a tenant whose answers stay right. Findings, with the
 # requests that show them, are in runs/fuzz/SEED.
 fuzz: $(VENV)/.test
-	$(BIN)/python -m benchmarks.fuzz --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m benchmarks fuzz --minutes $(MINUTES) --seed $(SEED)
 
 # Breaks the code on purpose, in copies of the tree: the fault suite has to notice each time.
 faults-can-fail: $(VENV)/.test

@@ -1,6 +1,6 @@
 """Forks of a long session: seconds of a fork, bytes that it adds, and equality of the answers.
 
-`python -m benchmarks.forks` builds a session of 20,000 tokens in a service of this process (over
+`python -m benchmarks forks` builds a session of 20,000 tokens in a service of this process (over
 files, as in `kvrecall serve`) and forks it 100 times: seconds of each fork, and bytes added to
 catalog and tiers, as shares of the session's own. Then `kvrecall serve` starts over the same files:
 the session is forked 100 times over HTTP, and 100 times at one of the 15 turns before its last one;
@@ -10,7 +10,6 @@ were built separately (each in a tenant of its own, so that no pages are shared)
 Answers are greedy. The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.local_service import build_service
 from kvrecall.app.models import REFERENCE_NAME
@@ -31,14 +32,13 @@ from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
+from kvrecall.reporting.results import Row, bootstrap, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
 from services.forks import ForkRequest
 from services.service import SessionService
 from workers.engine.settings import WorkerSettings
 
-RESULTS = Path(__file__).parent / "results"
 MESSAGES_PER_TURN = 64
 # A longer conversation is generated than is appended: exchanges with tool calls are left out.
 SPARE = 1.5
@@ -58,15 +58,15 @@ class Plan:
     of an answer; `budget` and `repair_rows` are rows.
     """
 
-    seed: int
-    tokens: int
-    short_tokens: int
-    forks: int
-    questions: int
-    budget: int
-    repair_rows: int
-    method: str
-    output_tokens: int
+    seed: int = 7200
+    tokens: int = option(20_000, "tokens of the session that is forked")
+    short_tokens: int = option(1_500, "tokens of the session whose answers are compared")
+    forks: int = 100
+    questions: int = option(10, "questions to parent and fork at the full length")
+    budget: int = 256
+    repair_rows: int = 64
+    method: str = "snapkv"
+    output_tokens: int = 16
 
     @property
     def settings(self) -> Json:
@@ -97,39 +97,13 @@ class StoredBytes:
         return self.catalog + self.tiers.get("nvme", 0)
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=7200)
-    parser.add_argument(
-        "--tokens", type=int, default=20_000, help="tokens of the session that is forked"
-    )
-    parser.add_argument(
-        "--short-tokens",
-        type=int,
-        default=1_500,
-        help="tokens of the session whose answers are compared",
-    )
-    parser.add_argument("--forks", type=int, default=100)
-    parser.add_argument(
-        "--questions", type=int, default=10, help="questions to parent and fork at the full length"
-    )
-    parser.add_argument("--budget", type=int, default=256)
-    parser.add_argument("--repair-rows", type=int, default=64)
-    parser.add_argument("--method", default="snapkv")
-    parser.add_argument("--output-tokens", type=int, default=16)
-    parser.add_argument("--out", type=Path, default=RESULTS / "forks.json")
-    given = vars(parser.parse_args())
-    out = given.pop("out")
-    rows = measure(Plan(**given))
-    for row in rows:
-        print(describe(row), flush=True)
-    build_results("forks", given["seed"], f"{REFERENCE_NAME}, {POSITIONS} positions", rows).write(
-        out
-    )
+def measure(plan: Plan) -> Measured:
+    """Measure forks; the answers of parents and forks are compared."""
+    model = f"{REFERENCE_NAME}, {POSITIONS} positions"
+    return Measured("forks.json", model, build_rows(plan), plan.seed)
 
 
-def measure(plan: Plan) -> list[Row]:
+def build_rows(plan: Plan) -> Iterator[Row]:
     """The result file's rows."""
     with long_model() as model, tempfile.TemporaryDirectory(prefix="kvrecall-") as folder:
         data = Path(folder) / "data"
@@ -146,7 +120,7 @@ def measure(plan: Plan) -> list[Row]:
             earlier = fork_over_http(client, session, plan, range(max(1, turns - 15), turns))
             same_long = ask_in_turn(client, session, plan)
             same_short = compare_with_separate(client, url, plan)
-    return [
+    yield from [
         speed_row("over HTTP", "fork", "seconds", over_http, tokens=plan.tokens, **plan.common),
         speed_row(
             "over HTTP, at an earlier turn",
@@ -377,17 +351,4 @@ def answer_rows(same_long: Sequence[bool], same_short: Sequence[bool], plan: Pla
     ]
 
 
-def describe(row: Row) -> str:
-    """A row as a line of text."""
-    if "mean" in row:
-        return f"{row['condition']:<46} {row['mean']:.3f} of answers are equal, n = {row['n']}"
-    if row["unit"] == "bytes":
-        share = 100 * row["ratio"]
-        bytes_added = f"{row['median']:.0f} bytes a fork"
-        return f"{row['condition']:<46} {bytes_added}, {share:.3f} % of the session"
-    seconds = f"median {row['median']:.4f} s, p95 {row['p95']:.4f} s"
-    return f"{row['condition']:<46} {seconds}, n = {row['n']}"
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("forks", "seconds and bytes of forks, and equality of answers", Plan, measure)

@@ -1,6 +1,6 @@
 """The front door's own cost: reads of a session, a turn's overhead, and slow or broken clients.
 
-`python -m benchmarks.front_door` serves a bare FastAPI echo of the same size, the gateway over
+`python -m benchmarks front-door` serves a bare FastAPI echo of the same size, the gateway over
 SQLite and the gateway over a real Redis (both over a worker that computes nothing), and
 `kvrecall serve` with the packaged model, each in a process of its own, and measures them in turns,
 so that disturbances of the machine affect all alike:
@@ -16,7 +16,6 @@ so that disturbances of the machine affect all alike:
 The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -33,6 +32,7 @@ import httpx
 import numpy as np
 import psutil
 
+from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.faults.rig.processes import QUIET
 from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.front_door_load import (
@@ -42,12 +42,12 @@ from benchmarks.front_door_load import (
     request_for,
     send_almost_all,
 )
+from benchmarks.options import option
 from kvrecall.app.local_server import PROGRAM, launch
 from kvrecall.app.models import REFERENCE
-from kvrecall.reporting.results import Row, build_results, speed_row
+from kvrecall.reporting.results import Row, speed_row
 from reference import MODEL_PATH
 
-RESULTS = Path(__file__).parent / "results"
 ECHO = "bare FastAPI echo"
 CONNECTIONS = (1, 8, 64)
 BAD_CONNECTIONS = 100
@@ -70,10 +70,10 @@ MESSAGE = {"role": "user", "content": "The code is K7777."}
 class Plan:
     """Sizes of a measurement; `seconds` is the length of one window of requests."""
 
-    seed: int
-    seconds: float
-    rounds: int
-    turns: int
+    seed: int = 0
+    seconds: float = option(4.0, "of one window of requests")
+    rounds: int = option(7, "windows of each subject")
+    turns: int = option(200, "of each subject")
 
 
 @dataclass(frozen=True)
@@ -86,24 +86,13 @@ class Subject:
     paths: Sequence[str]
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of one window of requests")
-    parser.add_argument("--rounds", type=int, default=7, help="windows of each subject")
-    parser.add_argument("--turns", type=int, default=200, help="of each subject")
-    parser.add_argument("--out", type=Path, default=RESULTS / "front_door.json")
-    given = parser.parse_args()
-    plan = Plan(given.seed, given.seconds, given.rounds, given.turns)
-    rows = asyncio.run(measure(plan))
-    for row in rows:
-        print(describe(row), flush=True)
+def measure(plan: Plan) -> Measured:
+    """Measure reads, turns and bad connections."""
     model = f"the reference model ({MODEL_PATH.name}) for turns of kvrecall serve"
-    build_results("front_door", plan.seed, model, rows).write(given.out)
+    return Measured("front_door.json", model, asyncio.run(measure_all(plan)), plan.seed)
 
 
-async def measure(plan: Plan) -> list[Row]:
+async def measure_all(plan: Plan) -> list[Row]:
     """Rows of reads, of turns and of bad connections."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         here = Path(folder)
@@ -276,13 +265,6 @@ async def memory_row(subject: Subject) -> Row:
     )
 
 
-def describe(row: Row) -> str:
-    """A row as a line of text."""
-    ratio = f"  {row['ratio']:.2f} x {row['ratio_to']}" if "ratio" in row else ""
-    return (
-        f"{row['condition']:<60} {row['metric']:<34} {row['median']:>16,.6f} {row['unit']}{ratio}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "front_door", "reads, turns and bad connections of the HTTP API", Plan, measure
+)

@@ -1,13 +1,12 @@
 """All that is to be measured on a GPU, in one command: decode, batches, repair, swap-ins, tiers.
 
-`python -m benchmarks.gpu` takes a random Llama of 1 B parameters (`throughput.py --shape large`) on
+`python -m benchmarks gpu` takes a random Llama of 1 B parameters (`throughput --shape large`) on
 a machine with a GPU: prefill and decode at 4K to 128K tokens, 1 to 64 sessions at once, both beside
 transformers with a kept cache; repairs of 32K to 4M candidates; swap-ins beside a plain copy of the
 same bytes; and the tiers. `--tiny` runs all of it in small sizes on the packaged model, on a CPU,
 too: that it runs is all that it shows. The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -21,14 +20,16 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from benchmarks import repair
+from benchmarks.benchmark import BadOptions, Benchmark, Measured
+from benchmarks.options import option
 from benchmarks.repair_keys import SyntheticKeys
 from benchmarks.subjects import copy_plain
-from benchmarks.throughput import RESULTS, describe, describe_model, load, speed_rows
-from benchmarks.tiers.__main__ import SHAPES, TIERS, compare_subjects
+from benchmarks.throughput import describe_model, load, speed_rows
+from benchmarks.tiers.benchmark import SHAPES, TIERS, compare_subjects
 from benchmarks.tiers.subjects import Pages
 from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.reporting.results import Row, build_results
+from kvrecall.reporting.results import Row
 from kvstore.format.buffers import empty_rows
 from workers.cache.active_cache import KVShape
 from workers.engine.engine import Engine, Parts
@@ -110,29 +111,6 @@ class Models:
     theirs: Any
     tokenizer: ChatTokenizer
     ids: Tensor
-
-
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="small sizes; runs without a GPU")
-    parser.add_argument("--part", choices=tuple(PARTS), action="append", help="only these parts")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu-<device>.json")
-    given = parser.parse_args()
-    if not (given.tiny or torch.cuda.is_available()):
-        parser.error("there is no GPU here; --tiny runs all parts in small sizes without one")
-    sizes = TINY if given.tiny else FULL
-    models = open_models(sizes, given.seed)
-    rows = []
-    for part in given.part or PARTS:
-        for row in PARTS[part](models, sizes, given.seed):
-            rows.append(row)
-            print(describe(row), flush=True)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    model = f"{sizes.shape} ({describe_model(models.ours)}), {gpu}"
-    out = given.out or RESULTS / f"gpu-{gpu.replace(' ', '-').lower()}.json"
-    build_results("gpu", given.seed, model, rows).write(out)
 
 
 def open_models(sizes: Sizes, seed: int) -> Models:
@@ -314,5 +292,28 @@ def _open(engine: Engine, name: str, method: str, budget: int) -> ResidentSessio
     return engine.swap_in(session)
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True)
+class Plan:
+    """Which parts are measured, and whether in small sizes."""
+
+    seed: int = 0
+    tiny: bool = option(False, "small sizes; runs without a GPU")
+    parts: tuple[str, ...] = option(tuple(PARTS), "only these parts", choices=tuple(PARTS))
+
+
+def measure(plan: Plan) -> Measured:
+    """Measure parts on the GPU, or in small sizes. Raises BadOptions."""
+    if not (plan.tiny or torch.cuda.is_available()):
+        raise BadOptions("there is no GPU here; --tiny runs all parts in small sizes without one")
+    sizes = TINY if plan.tiny else FULL
+    models = open_models(sizes, plan.seed)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return Measured(
+        f"gpu-{gpu.replace(' ', '-').lower()}.json",
+        f"{sizes.shape} ({describe_model(models.ours)}), {gpu}",
+        (row for part in plan.parts for row in PARTS[part](models, sizes, plan.seed)),
+        plan.seed,
+    )
+
+
+BENCHMARK = Benchmark("gpu", "all that is to be measured on a GPU, in one run", Plan, measure)

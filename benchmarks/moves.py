@@ -1,6 +1,6 @@
 """Moves of a session to another worker: seconds to the first token, against a new prefill.
 
-`python -m benchmarks.moves` starts a Redis, two workers and a gateway, appends a conversation of
+`python -m benchmarks moves` starts a Redis, two workers and a gateway, appends a conversation of
 4,000 tokens to sessions, and then, in turn: moves a session and asks it; asks a session that was
 not moved; and appends the whole log to a new session, with the same question at its end. Seconds
 are those from the question's request to its first streamed token, with those of the move where it
@@ -8,60 +8,66 @@ counts. Each session is in a tenant of its own, so that no prefill is saved by s
 result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.faults.rig.ports import free_port
 from benchmarks.faults.rig.processes import ServerProcess
 from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.forks import split_turns
+from benchmarks.options import option
 from kvrecall.app.models import REFERENCE, REFERENCE_NAME
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS
-from kvrecall.reporting.results import Row, build_results, speed_row
+from kvrecall.reporting.results import Row, speed_row
 from reference.conversation import Conversation, generate
 
-RESULTS = Path(__file__).parent / "results"
 QUESTION = "What did I tell you first?"
 Json = dict[str, Any]
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=7300)
-    parser.add_argument("--tokens", type=int, default=4_000, help="tokens of a session")
-    parser.add_argument(
-        "--sessions", type=int, default=12, help="sessions that are moved, and as many that are not"
-    )
-    parser.add_argument("--budget", type=int, default=256)
-    parser.add_argument("--repair-rows", type=int, default=64)
-    parser.add_argument("--method", default="snapkv")
-    parser.add_argument("--out", type=Path, default=RESULTS / "moves.json")
-    given = parser.parse_args()
-    settings = {
-        "budget": given.budget,
-        "repair_rows": given.repair_rows,
-        # A repair before the first token would be in both of the times that are compared.
-        "repair_on": sorted(PAUSE_TRIGGERS),
-        "method": given.method,
-        "seed": given.seed,
-    }
-    with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder, cluster(Path(folder)) as url:
-        rows = measure(url, given.seed, given.tokens, given.sessions, settings)
-    for row in rows:
-        ratio = f", {row['ratio']:.1f} x {row['ratio_to']}" if "ratio" in row else ""
-        print(
-            f"{row['condition']:<44} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, "
-            f"n = {row['n']}{ratio}"
-        )
-    build_results("moves", given.seed, REFERENCE_NAME, rows).write(given.out)
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a measurement."""
+
+    seed: int = 7300
+    tokens: int = option(4_000, "tokens of a session")
+    sessions: int = option(12, "sessions that are moved, and as many that are not")
+    budget: int = 256
+    repair_rows: int = 64
+    method: str = "snapkv"
+
+    @property
+    def settings(self) -> Json:
+        """Settings of a new session."""
+        return {
+            "budget": self.budget,
+            "repair_rows": self.repair_rows,
+            # A repair before the first token would be in both of the times that are compared.
+            "repair_on": sorted(PAUSE_TRIGGERS),
+            "method": self.method,
+            "seed": self.seed,
+        }
+
+
+def measure(plan: Plan) -> Measured:
+    """Measure moves in a cluster of this machine."""
+
+    def rows() -> Iterator[Row]:
+        with (
+            tempfile.TemporaryDirectory(prefix="kvrecall-") as folder,
+            cluster(Path(folder)) as url,
+        ):
+            yield from compare(url, plan.seed, plan.tokens, plan.sessions, plan.settings)
+
+    return Measured("moves.json", REFERENCE_NAME, rows(), plan.seed)
 
 
 @contextmanager
@@ -89,7 +95,7 @@ def cluster(folder: Path) -> Iterator[str]:
                 server.stop()
 
 
-def measure(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> list[Row]:
+def compare(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> list[Row]:
     """The result file's rows."""
     moves = []
     moved = []
@@ -153,5 +159,4 @@ def first_token(client: KvrecallClient, session: str, messages: list[Json]) -> f
     return seconds
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("moves", "the first token after a move, beside a new prefill", Plan, measure)

@@ -1,6 +1,6 @@
 """Repairs in an agent's tool pauses: the share that ends in time, and the cost to the next turn.
 
-`python -m benchmarks.pauses` runs one agent conversation in two sessions of a real service over
+`python -m benchmarks pauses` runs one agent conversation in two sessions of a real service over
 HTTP, one with repairs and one without, step by step in turn: a turn that calls a tool, a pause, the
 tool's result at a share of the pause, and the turn with the result, whose first token is timed.
 Both sessions get the same messages and have the same budget. A repair counts as ended in its pause
@@ -8,24 +8,23 @@ if it ended before the next turn was sent; those that the turn stopped early, an
 due and not started, count against it. The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.models import REFERENCE_NAME
 from kvrecall.client import KvrecallClient, Repair, Turn
-from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
+from kvrecall.reporting.results import Row, bootstrap, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, Exchange, exchange_messages, generate
 
-RESULTS = Path(__file__).parent / "results"
 REPAIR = "repair"
 NO_REPAIR = "no repair"
 SIGNALS = ("tool_call", "tool_delta", "tool_result")
@@ -41,15 +40,15 @@ class Plan:
     the share of a pause after which the result is there.
     """
 
-    seed: int
-    tokens: int
-    steps: int
-    budget: int
-    repair_rows: int
-    method: str
-    shortest: float
-    longest: float
-    result_at: float
+    seed: int = 7100
+    tokens: int = option(4000, "tokens before the first pause")
+    steps: int = option(60, "pauses of each session")
+    budget: int = 256
+    repair_rows: int = 64
+    method: str = "snapkv"
+    shortest: float = option(0.2, "seconds of the shortest pause")
+    longest: float = option(2.0, "seconds of the longest pause")
+    result_at: float = option(0.5, "share of a pause after which the result is there")
 
 
 @dataclass
@@ -64,36 +63,15 @@ class Side:
     left_out: int = 0
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=7100)
-    parser.add_argument("--tokens", type=int, default=4000, help="tokens before the first pause")
-    parser.add_argument("--steps", type=int, default=60, help="pauses of each session")
-    parser.add_argument("--budget", type=int, default=256)
-    parser.add_argument("--repair-rows", type=int, default=64)
-    parser.add_argument("--method", default="snapkv")
-    parser.add_argument("--shortest", type=float, default=0.2, help="seconds of the shortest pause")
-    parser.add_argument("--longest", type=float, default=2.0, help="seconds of the longest pause")
-    parser.add_argument(
-        "--result-at",
-        type=float,
-        default=0.5,
-        help="share of a pause after which the result is there",
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "pauses.json")
-    given = vars(parser.parse_args())
-    out = given.pop("out")
-    plan = Plan(**given)
-    with (
-        server_at(None, ServerNeeds(model=str(MODEL_PATH), slots=2, max_budget=plan.budget)) as url,
-        KvrecallClient(url) as client,
-    ):
-        sides = run_conversation(client, plan)
-    rows = build_rows(sides, plan)
-    for row in rows:
-        print(describe(row), flush=True)
-    build_results("pauses", plan.seed, REFERENCE_NAME, rows).write(out)
+def measure(plan: Plan) -> Measured:
+    """Measure a conversation with and without repairs."""
+
+    def rows() -> Iterator[Row]:
+        needs = ServerNeeds(model=str(MODEL_PATH), slots=2, max_budget=plan.budget)
+        with server_at(None, needs) as url, KvrecallClient(url) as client:
+            yield from build_rows(run_conversation(client, plan), plan)
+
+    return Measured("pauses.json", REFERENCE_NAME, rows(), plan.seed)
 
 
 def run_conversation(client: KvrecallClient, plan: Plan) -> tuple[Side, Side]:
@@ -240,15 +218,6 @@ def list_signals(side: Side) -> Sequence[str]:
     return list(dict.fromkeys(repair.trigger for repair in side.repairs))
 
 
-def describe(row: Row) -> str:
-    """A row as a line of text."""
-    if "mean" in row:
-        interval = f"{row['mean']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f})"
-        return f"{row['condition']:<48} {interval}, n = {row['n']}"
-    ratio = f"  {row['ratio']:.3f} x {row['ratio_to']}" if "ratio" in row else ""
-    median_value = f"{row['median']:.4f} {row['unit']}"
-    return f"{row['condition']:<48} {row['metric']:<26} {median_value}, n = {row['n']}{ratio}"
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "pauses", "repairs in an agent's tool pauses, and the next turn", Plan, measure
+)

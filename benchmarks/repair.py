@@ -1,6 +1,6 @@
 """Seconds of a repair by the number of candidates (scan, select, move), and bytes read.
 
-`python -m benchmarks.repair` scans synthetic keys in the shape of Qwen2.5-7B, from 4K candidates
+`python -m benchmarks repair` scans synthetic keys in the shape of Qwen2.5-7B, from 4K candidates
 on, each time twice as many, up to `--largest`: `exact`, `bounded` and `summary` beside a plain
 exact scan with all keys in one tensor, and `exact` and `bounded` with a contrast. A candidate takes
 about 110 KB of memory in that shape, 4 KB a layer; `--layers` takes fewer layers. `--shape
@@ -8,23 +8,22 @@ reference` scans the reference model's own keys. On a machine with a GPU keys ar
 result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from benchmarks.repair_keys import SINKS, ReferenceKeys, SyntheticKeys
-from benchmarks.throughput import RESULTS, describe
 from kvrecall.domain.session_settings import PageScan
-from kvrecall.reporting.results import Row, build_results, speed_row
+from kvrecall.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.format.summaries import Bits
 from kvstore.host_cache import HostCache
@@ -62,46 +61,31 @@ class RepairRun:
     bytes_read: int
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=("qwen-7b", "reference"), default="qwen-7b")
-    parser.add_argument(
-        "--layers", type=int, default=QWEN_7B.n_layers, help="of the synthetic keys"
-    )
-    parser.add_argument("--smallest", type=int, default=4096, help="candidates")
-    parser.add_argument("--largest", type=int, default=65_536, help="candidates; up to 1,048,576")
-    parser.add_argument(
-        "--shares-at",
-        type=int,
-        default=32_768,
-        help="candidates at which codes are compared; 0: no comparison",
-    )
-    parser.add_argument("--promoted", type=int, default=48, help="tokens that a repair brings back")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--bits", type=int, choices=get_args(Bits), default=12, help="of a summary's codes"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/repair.json")
-    given = parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    """Whose keys are scanned, and how many."""
+
+    shape: str = option("qwen-7b", choices=("qwen-7b", "reference"))
+    layers: int = option(QWEN_7B.n_layers, "of the synthetic keys")
+    smallest: int = option(4096, "candidates")
+    largest: int = option(65_536, "candidates; up to 1,048,576")
+    shares_at: int = option(32_768, "candidates at which codes are compared; 0: no comparison")
+    promoted: int = option(48, "tokens that a repair brings back")
+    repeats: int = 3
+    bits: int = option(12, "of a summary's codes")
+    seed: int = 0
+
+
+def measure_options(given: Options) -> Measured:
+    """Measure repairs of twice as many candidates each time."""
     shape = KVShape(given.layers, QWEN_7B.n_heads, QWEN_7B.n_kv_heads, QWEN_7B.head_dim)
     synthetic = SyntheticKeys(shape, torch.bfloat16, given.seed)
     keys = synthetic if given.shape == "qwen-7b" else ReferenceKeys(given.seed)
-    plan = Plan(given.promoted, given.repeats, given.bits)
-    rows = []
-    for row in measure(
-        keys, plan, list(double(given.smallest, given.largest)), given.shares_at, synthetic
-    ):
-        rows.append(row)
-        read = (
-            f"  {row['share_of_candidates']:.3f} of the candidates'"
-            if "share_of_candidates" in row
-            else ""
-        )
-        print(describe(row) + read, flush=True)
+    plan = Plan(given.promoted, given.repeats, cast("Bits", given.bits))
+    sizes = list(double(given.smallest, given.largest))
     model = f"{given.shape}: {keys.name}, {keys.shape}, {keys.dtype}".replace("torch.", "")
-    build_results("repair", given.seed, model, rows).write(given.out or RESULTS / "repair.json")
+    rows = measure(keys, plan, sizes, given.shares_at, synthetic)
+    return Measured("repair.json", model, rows, given.seed)
 
 
 def double(smallest: int, largest: int) -> Iterator[int]:
@@ -363,5 +347,4 @@ def timed(work: Callable[[], _T]) -> tuple[float, _T]:
     return time.perf_counter() - started, done
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("repair", "seconds of a repair by its candidates", Options, measure_options)

@@ -1,13 +1,12 @@
 """Prefill and decode speed, seconds to the first token and memory of a long session, compared.
 
-`python -m benchmarks.throughput` measures the packaged model; with `--shape large` a random Llama
+`python -m benchmarks throughput` measures the packaged model; with `--shape large` a random Llama
 of 1 B parameters, which needs a GPU. `--of re-selection` measures the decoding of answers that
 select their rows anew every 2 and 16 tokens beside the same answers without, after 4,096 tokens.
 Everything is measured in one process, turn by turn in rotation, so that disturbances of the machine
 affect all subjects alike. The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import random
 import tempfile
 import time
@@ -22,6 +21,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from benchmarks.subjects import (
     Clock,
     KvrecallChat,
@@ -34,14 +35,13 @@ from benchmarks.subjects import (
     transformers_batch_speed,
     without_end_of_turn,
 )
-from kvrecall.reporting.results import Row, build_results, speed_row
+from kvrecall.reporting.results import Row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel, adopt, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
-RESULTS = Path(__file__).parent / "results"
 BASELINE = "transformers, cache kept"
 REPEATS = 3
 RESELECTION_PAIRS = 12
@@ -55,13 +55,15 @@ RESELECTION_INTERVALS = (2, 16)
 class Plan:
     """Sizes of a measurement: numbers of tokens, `budget` in rows."""
 
-    seed: int
-    turns: int
-    turn_tokens: int
-    output_tokens: int
-    budget: int
-    block: int
-    batch_context: int
+    seed: int = 0
+    turns: int = 24
+    turn_tokens: int = option(250, "tokens of a user's message")
+    output_tokens: int = 48
+    budget: int = 256
+    block: int = 128
+    batch_context: int = option(2048, "tokens of context before a batch decodes")
+    shape: str = option("reference", choices=("reference", "large"))
+    of: str = option("sessions", choices=("sessions", "re-selection"))
 
     @property
     def longest(self) -> int:
@@ -72,42 +74,16 @@ class Plan:
         )
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=("reference", "large"), default="reference")
-    parser.add_argument("--of", choices=("sessions", "re-selection"), default="sessions")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--turns", type=int, default=24)
-    parser.add_argument("--turn-tokens", type=int, default=250, help="tokens of a user's message")
-    parser.add_argument("--output-tokens", type=int, default=48)
-    parser.add_argument("--budget", type=int, default=256)
-    parser.add_argument("--block", type=int, default=128)
-    parser.add_argument(
-        "--batch-context", type=int, default=2048, help="tokens of context before a batch decodes"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="default: benchmarks/results/throughput-<shape>-<device>.json"
-    )
-    given = parser.parse_args()
-    plan = Plan(
-        given.seed,
-        given.turns,
-        given.turn_tokens,
-        given.output_tokens,
-        given.budget,
-        given.block,
-        given.batch_context,
-    )
-    model, tokenizer = load(given.shape, given.seed)
-    measures = {"sessions": measure, "re-selection": measure_reselection}
-    rows = measures[given.of](model, tokenizer, plan)
-    what = "" if given.of == "sessions" else f"{given.of}-"
-    name = f"throughput-{what}{given.shape}-{model.device.type}.json"
-    for row in rows:
-        print(describe(row), flush=True)
-    build_results("throughput", plan.seed, f"{given.shape} ({describe_model(model)})", rows).write(
-        given.out or RESULTS / name
+def measure(plan: Plan) -> Measured:
+    """Measure a long session and batches, or answers with re-selection."""
+    model, tokenizer = load(plan.shape, plan.seed)
+    what = "" if plan.of == "sessions" else f"{plan.of}-"
+    measures = {"sessions": measure_sessions, "re-selection": measure_reselection}
+    return Measured(
+        f"throughput-{what}{plan.shape}-{model.device.type}.json",
+        f"{plan.shape} ({describe_model(model)})",
+        measures[plan.of](model, tokenizer, plan),
+        plan.seed,
     )
 
 
@@ -139,7 +115,7 @@ def random_llama(vocabulary: int, seed: int) -> LoadedModel:
     return adopt(module)
 
 
-def measure(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
+def measure_sessions(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
     """Rows of the long session, then those of batches."""
     theirs = copy_plain(model)
     rows = []
@@ -331,14 +307,6 @@ def speed_rows(
         yield speed_row(f"{condition}: {name}", metric, unit, found, **ratio)
 
 
-def describe(row: Row) -> str:
-    """A row as a line of text."""
-    ratio = f"  {row['ratio']:.2f} x {row['ratio_to']}" if "ratio" in row else ""
-    return (
-        f"{row['condition']:<62} {row['metric']:<20} {row['median']:>14,.3f} {row['unit']}{ratio}"
-    )
-
-
 def describe_model(model: LoadedModel) -> str:
     """Size of a model as text."""
     parameters = sum(weight.numel() for weight in model.module.parameters())
@@ -348,5 +316,4 @@ def describe_model(model: LoadedModel) -> str:
     )
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("throughput", "prefill, decode and memory of a long session", Plan, measure)

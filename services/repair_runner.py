@@ -15,18 +15,18 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, WorkerLost, WorkerRefused
 from kvrecall.domain.events import RepairBegan, RepairFailed, RepairFinished
 from kvrecall.domain.messages import Message
-from kvrecall.domain.repairs import DueRepair, due_repairs, get_call_id
+from kvrecall.domain.repairs import SIGNAL_CHARACTERS, DueRepair, due_repairs, get_call_id
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent, SessionState
 from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import under
+from services.catalog.base import Catalog
 from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
 from services.sessions.turn_log import get_turn
-from services.tool_calls.output import read_signal
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset(
@@ -36,6 +36,7 @@ FINAL_REFUSALS = frozenset(
 _BROKEN = frozenset({ErrorCode.WORKER_LOST, ErrorCode.WORKER_ERROR})
 # Characters of a signal that are kept for the repair history.
 MAX_SIGNAL_CHARACTERS = 500
+_PIECES_AT_ONCE = 64
 
 
 class RepairRunner:
@@ -197,3 +198,17 @@ def signal_text(messages: Sequence[Message]) -> str:
 def repair_details(signal: str, report: pb.RepairReport) -> RepairDetails:
     """Build the details that are kept of a repair beside its report."""
     return RepairDetails(signal[:MAX_SIGNAL_CHARACTERS], tuple(report.promoted))
+
+
+async def read_signal(catalog: Catalog, session: Session, repair: DueRepair) -> str:
+    """Read the output that a repair is conditioned on: its end, of at most SIGNAL_CHARACTERS."""
+    planned = next(call for call in session.calls if call.position == repair.position)
+    call = await catalog.tool_calls.get(session.id, planned.call.id)
+    # Characters of the joined pieces that the repair does not take into account.
+    after = call.delta_due + call.output.recent_characters - repair.reach
+    text, first = "", call.output.joined
+    while first and len(text) < after + SIGNAL_CHARACTERS:
+        count = min(first, _PIECES_AT_ONCE)
+        first -= count
+        text = "".join(await catalog.tool_calls.get_pieces(session.id, call, first, count)) + text
+    return text[: len(text) - after][-SIGNAL_CHARACTERS:]

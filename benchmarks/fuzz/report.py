@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from benchmarks.fuzz.findings import Findings
 from kvrecall.reporting.results import Row
@@ -38,12 +36,8 @@ def build_rows(findings: Findings) -> list[Row]:
     return rows
 
 
-def print_report(findings: Findings, console: Console) -> None:
-    """Print the counts, and each finding with its request."""
-    table = Table("door", "reply", "count", title="fuzzed doors")
-    for row in build_rows(findings):
-        table.add_row(*(escape(str(row[name])) for name in ("condition", "metric", "n")))
-    console.print(table)
+def print_findings(findings: Findings, console: Console) -> None:
+    """Print each finding with its request."""
     for each in findings:
         console.print(json.dumps(each.describe()), style="red", soft_wrap=True, markup=False)
 

@@ -53,7 +53,7 @@ _STARTS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sizes:
     """Sizes of a measurement: `repetitions` of each operation, `state_bytes` of a session's state."""
 
     seed: int
@@ -81,7 +81,7 @@ class Fleet:
     """
 
     backend: Backend
-    plan: Plan
+    plan: Sizes
     gateways: list[Gateway]
     addresses: Sequence[str]
     rng: random.Random
@@ -330,7 +330,7 @@ async def run_turn(gateway: SessionService, session: str) -> None:
         pass
 
 
-async def start_gateway(backend: Backend, plan: Plan, addresses: Sequence[str]) -> Gateway:
+async def start_gateway(backend: Backend, plan: Sizes, addresses: Sequence[str]) -> Gateway:
     """Open the catalog, connect to the workers and start to serve, as `kvrecall gateway` does."""
     catalog = await backend.open()
     registry: Registry = StaticRegistry(addresses)
@@ -344,7 +344,7 @@ async def start_gateway(backend: Backend, plan: Plan, addresses: Sequence[str]) 
 
 
 @asynccontextmanager
-async def gateways(backend: Backend, plan: Plan, addresses: Sequence[str]) -> AsyncIterator[Fleet]:
+async def gateways(backend: Backend, plan: Sizes, addresses: Sequence[str]) -> AsyncIterator[Fleet]:
     """Start the gateways. A SQLite catalog has one, which owns the file."""
     count = 1 if backend.url is None else plan.gateways
     started = [await start_gateway(backend, plan, addresses) for _ in range(count)]

@@ -85,7 +85,8 @@ def _command(program: Path) -> list[str]:
     while (folder / "__init__.py").exists():
         module.insert(0, folder.name)
         folder = folder.parent
-    return ["python", "-m", ".".join(module)] if module[1:] else ["python", program.name]
+    is_module = module and (program.name == "__main__.py" or len(module) > 1)
+    return ["python", "-m", ".".join(module)] if is_module else ["python", program.name]
 
 
 def versions() -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Pending tool calls: reports on them, their timeouts, and the output that they have so far."""
+"""Pending tool calls: reports on them, and their timeouts."""

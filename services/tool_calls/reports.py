@@ -1,6 +1,7 @@
 """Reports of clients on their tool calls: recorded, acknowledged, and followed by repairs."""
 
 import time
+from collections.abc import Mapping
 
 from pydantic import TypeAdapter
 
@@ -8,6 +9,7 @@ from kvrecall.domain.events import CallReported, ToolCallEnded
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.domain.tool_events import (
+    NO_PIECES,
     EventReceipt,
     ToolEvent,
     ToolEventType,
@@ -17,12 +19,13 @@ from kvrecall.domain.tool_events import (
     receipt,
 )
 from services.background import BackgroundTasks
+from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
-from services.tool_calls.output import read_stored_pieces
 
 _RECEIPT = TypeAdapter(EventReceipt)
+_PIECES_AT_ONCE = 64
 
 
 class ToolReports:
@@ -50,7 +53,7 @@ class ToolReports:
         """
         session = await self._catalog.sessions.get(live.id)
         call = await self._catalog.tool_calls.get(live.id, event.call_id)
-        stored = await read_stored_pieces(self._catalog, live.id, call, event)
+        stored = await _read_stored_pieces(self._catalog, live.id, call, event)
         changed = apply_event(session, call, event, self._limits, stored)
         late = is_late(call, event)
         acknowledged = receipt(session, changed, event, live.state, late=late)
@@ -95,3 +98,21 @@ class ToolReports:
             self._events.publish(
                 ToolCallEnded(live.id, event.call_id, name, min(began, now), now, failed)
             )
+
+
+async def _read_stored_pieces(
+    catalog: Catalog, session_id: str, call: PendingCall, event: ToolEvent
+) -> Mapping[int, str]:
+    """Read the pieces that `apply_event` compares a delta with, or joins with it."""
+    at = get_piece_index(call, event)
+    if event.type is not ToolEventType.DELTA or at >= call.output.next_index:
+        return NO_PIECES
+    if at != call.output.joined:
+        return dict(enumerate(await catalog.tool_calls.get_pieces(session_id, call, at, 1), at))
+    following: list[str] = []
+    while True:
+        first = at + 1 + len(following)
+        some = await catalog.tool_calls.get_pieces(session_id, call, first, _PIECES_AT_ONCE)
+        following += some
+        if len(some) < _PIECES_AT_ONCE:
+            return dict(enumerate(following, at + 1))

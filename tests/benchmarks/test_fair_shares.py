@@ -5,20 +5,20 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.fair_shares.__main__ import ask, describe, measure, served, wait_until_idle
+from benchmarks.fair_shares.benchmark import BENCHMARK, ask, compare, served, wait_until_idle
 from benchmarks.fair_shares.flood import TENANT, send
 
 
 def test_a_small_run_has_a_row_of_each_window(tmp_path: Path) -> None:
     with served(tmp_path) as url:
-        rows = measure(url, [3], rounds=1, questions=2)
+        rows = compare(url, [3], rounds=1, questions=2)
     assert [(row["condition"], row["n"]) for row in rows] == [
         ("quiet", 2),
         ("3 clients of another tenant", 2),
         ("killed clients", 1),
     ]
     assert rows[1]["ratio_to"] == "quiet"
-    assert "times quiet" in describe(rows[1])
+    assert "x quiet" in BENCHMARK.describe(rows[1])
 
 
 async def test_questions_are_answered_before_a_flood_that_came_first(tmp_path: Path) -> None:

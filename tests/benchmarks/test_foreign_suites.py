@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.foreign_suites.__main__ import read_case
+from benchmarks.foreign_suites.benchmark import read_case
 from benchmarks.foreign_suites.reasons import REASONS
 
 

@@ -5,19 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks.__main__ import main
 from benchmarks.gpu import COPY, PARTS, TINY, TRANSFORMERS
 from kvrecall.reporting.results import read_results
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr("sys.argv", ["gpu.py", *arguments])
-    gpu.main()
+def run(*arguments: str) -> None:
+    assert main(["gpu", *arguments]) == 0
 
 
 def test_one_command_measures_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the files of the tiers
-    run(monkeypatch, "--tiny", "--out", str(tmp_path / "gpu.json"))
+    run("--tiny", "--out", str(tmp_path / "gpu.json"))
     rows = read_results(tmp_path / "gpu.json").results
     assert all(
         row["median"] > 0
@@ -36,8 +35,8 @@ def test_one_command_measures_every_part(tmp_path: Path, monkeypatch: pytest.Mon
     assert {"reference, ram: tier", "reference, nvme: tier"} <= {row["condition"] for row in rows}
 
 
-def test_some_parts_are_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, "--tiny", "--part", "swaps", "--out", str(tmp_path / "gpu.json"))
+def test_some_parts_are_measured_alone(tmp_path: Path) -> None:
+    run("--tiny", "--parts", "swaps", "--out", str(tmp_path / "gpu.json"))
     rows = read_results(tmp_path / "gpu.json").results
     assert {row["metric"] for row in rows} == {"copy"}
     assert set(PARTS) == {"decode", "batches", "repair", "swaps", "tiers"}
@@ -48,5 +47,5 @@ def test_without_a_gpu_only_small_sizes_are_measured(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
-        run(monkeypatch)
+        run()
     assert "--tiny" in capsys.readouterr().err

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.repair import CONTRAST, PLAIN, Plan, double, exponent, main, measure, open_bench
+from benchmarks.__main__ import main
+from benchmarks.repair import CONTRAST, PLAIN, Plan, double, exponent, measure, open_bench
 from benchmarks.repair_keys import SINKS, SyntheticKeys
 from kvrecall.reporting.results import read_results
 from workers.cache.active_cache import KVShape
@@ -93,8 +94,7 @@ def test_the_script_writes_a_result_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "--repeats",
         "1",
     ]
-    monkeypatch.setattr("sys.argv", ["benchmarks/repair.py", *sizes, "--out", str(out)])
-    main()
+    assert main(["repair", *sizes, "--out", str(out)]) == 0
     written = read_results(out)
     assert written.suite == "repair"
     assert {row["candidates"] for row in written.results} == {128}

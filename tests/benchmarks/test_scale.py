@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale.__main__ import BACKENDS, add_ratios, kept_rows, main
+from benchmarks.__main__ import main
+from benchmarks.scale.benchmark import BACKENDS, add_ratios, kept_rows
 from benchmarks.scale.rows import measure_start
 from benchmarks.scale.workers import simulated_workers
 from kvrecall.reporting.results import Row, build_results
@@ -16,13 +17,10 @@ SIZES = ("10", "30")
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis", "rows", "rows-redis"])
-def test_every_operation_is_measured_at_each_size(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_operation_is_measured_at_each_size(store: str, tmp_path: Path) -> None:
     out = tmp_path / "scale.json"
     options = ["--workers", "2", "--gateways", "2", "--repetitions", "2", "--out", str(out)]
-    monkeypatch.setattr("sys.argv", ["scale", store, "--sizes", *SIZES, *options])
-    main()
+    assert main(["scale", "--stores", store, "--sizes", *SIZES, *options]) == 0
     rows = json.loads(out.read_text(encoding="utf-8"))["results"]
     conditions = {row["condition"] for row in rows}
     for size in SIZES:

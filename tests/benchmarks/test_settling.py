@@ -1,12 +1,12 @@
 """Rows of the benchmark of settling, from given measurements."""
 
-from benchmarks.settling.__main__ import DECODED, KL, PAUSE, TURN, Measured, Plan, build_rows
+from benchmarks.settling import DECODED, KL, PAUSE, TURN, Measurements, Plan, build_rows
 
 PLAN = Plan(1, 1, 3, 2, 8, 64, 32, 0.7)
 
 
 def test_times_to_the_first_token_are_compared_turn_by_turn() -> None:
-    measured: Measured = {
+    measured: Measurements = {
         arm: {
             KL: [0.25],
             "same first choice": [1.0],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.tiers.__main__ import TIERS, compare_subjects
+from benchmarks.tiers.benchmark import TIERS, compare_subjects
 from benchmarks.tiers.subjects import Files, Pages, Subject
 from kvstore.format.page import PageLayout
 
@@ -34,7 +34,7 @@ def test_a_tier_and_row_stores_over_it_are_compared_with_the_limit(
 
 def test_a_ratio_is_the_median_of_those_of_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([float(sum(SECONDS[: i // 2 + i % 2])) for i in range(2 * len(SECONDS))])
-    monkeypatch.setattr("benchmarks.tiers.__main__.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("benchmarks.tiers.benchmark.perf_counter", lambda: next(clock))
     pages = Pages(LAYOUT, 1, seed=1)
     limit, other = (Subject(name, lambda: None) for name in ("limit", "other"))
     limit_row, other_row = compare_subjects("c", pages, 3, "write", limit, [other])

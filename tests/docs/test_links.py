@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import MODULES
 from workers.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -78,3 +79,18 @@ def test_the_readme_names_every_method() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     section = readme.partition("## Methods")[2].partition("\n## ")[0]
     assert [name for name in METHODS if f"`{name}`" not in section] == []
+
+
+@pytest.mark.parametrize("path", markdown_files())
+def test_benchmarks_that_a_page_names_can_be_run(path: str) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    names = re.findall(r"python -m benchmarks ([a-z][\w-]*)", text)
+    assert [name for name in names if name not in MODULES] == []
+    modules = re.findall(r"python -m\s+(benchmarks\.[\w.]*\w)", text)
+    missing = [
+        module
+        for module in modules
+        if not (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
+        and not (ROOT / module.replace(".", "/") / "__main__.py").exists()
+    ]
+    assert missing == []

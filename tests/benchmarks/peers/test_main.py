@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import __main__ as peers
+from benchmarks.peers import benchmark as peers
 from benchmarks.peers.agent.journal import PeerRun, store_run
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.subjects.registry import FULL, KEPT

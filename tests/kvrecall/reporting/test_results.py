@@ -57,6 +57,7 @@ def test_a_command_line_has_no_folders_of_the_machine(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "__init__.py").touch()
     commands = {
+        "__main__.py": "python -m benchmarks --seed 1",
         "throughput.py": "python -m benchmarks.throughput --seed 1",
         "faults/__main__.py": "python -m benchmarks.faults --seed 1",
         "faults/checks.py": "python -m benchmarks.faults.checks --seed 1",

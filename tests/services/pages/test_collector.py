@@ -70,10 +70,10 @@ async def test_a_deletion_pays_for_its_own_session_only(harness) -> None:
     away = Away()
     harness.worker.delete = away.delete
     for number, session in enumerate(sessions, 1):
-        before = away.calls
         await harness.service.delete(session)
-        # Its own; a sweep that is woken stops at the first one that is lost.
-        assert away.calls - before <= 2, number
+        # Its own, and one of the sweep that it wakes, which stops at the first one that is lost. A sweep
+        # may run as late as beside the next deletion.
+        assert away.calls <= 2 * number
     assert len(await harness.catalog.page_refs.get_orphaned()) == 20
     del harness.worker.delete
     await harness.sweep()

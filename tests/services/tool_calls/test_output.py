@@ -16,7 +16,7 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.tool_calls import PendingCall, summarize_pieces
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType, apply_event, get_piece_index
-from services.tool_calls.output import read_signal
+from services.repair_runner import read_signal
 
 SESSION = Session("s", 1, SessionSettings(64, 8, "snapkv"), 0.0, 0.0, 1, MemoryReport())
 

@@ -1,6 +1,6 @@
 """An agent's session of 24 turns with tool pauses through kvrecall and its peers, one by one.
 
-`python -m benchmarks.peers`. All peers hold the same generated session on the same weights, each
+`python -m benchmarks peers`. All peers hold the same generated session on the same weights, each
 with its own replies, on as many threads: transformers, llama.cpp, kvpress and kvrecall, each in a
 server process of its own that is killed in the middle of the session and at its end. Environments
 of peers are made at first use, in `runs/peers/`; a peer that has run is not run again, so that an
@@ -8,15 +8,16 @@ interrupted run goes on (`--again` begins anew). A peer that cannot run here has
 The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
 
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from benchmarks.peers.agent.journal import PeerRun, find_run, store_run
 from benchmarks.peers.agent.rows import describe, result_rows
 from benchmarks.peers.agent.session import run_session
@@ -28,34 +29,31 @@ from benchmarks.peers.subjects.base import ROOT
 from benchmarks.peers.subjects.registry import FULL, KEPT, Build, Setting, list_peers
 from evals.languages.choice import get_language
 from kvrecall.app.models import find_gguf, resolve_model
-from kvrecall.reporting.results import build_results
 from workers.model.tokenizer import load_tokenizer
 
-RESULTS = ROOT / "benchmarks" / "results"
 RUNS = ROOT / "runs" / "peers"
 
 
-def main() -> None:
-    """Read the command line, run all peers, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--data", type=Path, action="append", default=[], help="small talk")
-    parser.add_argument("--seed", type=int, default=7300)
-    parser.add_argument("--turns", type=int, default=24)
-    parser.add_argument("--tokens", type=int, default=7500, help="length of the session")
-    parser.add_argument("--reply-tokens", type=int, default=20)
-    parser.add_argument("--pause", type=float, default=2.0, help="seconds of a tool's pause")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--peers", action="append", default=[], help="only those with this in a name"
-    )
-    parser.add_argument("--again", action="store_true", help="run peers that have run again")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of environments and runs")
-    parser.add_argument(
-        "--kvpress", type=Path, default=ROOT / "benchmarks" / "peers" / ".venv", help="environment"
-    )
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/peers-<model>.json")
-    given = parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    """The session, and which peers hold it."""
+
+    model: str = "smollm2"
+    data: tuple[Path, ...] = option((), "small talk")
+    seed: int = 7300
+    turns: int = 24
+    tokens: int = option(7500, "length of the session")
+    reply_tokens: int = 20
+    pause: float = option(2.0, "seconds of a tool's pause")
+    threads: int = 2
+    peers: tuple[str, ...] = option((), "only those with one of these in a name")
+    again: bool = option(False, "run peers that have run again")
+    runs: Path = option(RUNS, "folder of environments and runs")
+    kvpress: Path = option(ROOT / "benchmarks" / "peers" / ".venv", "environment")
+
+
+def measure(given: Options) -> Measured:
+    """Run the session with all peers."""
     plan = Plan(
         given.model,
         tuple(str(path) for path in given.data),
@@ -69,15 +67,15 @@ def main() -> None:
     setting = open_setting(plan, given.kvpress, given.runs)
     runs = run_peers(plan, setting, given.peers, given.runs, given.again)
     rows = result_rows(runs, plan, KEPT, FULL)
-    for row in rows:
-        print(describe(row), flush=True)
     print(build_tables(rows), flush=True)
-    name = Path(given.model).stem
-    results = build_results("peers", plan.seed, given.model, rows)
-    versions = {f"{run.peer}: {each}": text for run in runs for each, text in run.versions.items()}
-    machine = {**results.machine, "threads": plan.threads}
-    results = replace(results, versions={**results.versions, **versions}, machine=machine)
-    results.write(given.out or RESULTS / f"peers-{name}.json")
+    return Measured(
+        f"peers-{Path(given.model).stem}.json",
+        given.model,
+        rows,
+        plan.seed,
+        {f"{run.peer}: {each}": text for run in runs for each, text in run.versions.items()},
+        {"threads": plan.threads},
+    )
 
 
 def open_setting(plan: Plan, kvpress: Path, runs: Path) -> Setting:
@@ -131,5 +129,10 @@ def run_peer(plan: Plan, setting: Setting, name: str, build: Build) -> PeerRun:
         return PeerRun(name, tuple(turns), peer.versions)
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "peers",
+    "an agent's session beside transformers, llama.cpp and kvpress",
+    Options,
+    measure,
+    describe,
+)

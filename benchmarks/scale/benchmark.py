@@ -1,6 +1,6 @@
 """Costs of gateways, catalogs and row stores at 1,000, 10,000 and 100,000 sessions.
 
-`python -m benchmarks.scale` fills each store (SQLite, one Redis, a cluster of six) through the
+`python -m benchmarks scale` fills each store (SQLite, one Redis, a cluster of six) through the
 catalog's own writes and measures every operation at each size, with four gateways in this process
 (one over SQLite) and 50 simulated workers: real gRPC servers that register in Redis and whose rows
 are scripted, so that what is left is the service's own cost. `rows` and `rows-redis` do the same
@@ -9,24 +9,25 @@ such pages. Results go to `benchmarks/results/scale.json`, a section at a time: 
 not run are kept.
 """
 
-import argparse
 import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from benchmarks.scale import backends
 from benchmarks.scale.backends import Backend
-from benchmarks.scale.gateways import Plan, gateways
+from benchmarks.scale.gateways import Sizes, gateways
 from benchmarks.scale.rows import StoredRows, measure_start
 from benchmarks.scale.workers import simulated_workers
-from kvrecall.reporting.results import Row, build_results, read_results
+from kvrecall.reporting.results import Row, read_results
 
-RESULT = Path(__file__).parents[1] / "results" / "scale.json"
 BACKENDS: dict[str, Callable[[Path], AbstractContextManager[Backend]]] = {
     "sqlite": backends.sqlite,
     "redis": backends.one_redis,
@@ -35,7 +36,7 @@ BACKENDS: dict[str, Callable[[Path], AbstractContextManager[Backend]]] = {
 STORES = (*BACKENDS, "rows", "rows-redis", "start")
 
 
-async def measure(backend: Backend, plan: Plan, sizes: Sequence[int]) -> list[Row]:
+async def measure_backend(backend: Backend, plan: Sizes, sizes: Sequence[int]) -> list[Row]:
     """Measure a store at each size, in ascending order."""
     rows = list[Row]()
     with simulated_workers(plan.workers, backend.url, plan.namespace, plan.state_bytes) as found:
@@ -47,13 +48,13 @@ async def measure(backend: Backend, plan: Plan, sizes: Sequence[int]) -> list[Ro
     return rows
 
 
-def measure_gateways(name: str, folder: Path, plan: Plan, sizes: Sequence[int]) -> list[Row]:
+def measure_gateways(name: str, folder: Path, plan: Sizes, sizes: Sequence[int]) -> list[Row]:
     """Measure gateways over the named catalog store."""
     with BACKENDS[name](folder) as backend:
-        return asyncio.run(measure(backend, plan, sizes))
+        return asyncio.run(measure_backend(backend, plan, sizes))
 
 
-def measure_rows(name: str, folder: Path, plan: Plan, sizes: Sequence[int]) -> list[Row]:
+def measure_rows(name: str, folder: Path, plan: Sizes, sizes: Sequence[int]) -> list[Row]:
     """Measure the row store, with Redis below the files if the name says so."""
     with ExitStack() as stack:
         url = None
@@ -100,42 +101,46 @@ def kept_rows(path: Path, measured: Sequence[Row]) -> list[Row]:
     ]
 
 
-def main() -> None:
-    """Run the measurement that the command line describes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stores", nargs="*", choices=STORES, default=STORES)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--gateways", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=50)
-    parser.add_argument("--repetitions", type=int, default=100)
-    parser.add_argument("--state-bytes", type=int, default=4096)
-    parser.add_argument("--pages", type=int, default=3_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a measurement."""
+
+    stores: tuple[str, ...] = option(STORES, choices=STORES)
+    sizes: tuple[int, ...] = option((1_000, 10_000, 100_000), "numbers of sessions")
+    gateways: int = 4
+    workers: int = 50
+    repetitions: int = option(100, "of each operation")
+    state_bytes: int = option(4096, "of a session's worker state")
+    pages: int = option(3_000_000, "of the store that is started")
+    seed: int = 0
+
+
+def measure(plan: Plan) -> Measured:
+    """Measure each store of the plan."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    plan = Plan(
-        options.seed,
-        options.gateways,
-        options.workers,
-        options.repetitions,
-        options.state_bytes,
-    )
-    rows = list[Row]()
-    for name in options.stores:
-        folder = Path(tempfile.mkdtemp(prefix="kvrecall-scale-"))
-        try:
-            if name == "start":
-                row = measure_start(folder, options.pages)
-                rows += report([row], row["sessions"])
-            else:
-                measure_store = measure_gateways if name in BACKENDS else measure_rows
-                rows += measure_store(name, folder / name, plan, options.sizes)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    kept = kept_rows(options.out, rows)
-    build_results("scale", options.seed, "none", [*kept, *add_ratios(rows)]).write(options.out)
+    rows = [row for name in plan.stores for row in measure_store(name, plan)]
+    return Measured("scale.json", "none", add_ratios(rows), plan.seed)
 
 
-if __name__ == "__main__":
-    main()
+def measure_store(name: str, plan: Plan) -> list[Row]:
+    """Measure one store in a folder of its own."""
+    sizes = Sizes(plan.seed, plan.gateways, plan.workers, plan.repetitions, plan.state_bytes)
+    folder = Path(tempfile.mkdtemp(prefix="kvrecall-scale-"))
+    try:
+        if name == "start":
+            row = measure_start(folder, plan.pages)
+            return report([row], row["sessions"])
+        measure_sizes = measure_gateways if name in BACKENDS else measure_rows
+        return measure_sizes(name, folder / name, sizes, plan.sizes)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def merge(out: Path, rows: Sequence[Row]) -> list[Row]:
+    """Keep sections of the file that were not measured."""
+    return [*kept_rows(out, rows), *rows]
+
+
+BENCHMARK = Benchmark(
+    "scale", "costs of catalogs and row stores by sessions", Plan, measure, merge=merge
+)

@@ -1,6 +1,6 @@
 """Settled answers beside answers whose rows stay as they were decoded: distance, answers, work, first token.
 
-`python -m benchmarks.settling` holds generated conversations in three sessions of one worker, turn by
+`python -m benchmarks settling` holds generated conversations in three sessions of one worker, turn by
 turn: one settles with the next turn, one in the pause before it, and one not at all. That one has a
 re-selection that never comes due, so that its rows are not known to follow from its tokens. Answers are
 sampled with the same seed. At the end each session gets the same recorded exchange, and so does the full
@@ -8,23 +8,24 @@ cache over that session's own tokens: their distributions on the reply are compa
 first token is CPU time of the worker's thread. The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import json
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from evals.codecs import RAW, store_settings
 from evals.harness import load
 from evals.replay_session import run_steps
 from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
+from kvrecall.reporting.results import Row, bootstrap, quality_row, speed_row
 from reference.conversation import Exchange, generate
 from workers.engine.engine import Engine, Parts
 from workers.engine.session import ResidentSession
@@ -34,7 +35,6 @@ from workers.model.tokenizer import Segment
 from workers.tasks.settle import run_settle
 from workers.tasks.turn import run_turn
 
-RESULTS = Path(__file__).parents[1] / "results"
 PAUSE, TURN, DECODED = "settled in the pause", "settled with the turn", "as decoded"
 ARMS = (PAUSE, TURN, DECODED)
 FULL = "full"
@@ -47,14 +47,15 @@ NEVER = json.dumps({"reselect": {"every": 256, "first": 2**31 - 1}})
 class Plan:
     """Sizes of a measurement: user lines of a turn, tokens of its longest answer, rows of the budget."""
 
-    seed: int
-    conversations: int
-    turns: int
-    lines: int
-    answer: int
-    budget: int
-    block: int
-    temperature: float
+    seed: int = 7300
+    conversations: int = 4
+    turns: int = 8
+    lines: int = option(6, "lines of the user in a turn")
+    answer: int = option(32, "tokens of the longest answer")
+    budget: int = 128
+    block: int = 256
+    temperature: float = 0.7
+    model: str = "reference"
 
 
 @dataclass
@@ -66,37 +67,25 @@ class Arm:
     token_ids: list[int] = field(default_factory=list)
 
 
-Measured = dict[str, dict[str, list[float]]]
+Measurements = dict[str, dict[str, list[float]]]
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="reference")
-    parser.add_argument("--seed", type=int, default=7300)
-    parser.add_argument("--conversations", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--lines", type=int, default=6, help="lines of the user in a turn")
-    parser.add_argument("--answer", type=int, default=32, help="tokens of the longest answer")
-    parser.add_argument("--budget", type=int, default=128)
-    parser.add_argument("--block", type=int, default=256)
-    parser.add_argument("--temperature", type=float, default=0.7)
-    parser.add_argument("--out", type=Path, default=RESULTS / "settling.json")
-    given = vars(parser.parse_args())
-    out, model = given.pop("out"), given.pop("model")
-    plan = Plan(**given)
-    measured: Measured = {arm: defaultdict(list) for arm in ARMS}
+def measure(plan: Plan) -> Measured:
+    """Measure conversations whose answers are settled, or stay as they were decoded."""
+    return Measured("settling.json", plan.model, compare_arms(plan), plan.seed)
+
+
+def compare_arms(plan: Plan) -> Iterator[Row]:
+    """Rows of all arms, after all conversations."""
+    measured: Measurements = {arm: defaultdict(list) for arm in ARMS}
     with tempfile.TemporaryDirectory(prefix="kvrecall-settling-") as folder:
-        engine = open_engine(model, plan.block, Path(folder), slots=len(ARMS) + 1)
+        engine = open_engine(plan.model, plan.block, Path(folder), slots=len(ARMS) + 1)
         for number in range(plan.conversations):
             hold(engine, plan, plan.seed + number, measured)
             print(f"conversation {number + 1} of {plan.conversations}", flush=True)
         engine.close()
         engine.store.close()
-    rows = build_rows(measured, plan)
-    for row in rows:
-        print(row, flush=True)
-    build_results("settling", plan.seed, model, rows).write(out)
+    yield from build_rows(measured, plan)
 
 
 def open_engine(model: str, block: int, folder: Path, slots: int) -> Engine:
@@ -107,7 +96,7 @@ def open_engine(model: str, block: int, folder: Path, slots: int) -> Engine:
     return Engine(Parts(loaded.model, loaded.tokenizer, store, limits))
 
 
-def hold(engine: Engine, plan: Plan, seed: int, measured: Measured) -> None:
+def hold(engine: Engine, plan: Plan, seed: int, measured: Measurements) -> None:
     """Hold one conversation in all arms, and compare each with the full cache."""
     conversation = generate(seed, 60 * plan.turns * plan.lines, split="held_out")
     exchanges = [each for each in conversation.exchanges if each.tool_call is None]
@@ -199,7 +188,7 @@ def compare(engine: Engine, arm: Arm, exchange: Exchange) -> pb.Fidelity:
     return done.fidelity
 
 
-def build_rows(measured: Measured, plan: Plan) -> list[Row]:
+def build_rows(measured: Measurements, plan: Plan) -> list[Row]:
     """The result file's rows."""
     common: dict[str, Any] = {"method": "icecache", "budget": plan.budget}
     rows = list[Row]()
@@ -223,5 +212,4 @@ def build_rows(measured: Measured, plan: Plan) -> list[Row]:
     return rows
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("settling", "what settling answers in a pause costs and keeps", Plan, measure)

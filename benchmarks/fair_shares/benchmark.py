@@ -1,6 +1,6 @@
 """A short question of one tenant beside another's flood, against the same question in quiet.
 
-`python -m benchmarks.fair_shares` runs `kvrecall serve` with the packaged model, and in turn windows
+`python -m benchmarks fair-shares` runs `kvrecall serve` with the packaged model, and in turn windows
 without and with a flood: so many clients of one tenant, in a process of their own, send prompts of
 some 2,000 tokens without pause and ask for 256 tokens each, half a second after a refusal again. That
 process has the lowest priority: a flood comes from other machines. One client of another tenant asks
@@ -9,7 +9,6 @@ its stream. At the end of a window the flood's clients are killed; the last row 
 none of their turns runs or waits. The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -17,40 +16,45 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import httpx
 import numpy as np
 
+from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.fair_shares.flood import MODEL
 from benchmarks.faults.rig.metrics import sum_metrics
 from benchmarks.faults.rig.processes import QUIET
+from benchmarks.options import option
 from kvrecall.app.local_server import STOP_SECONDS, launch
 from kvrecall.app.models import REFERENCE
-from kvrecall.reporting.results import Row, build_results, speed_row
+from kvrecall.reporting.results import Row, speed_row
 from reference import MODEL_PATH
 
-RESULTS = Path(__file__).parents[1] / "results"
 QUIET_WINDOW = "quiet"
 WARM_SECONDS = 4.0
 _UNFINISHED = ("kvrecall_turns_running", "kvrecall_turns_waiting")
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, nargs="+", default=[16, 100], help="of each flood")
-    parser.add_argument("--rounds", type=int, default=3, help="windows of each kind")
-    parser.add_argument("--questions", type=int, default=15, help="of a window")
-    parser.add_argument("--out", type=Path, default=RESULTS / "fair-shares.json")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder, served(Path(folder)) as url:
-        rows = measure(url, given.clients, given.rounds, given.questions)
-    for row in rows:
-        print(describe(row), flush=True)
-    model = f"the reference model ({MODEL_PATH.name})"
-    build_results("fair_shares", 0, model, rows).write(given.out)
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a measurement."""
+
+    clients: tuple[int, ...] = option((16, 100), "of each flood")
+    rounds: int = option(3, "windows of each kind")
+    questions: int = option(15, "of a window")
+
+
+def measure(plan: Plan) -> Measured:
+    """Measure windows with and without a flood at a server of this machine."""
+
+    def rows() -> Iterator[Row]:
+        with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder, served(Path(folder)) as url:
+            yield from compare(url, plan.clients, plan.rounds, plan.questions)
+
+    return Measured("fair-shares.json", f"the reference model ({MODEL_PATH.name})", rows())
 
 
 @contextmanager
@@ -74,7 +78,7 @@ def served(folder: Path) -> Iterator[str]:
             process.wait(STOP_SECONDS)
 
 
-def measure(url: str, floods: Sequence[int], rounds: int, questions: int) -> list[Row]:
+def compare(url: str, floods: Sequence[int], rounds: int, questions: int) -> list[Row]:
     """Rows of a question's seconds in each kind of window, and of the end of abandoned turns."""
     windows = {name: list[float]() for name in (QUIET_WINDOW, *map(describe_flood, floods))}
     ends: list[float] = []
@@ -155,14 +159,4 @@ def wait_until_idle(http: httpx.Client) -> float:
     return time.perf_counter() - began
 
 
-def describe(row: Row) -> str:
-    """Describe a row in a line."""
-    ratio = f", {row['ratio']} times quiet, p95 {row['p95_ratio']} times" if "ratio" in row else ""
-    return (
-        f"{row['condition']}: {row['metric']}: median {row['median']:.3f}, p95 {row['p95']:.3f} "
-        f"{row['unit']} (n={row['n']}){ratio}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("fair_shares", "one tenant's question beside another's flood", Plan, measure)

@@ -1,20 +1,23 @@
 """Time of one layer's decoding step over made-up rows: full attention, or retrieval and its parts.
 
+`python -m benchmarks retrieval` measures the scan over every row, the descent (`summaries`) and the
+DCI-tree side by side, in the shape of a 7B model; `--gpu` attends on a GPU, with the rows on the host.
 Keys have a few directions of much variance, as a model's have; a query is a noisy key of the last ones.
 Arms run in rotation. Times are CPU time on a CPU, and time until the device is done on a GPU.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from benchmarks.subjects import clock
-from benchmarks.throughput import RESULTS, describe
-from kvrecall.reporting.results import Row, build_results, speed_row
+from kvrecall.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
 from workers.retrieval.indexed_rows import IndexedRows
@@ -28,29 +31,33 @@ GPU_ROWS = (8192, 32_768, 131_072)
 INDEXES: tuple[Literal["exact", "summaries", "tree"], ...] = ("exact", "summaries", "tree")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("--gpu", action="store_true", help="attend on a GPU, in bfloat16")
-    parser.add_argument("--rows", type=int, nargs="+", help="rows per head")
-    parser.add_argument("--budget", type=int, default=256, help="rows; a quarter is active")
-    parser.add_argument("--scan", type=float, default=0.1, help="of the tree")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1, help="on the host")
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a measurement."""
+
+    seed: int = 0
+    gpu: bool = option(False, "attend on a GPU, in bfloat16")
+    rows: tuple[int, ...] = option((), "rows per head; default: by the device")
+    budget: int = option(256, "rows; a quarter is active")
+    scan: float = option(0.1, "of the tree")
+    rounds: int = 15
+    threads: int = option(1, "on the host")
 
 
-def run(given: argparse.Namespace) -> None:
-    """Measure, print, write."""
-    torch.set_num_threads(given.threads)
-    rows = []
-    with torch.inference_mode():
-        for n in given.rows or (GPU_ROWS if given.gpu else CPU_ROWS):
-            for row in measure(n, given):
-                rows.append(row)
-                print(describe(row), flush=True)
-    where = "gpu" if given.gpu else "cpu"
+def measure(plan: Plan) -> Measured:
+    """Measure a step over each number of rows."""
+    where = "gpu" if plan.gpu else "cpu"
     model = f"one layer, {HEADS} KV heads, {GROUP} queries each, {HEAD_DIM} channels"
-    results = build_results("retrieval-step", given.seed, model, rows)
-    results.write(given.out or RESULTS / f"retrieval-step-{where}.json")
+    return Measured(f"retrieval-step-{where}.json", model, step_rows(plan), plan.seed)
+
+
+def step_rows(plan: Plan) -> Iterator[Row]:
+    """Rows of all numbers of stored rows."""
+    torch.set_num_threads(plan.threads)
+    for n in plan.rows or (GPU_ROWS if plan.gpu else CPU_ROWS):
+        with torch.inference_mode():
+            found = list(time_step(n, plan))
+        yield from found
 
 
 def make_rows(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,12 +70,12 @@ def make_rows(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return keys, values, keys[:, :, -GROUP:] + noise
 
 
-def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
+def time_step(n: int, plan: Plan) -> Iterator[Row]:
     """The rows of one number of stored rows."""
-    device = torch.device("cuda" if given.gpu else "cpu")
-    dtype = torch.bfloat16 if given.gpu else torch.float32
-    keys, values, queries = (each.to(dtype) for each in make_rows(n, given.seed))
-    active = torch.arange(n - given.budget // 4, n)
+    device = torch.device("cuda" if plan.gpu else "cpu")
+    dtype = torch.bfloat16 if plan.gpu else torch.float32
+    keys, values, queries = (each.to(dtype) for each in make_rows(n, plan.seed))
+    active = torch.arange(n - plan.budget // 4, n)
     positions = active.to(torch.int32).expand(1, HEADS, -1).contiguous().to(device)
     rows = (keys[:, :, active].to(device), values[:, :, active].to(device), positions)
     whole = (keys.to(device), values.to(device))
@@ -77,20 +84,20 @@ def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
         "full attention": lambda: scaled_dot_product_attention(asked, *whole)
     }
     for index in INDEXES:
-        settings = Retrieval(index=index, scan=given.scan)
+        settings = Retrieval(index=index, scan=plan.scan)
         stored = IndexedRows(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings)
         stored.arena.append([(keys[0], values[0])])
         for _ in stored.index_rows():
             pass
-        retriever = Retriever(stored, settings, given.budget * 3 // 4)
+        retriever = Retriever(stored, settings, plan.budget * 3 // 4)
         arms |= retrieval_arms(index, retriever, queries, asked, rows)
     times = {name: list[float]() for name in arms}
-    for number in range(given.rounds + 1):
+    for number in range(plan.rounds + 1):
         for name, arm in arms.items():
             seconds = clock(device, arm)
             if number:  # the first round warms up
                 times[name].append(seconds)
-    condition = f"{n} rows, budget {given.budget}"
+    condition = f"{n} rows, budget {plan.budget}"
     for name, found in times.items():
         yield speed_row(condition, name, "seconds", found)
     for index in INDEXES:
@@ -125,3 +132,8 @@ def retrieval_arms(
             asked, extended[0], extended[1], attn_mask=extended[2]
         ),
     }
+
+
+BENCHMARK = Benchmark(
+    "retrieval-step", "a decoding step with retrieval: scan, descent and tree", Plan, measure
+)

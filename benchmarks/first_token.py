@@ -1,6 +1,6 @@
 """First tokens of an open session that names nothing, beside the full cache's.
 
-`OMP_NUM_THREADS=1 python -m benchmarks.settling.first_token` holds a conversation in two sessions of one worker:
+`OMP_NUM_THREADS=1 python -m benchmarks first-token` holds a conversation in two sessions of one worker:
 one keeps the full cache, one names no setting, as a client's that knows nothing of kvrecall. Each begins
 with a history of so many tokens. Turns of some lines of a user follow, and each answer is settled in the
 pause behind it. The time to a turn's first token is CPU time of the worker's thread, so that other work
@@ -8,26 +8,26 @@ on the machine does not count. It is all of it with one thread. The two sessions
 first. The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.settling.__main__ import open_engine
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
+from benchmarks.settling import open_engine
 from evals.replay_session import run_steps
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.reporting.results import Row, build_results, speed_row
+from kvrecall.reporting.results import Row, speed_row
 from reference.conversation import generate
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.tasks.settle import run_settle
 from workers.tasks.turn import run_turn
 
-RESULTS = Path(__file__).parents[1] / "results"
 FULL, DEFAULT = "full cache", "nothing named"
 METHODS = {FULL: "full", DEFAULT: ServiceLimits().default_method}
 SLOT_ROWS = 8192
@@ -39,42 +39,31 @@ _WORDS_PER_TOKEN = 0.75
 class Plan:
     """Sizes of a measurement: tokens of the histories, turns after each, words of a turn."""
 
-    seed: int
-    histories: Sequence[int]
-    turns: int
-    words: int
-    answer: int
-    block: int
+    seed: int = 7300
+    histories: tuple[int, ...] = (2000, 6000)
+    turns: int = 8
+    words: int = option(150, "words of the user in a turn")
+    answer: int = option(24, "tokens of the longest answer")
+    block: int = 256
+    model: str = "reference"
 
 
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="reference")
-    parser.add_argument("--seed", type=int, default=7300)
-    parser.add_argument("--histories", type=int, nargs="+", default=[2000, 6000])
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--words", type=int, default=150, help="words of the user in a turn")
-    parser.add_argument("--answer", type=int, default=24, help="tokens of the longest answer")
-    parser.add_argument("--block", type=int, default=256)
-    parser.add_argument("--out", type=Path, default=RESULTS / "first-token.json")
-    given = vars(parser.parse_args())
-    out, model = given.pop("out"), given.pop("model")
-    plan = Plan(**given)
-    rows = list[Row]()
+def measure(plan: Plan) -> Measured:
+    """Measure first tokens of both sessions after each history."""
+    return Measured("first-token.json", plan.model, compare(plan), plan.seed)
+
+
+def compare(plan: Plan) -> Iterator[Row]:
+    """Rows of each history."""
     with tempfile.TemporaryDirectory(prefix="kvrecall-first-token-") as folder:
-        engine = open_engine(model, plan.block, Path(folder), slots=len(METHODS))
+        engine = open_engine(plan.model, plan.block, Path(folder), slots=len(METHODS))
         for number, history in enumerate(plan.histories):
-            times = measure(engine, plan, history, plan.seed + number)
-            rows += build_rows(history, times)
-            for row in rows[-len(METHODS) :]:
-                print(row, flush=True)
+            yield from build_rows(history, time_turns(engine, plan, history, plan.seed + number))
         engine.close()
         engine.store.close()
-    build_results("first-token", plan.seed, model, rows).write(out)
 
 
-def measure(engine: Engine, plan: Plan, history: int, seed: int) -> dict[str, list[float]]:
+def time_turns(engine: Engine, plan: Plan, history: int, seed: int) -> dict[str, list[float]]:
     """Measure the turns after a history: CPU seconds to the first token, by arm."""
     texts = read_texts(seed, history, plan)
     arms = {name: open_session(engine, name) for name in METHODS}
@@ -149,5 +138,6 @@ def build_rows(history: int, times: dict[str, list[float]]) -> list[Row]:
     return rows
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "first-token", "first tokens of the default beside the full cache", Plan, measure
+)

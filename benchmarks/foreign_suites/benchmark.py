@@ -1,22 +1,22 @@
 """llama.cpp's server tests against `kvrecall serve`: the cases that pass, and why others do not.
 
-`python -m benchmarks.foreign_suites path/to/llama.cpp/tools/server/tests`, which the source package
+`python -m benchmarks llama-cpp --tests path/to/llama.cpp/tools/server/tests`, which the source package
 of llama-cpp-python has under vendor/. The tests run in an environment of their own, made at first.
 """
 
-import argparse
 import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.foreign_suites.reasons import REASONS
 from benchmarks.peers.environments import python_with
-from benchmarks.throughput import RESULTS
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.reporting.results import Row, build_results
+from kvrecall.reporting.results import Row
 
 ROOT = Path(__file__).parents[2]
 SUITES = ("basic", "chat_completion", "compat_anthropic", "compat_oai_responses", "tokenize")
@@ -27,23 +27,29 @@ SHIM = "llama_cpp_shim"
 _SECONDS = 120
 
 
-def main() -> None:
-    """Read the command line, run the suites, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tests", type=Path, help="llama.cpp's tools/server/tests")
-    parser.add_argument("--model", default="reference")
-    parser.add_argument("--out", type=Path, default=RESULTS / "llama-cpp-cases.json")
-    given = parser.parse_args()
-    os.environ["KVRECALL_GATEWAY__MODEL_ALIASES"] = ALIASES
-    python = python_with(ROOT / "build" / "foreign_suites", PACKAGES)
-    with server_at(None, ServerNeeds(model=given.model)) as url:
-        rows = list(run_cases(python, given.tests, url))
-    for row in rows:
-        if row["outcome"] != "passed":
-            print(f"{row['suite']}::{row['case']}: {row['outcome']}: {row['reason']}")
-    passed = sum(row["outcome"] == "passed" for row in rows)
-    print(f"{passed} of {len(rows)} cases pass")
-    build_results("llama-cpp-cases", 0, given.model, rows).write(given.out)
+@dataclass(frozen=True)
+class Plan:
+    """Where the tests are, and the model that is asked."""
+
+    tests: Path = field(metadata={"help": "llama.cpp's tools/server/tests"})
+    model: str = "reference"
+
+
+def measure(plan: Plan) -> Measured:
+    """Run the suites against a server of this machine."""
+
+    def rows() -> Iterator[Row]:
+        os.environ["KVRECALL_GATEWAY__MODEL_ALIASES"] = ALIASES
+        python = python_with(ROOT / "build" / "foreign_suites", PACKAGES)
+        with server_at(None, ServerNeeds(model=plan.model)) as url:
+            yield from run_cases(python, plan.tests, url)
+
+    return Measured("llama-cpp-cases.json", plan.model, rows())
+
+
+def describe(row: Row) -> str:
+    """A case as a line of text."""
+    return f"{row['suite']}::{row['case']}: {row['outcome']} {row.get('reason', '')}"
 
 
 def run_cases(python: Path, tests: Path, url: str) -> Iterator[Row]:
@@ -77,5 +83,6 @@ def read_case(case: Mapping[str, str], found: Sequence[str]) -> Row:
     return {**row, "reason": known}
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    "llama-cpp-cases", "llama.cpp's server tests against the service", Plan, measure, describe
+)

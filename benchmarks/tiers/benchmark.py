@@ -1,6 +1,6 @@
 """Write and gather bandwidth of every tier as a share of its limit, measured in the same run.
 
-`python -m benchmarks.tiers` takes pages in the shape of the reference model and of a large one. The
+`python -m benchmarks tiers` takes pages in the shape of the reference model and of a large one. The
 limits: a copy of the same bytes in memory; the same bytes in raw files, read from the page cache
 and, if the kernel drops them from it, from the disk; SET and GET of the same values over a plain
 socket, pipelined in the same batches. Limit and tier alternate, and a ratio is the median of those
@@ -8,9 +8,9 @@ of each turn, so that disturbances of the machine affect both. A gather copies r
 into memory of the caller. The result file goes to `benchmarks/results/`.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,8 @@ from time import perf_counter
 
 import torch
 
-from benchmarks.throughput import RESULTS, describe
+from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.options import option
 from benchmarks.tiers.subjects import (
     Files,
     Memory,
@@ -32,7 +33,7 @@ from benchmarks.tiers.subjects import (
     empty_folder,
     redis_server,
 )
-from kvrecall.reporting.results import Row, build_results, speed_row
+from kvrecall.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
@@ -47,36 +48,6 @@ SHAPES = {
 }
 # Row stores by name, with the bytes of summaries that they may build.
 STORES = {"row store": 0, "row store with summaries": 1 << 30}
-
-
-def main() -> None:
-    """Read the command line, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=(*SHAPES, "both"), default="both")
-    parser.add_argument("--tier", choices=(*TIERS, "all"), default="all")
-    parser.add_argument("--megabytes", type=int, default=64, help="of pages, for each measurement")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1, help="of torch, for limit and tier alike")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/tiers.json")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    rows = []
-    for shape in SHAPES if given.shape == "both" else (given.shape,):
-        pages = Pages(SHAPES[shape], given.megabytes << 20, given.seed)
-        for tier in TIERS if given.tier == "all" else (given.tier,):
-            with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-                for row in TIERS[tier](
-                    pages,
-                    Path(folder),
-                    partial(compare_subjects, f"{shape}, {tier}", pages, given.repeats),
-                ):
-                    rows.append(row)
-                    print(describe(row), flush=True)
-    model = "; ".join(
-        f"{name}: pages of {layout.page_bytes} bytes" for name, layout in SHAPES.items()
-    )
-    build_results("tiers", given.seed, model, rows).write(given.out or RESULTS / "tiers.json")
 
 
 Compare = Callable[[str, Subject, Sequence[Subject]], Iterator[Row]]
@@ -197,5 +168,35 @@ def compare_subjects(
         )
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a measurement."""
+
+    seed: int = 0
+    shapes: tuple[str, ...] = option(tuple(SHAPES), "of pages", choices=tuple(SHAPES))
+    tiers: tuple[str, ...] = option(tuple(TIERS), choices=tuple(TIERS))
+    megabytes: int = option(64, "of pages, for each measurement")
+    repeats: int = 15
+    threads: int = option(1, "of torch, for limit and tier alike")
+
+
+def measure(plan: Plan) -> Measured:
+    """Measure tiers in the shapes of the plan."""
+    model = "; ".join(
+        f"{name}: pages of {layout.page_bytes} bytes" for name, layout in SHAPES.items()
+    )
+    return Measured("tiers.json", model, tier_rows(plan), plan.seed)
+
+
+def tier_rows(plan: Plan) -> Iterator[Row]:
+    """Rows of each tier in each shape."""
+    torch.set_num_threads(plan.threads)
+    for shape in plan.shapes:
+        pages = Pages(SHAPES[shape], plan.megabytes << 20, plan.seed)
+        for tier in plan.tiers:
+            compare = partial(compare_subjects, f"{shape}, {tier}", pages, plan.repeats)
+            with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+                yield from TIERS[tier](pages, Path(folder), compare)
+
+
+BENCHMARK = Benchmark("tiers", "bandwidth of each tier as a share of its limit", Plan, measure)

@@ -1,1 +1,0 @@
-"""Cost of stored rows: whole answers of a model, whole prompts, and one layer's step at large sizes."""

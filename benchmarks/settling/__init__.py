@@ -1,1 +1,0 @@
-"""What settling answers costs: `python -m benchmarks.settling`."""
