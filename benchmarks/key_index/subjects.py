@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvstore.index.base import KeyIndex
-from kvstore.index.dci_settings import PAPER, DciSettings
-from kvstore.index.dci_tree import DciTree
+from kvstore.index.dci.settings import PAPER, DciSettings
+from kvstore.index.dci.tree import DciTree
 
 # The shares are to be compared: the floor of the default would be half of 4,096 rows.
 OURS = replace(DciSettings(), scan_floor=0)

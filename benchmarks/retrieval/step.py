@@ -17,7 +17,7 @@ from benchmarks.throughput import RESULTS, describe
 from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
-from workers.retrieval.indexed_rows import IndexedRows
+from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
@@ -78,7 +78,7 @@ def measure(n: int, given: argparse.Namespace) -> Iterator[Row]:
     }
     for index in INDEXES:
         settings = Retrieval(index=index, scan=given.scan)
-        stored = IndexedRows(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings)
+        stored = HostCopy(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings)
         stored.arena.append([(keys[0], values[0])])
         for _ in stored.index_rows():
             pass

@@ -102,8 +102,6 @@ class Repair:
     """Repair: of `candidates` evicted tokens `scored_rows` were scored and `promoted` promoted.
 
     `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's limit.
-    `scan` is the scan that ran: `exact` instead of `index` where there was no memory. `searched_share`
-    of the rows had their keys compared to the signal.
     `demoted` rows left the active set in exchange. `truncated`: stopped early by a deadline or a
     turn. `in_pause`: it ended before the next turn.
     """
@@ -121,8 +119,6 @@ class Repair:
     bytes_read: int
     in_pause: bool
     observed_tokens: int = field(default=0, kw_only=True)
-    scan: str | None = field(default=None, kw_only=True)
-    searched_share: float = field(default=1.0, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from kvrecall.domain.session_settings import (
     EpisodeSettings,
     ForkOrigin,
     LayerBudgets,
-    RepairScan,
     RepairTrigger,
     Reselection,
 )
@@ -96,10 +95,6 @@ class CreateSessionBody(Body):
         max_length=5,
         description="Signals that trigger a repair. All but turn run between turns. null: all but "
         "last_output, and without turn where answers retrieve.",
-    )
-    repair_scan: RepairScan | None = Field(
-        default=None,
-        description="Search for repair candidates among evicted rows; null: the worker's default.",
     )
     repair_settings: JsonObject = Field(
         default={},
@@ -177,7 +172,6 @@ class CreateSessionBody(Body):
             model=self.model,
             episodes=self._episodes_to_domain(),
             layer_budgets=self.layer_budgets,
-            repair_scan=self.repair_scan,
             repair_settings=json.dumps(self.repair_settings, sort_keys=True),
             repair_seconds=self.repair_seconds,
             reselect=None if self.reselect is None else self.reselect.to_domain(),
@@ -287,7 +281,6 @@ class SessionView(View):
     budget: int | Literal["auto"]
     repair_rows: int
     repair_on: list[str]
-    repair_scan: str | None
     repair_settings: dict[str, Any]
     repair_seconds: float | None
     prefill: dict[str, Any]
@@ -322,7 +315,6 @@ class SessionView(View):
             budget=settings.budget or "auto",
             repair_rows=settings.repair_rows,
             repair_on=sorted(trigger.value for trigger in settings.repair_on),
-            repair_scan=settings.repair_scan,
             repair_settings=json.loads(settings.repair_settings),
             repair_seconds=settings.repair_seconds,
             prefill=json.loads(settings.prefill),

@@ -12,8 +12,8 @@ from torch import Tensor
 from benchmarks.key_index.keys import KeySet
 from kvstore.errors import RowRangeError
 from kvstore.index.base import KeyIndex
-from kvstore.index.dci_settings import PAPER, DciSettings
-from kvstore.index.dci_tree import DciTree
+from kvstore.index.dci.settings import PAPER, DciSettings
+from kvstore.index.dci.tree import DciTree
 
 MakeIndex = Callable[[], KeyIndex]
 

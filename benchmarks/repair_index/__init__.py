@@ -1,1 +1,0 @@
-"""Repairs through a session's index beside exact scans: what they choose, and in which time."""
