@@ -31,7 +31,6 @@ FIELDS: dict[str, Any] = {
     "budget": 256,
     "repair_rows": 64,
     "repair_on": ["tool_call", "tool_delta", "tool_result"],
-    "repair_scan": None,
     "repair_settings": {},
     "repair_seconds": None,
     "method": "snapkv",

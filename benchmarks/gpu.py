@@ -138,8 +138,8 @@ def batch_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:
 def repair_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:
     """Seconds of repairs by the number of candidates, every kind of scan."""
     keys = SyntheticKeys(sizes.repair_shape, torch.bfloat16, seed)
-    plan = repair.Plan(promoted=48, repeats=sizes.repeats, bits=12)
-    yield from repair.measure(keys, plan, list(repair.double(*sizes.candidates)), 0, keys)
+    plan = repair.Plan(promoted=48, repeats=sizes.repeats)
+    yield from repair.measure(keys, plan, list(repair.double(*sizes.candidates)))
 
 
 def swap_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:

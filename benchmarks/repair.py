@@ -1,11 +1,11 @@
 """Seconds of a repair by the number of candidates (scan, select, move), and bytes read.
 
 `python -m benchmarks repair` scans synthetic keys in the shape of Qwen2.5-7B, from 4K candidates
-on, each time twice as many, up to `--largest`: `exact`, `bounded` and `summary` beside a plain
-exact scan with all keys in one tensor, and `exact` and `bounded` with a contrast. A candidate takes
-about 110 KB of memory in that shape, 4 KB a layer; `--layers` takes fewer layers. `--shape
-reference` scans the reference model's own keys. On a machine with a GPU keys are scanned there. The
-result file goes to `benchmarks/results/`.
+on, each time twice as many, up to `--largest`: in stored pages and in a copy of the rows in host
+memory, with and without a contrast, beside a plain scan with all keys in one tensor. A candidate
+takes about 110 KB of memory in that shape, 4 KB a layer, three times; `--layers` takes fewer
+layers. `--shape reference` scans the reference model's own keys. On a machine with a GPU keys are
+scanned there. The result file goes to `benchmarks/results/`.
 """
 
 import math
@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast, get_args
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,21 +22,24 @@ from torch import Tensor
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.repair_keys import SINKS, ReferenceKeys, SyntheticKeys
-from kvrecall.domain.session_settings import PageScan
 from kvrecall.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
-from kvstore.format.summaries import Bits
-from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 from workers.cache.transfers import Transfers
 from workers.methods.repairkv import RepairKV
 from workers.primitives.observation import Observed
-from workers.repair.scan.exact import Contrast, ScanResult, scan
+from workers.repair.scan.keys import CopiedKeys, StoredKeys
+from workers.repair.scan.result import ScanResult
+from workers.repair.scan.softmax import Contrast, Signal
+from workers.repair.scan.tokens import scan_tokens
+from workers.retrieval.host_copy import HostCopy
 
 QWEN_7B = KVShape(n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128)
-PLAIN = "plain exact scan"
+PLAIN = "all keys in one tensor"
+PAGES = "pages"
+COPY = "copy"
 CONTRAST = ", contrast"
 RECENT = 32
 _T = TypeVar("_T")
@@ -45,11 +48,10 @@ Keys = SyntheticKeys | ReferenceKeys
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a measurement: tokens promoted, repeats of each scan, bits of a summary's codes."""
+    """Sizes of a measurement: tokens promoted, repeats of each scan."""
 
     promoted: int
     repeats: int
-    bits: Bits
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,8 @@ class Options:
     layers: int = option(QWEN_7B.n_layers, "of the synthetic keys")
     smallest: int = option(4096, "candidates")
     largest: int = option(65_536, "candidates; up to 1,048,576")
-    shares_at: int = option(32_768, "candidates at which codes are compared; 0: no comparison")
     promoted: int = option(48, "tokens that a repair brings back")
     repeats: int = 3
-    bits: int = option(12, "of a summary's codes")
     seed: int = 0
 
 
@@ -81,10 +81,10 @@ def measure_options(given: Options) -> Measured:
     shape = KVShape(given.layers, QWEN_7B.n_heads, QWEN_7B.n_kv_heads, QWEN_7B.head_dim)
     synthetic = SyntheticKeys(shape, torch.bfloat16, given.seed)
     keys = synthetic if given.shape == "qwen-7b" else ReferenceKeys(given.seed)
-    plan = Plan(given.promoted, given.repeats, cast("Bits", given.bits))
+    plan = Plan(given.promoted, given.repeats)
     sizes = list(double(given.smallest, given.largest))
     model = f"{given.shape}: {keys.name}, {keys.shape}, {keys.dtype}".replace("torch.", "")
-    rows = measure(keys, plan, sizes, given.shares_at, synthetic)
+    rows = measure(keys, plan, sizes)
     return Measured("repair.json", model, rows, given.seed)
 
 
@@ -95,13 +95,11 @@ def double(smallest: int, largest: int) -> Iterator[int]:
         smallest *= 2
 
 
-def measure(
-    keys: Keys, plan: Plan, sizes: Sequence[int], shares_at: int, synthetic: SyntheticKeys
-) -> Iterator[Row]:
-    """All rows: times by size, their growth, then bytes read by bits of the codes."""
+def measure(keys: Keys, plan: Plan, sizes: Sequence[int]) -> Iterator[Row]:
+    """All rows: times by size, then their growth."""
     seconds: dict[str, dict[int, float]] = {}
     for candidates in sizes:
-        with open_bench(keys, candidates, plan.bits) as bench:
+        with open_bench(keys, candidates) as bench:
             for row in times(bench, plan):
                 if row["metric"] == "total":
                     seconds.setdefault(row["method"], {})[candidates] = row["median"]
@@ -110,19 +108,15 @@ def measure(
         if len(by_size) > 1:
             condition = f"{method}, {min(by_size)} to {max(by_size)} candidates"
             yield speed_row(condition, "exponent of growth", "", [exponent(by_size)], method=method)
-    for source in (synthetic, ReferenceKeys(keys.seed)) if shares_at else ():
-        for bits in get_args(Bits):
-            with open_bench(source, shares_at, bits) as bench:
-                yield from shares(bench, bits)
 
 
 class Bench:
-    """Keys of a session both in a row store and on the device.
+    """Keys of a session in a row store, in a copy of its rows, and on the device.
 
     The session's active cache has only its sinks and recent rows.
     """
 
-    def __init__(self, keys: Keys, candidates: int, bits: Bits) -> None:
+    def __init__(self, keys: Keys, candidates: int) -> None:
         self.keys = keys
         self.candidates = candidates
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -133,9 +127,8 @@ class Bench:
             shape.n_layers, shape.n_kv_heads, shape.head_dim, keys.dtype, "benchmark"
         )
         room = layout.page_bytes * (-(-self.length // layout.page_tokens) + 1)
-        self.store = RowStore(
-            layout, [RamTier(room)], host_cache=HostCache(room), summary_bits=bits
-        )
+        self.store = RowStore(layout, [RamTier(room)])
+        self.copy = HostCopy(layout, None)
         self.resident = [
             torch.empty(
                 shape.n_kv_heads, self.length, shape.head_dim, dtype=keys.dtype, device=self.device
@@ -180,30 +173,13 @@ class Bench:
         queries = tuple(layer[:, half:] for layer in observed.queries)
         return Contrast(Observed(queries, observed.positions[half:]), RepairKV().contrast)
 
-    def scan(
-        self, mode: PageScan, operator: RepairKV, count: int, contrast: Contrast | None = None
-    ) -> ScanResult:
-        """Scores of all tokens by a scan of the row store."""
-
-        def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
-            return operator.ambiguous_tokens(
-                without_sinks(lower), without_sinks(upper), self.candidate_tokens, count
-            )
-
-        return run_to_end(
-            scan(
-                self.store,
-                "s",
-                self.keys.observed,
-                self.length,
-                contrast=contrast,
-                mode=mode,
-                counted=None,
-                find_ambiguous=find_ambiguous,
-                stop_requested=lambda: False,
-                transfers=self.transfers,
-            )
-        )
+    def scan(self, place: str, contrast: Contrast | None = None) -> ScanResult:
+        """Scores of all tokens by a scan of the row store's pages, or of a copy of its rows."""
+        n_kv_heads = self.keys.shape.n_kv_heads
+        signal = Signal(self.keys.observed, n_kv_heads, self.device, contrast)
+        rows = (self.store, "s", self.length, self.transfers)
+        keys = StoredKeys(*rows) if place == PAGES else CopiedKeys(self.copy, *rows)
+        return run_to_end(scan_tokens(keys, signal))
 
     def repair(
         self, run_scan: Callable[[], ScanResult], operator: RepairKV, count: int
@@ -234,9 +210,9 @@ class Bench:
 
 
 @contextmanager
-def open_bench(keys: Keys, candidates: int, bits: Bits) -> Iterator[Bench]:
+def open_bench(keys: Keys, candidates: int) -> Iterator[Bench]:
     """A bench whose store is closed at the end."""
-    bench = Bench(keys, candidates, bits)
+    bench = Bench(keys, candidates)
     try:
         yield bench
     finally:
@@ -244,14 +220,12 @@ def open_bench(keys: Keys, candidates: int, bits: Bits) -> Iterator[Bench]:
 
 
 def times(bench: Bench, plan: Plan) -> Iterator[Row]:
-    """Seconds of every kind of scan in rotation, without the first round, and bytes read."""
+    """Seconds of every scan in rotation, without the first round, which makes the copy; bytes read."""
     operator = RepairKV()
     scans: dict[str, Callable[[], ScanResult]] = {PLAIN: bench.plain}
-    for mode in get_args(PageScan):
-        scans[mode] = partial(bench.scan, mode, operator, plan.promoted)
-    contrasted_modes: tuple[PageScan, ...] = ("exact", "bounded")
-    for each in contrasted_modes:
-        scans[each + CONTRAST] = partial(bench.scan, each, operator, plan.promoted, bench.contrast)
+    for place in (PAGES, COPY):
+        scans[place] = partial(bench.scan, place)
+        scans[place + CONTRAST] = partial(bench.scan, place, bench.contrast)
     runs: dict[str, list[RepairRun]] = {name: [] for name in scans}
     for repeat in range(plan.repeats + 1):
         for name, run_scan in scans.items():
@@ -269,42 +243,21 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
                 condition, part, "seconds", values, **common, **(ratio if name != PLAIN else {})
             )
         if name != PLAIN:
-            exact = runs["exact" + CONTRAST if CONTRAST in name else "exact"]
-            yield read_row(condition, bench, found[0], exact[0], **common)
-
-
-def shares(bench: Bench, bits: int) -> Iterator[Row]:
-    """Bytes that a bounded scan reads with codes of `bits` bits, by tokens selected."""
-    for count in (16, 48, 96):
-        for select in ("spread", "bursts"):
-            operator = RepairKV(select=select)
-            exact = bench.repair(partial(bench.scan, "exact", operator, count), operator, count)
-            bounded = bench.repair(partial(bench.scan, "bounded", operator, count), operator, count)
-            condition = (
-                f"{bench.keys.name}, {bench.candidates} candidates: "
-                f"{bits} bits, {select}, {count} promoted"
-            )
-            common = {
-                "method": "bounded",
-                "bits": bits,
-                "promoted": count,
-                "summary_bytes": bench.store.summary_bytes(),
-            }
-            yield read_row(condition, bench, bounded, exact, **common)
+            pages = runs[PAGES + CONTRAST if CONTRAST in name else PAGES]
+            yield read_row(condition, bench, found[0], pages[0], **common)
 
 
 def read_row(
-    condition: str, bench: Bench, run: RepairRun, exact: RepairRun, **common: object
+    condition: str, bench: Bench, run: RepairRun, pages: RepairRun, **common: object
 ) -> Row:
-    """Bytes read, as shares of the candidates' and an exact scan's; whether selections agree."""
+    """Bytes read, as a share of the candidates'; whether a scan of the pages selects the same."""
     return speed_row(
         condition,
         "bytes read",
         "bytes",
         [run.bytes_read],
         share_of_candidates=round(run.bytes_read / bench.candidate_bytes, 4),
-        share_of_exact=round(run.bytes_read / exact.bytes_read, 4),
-        same_choice_as_exact=torch.equal(run.chosen, exact.chosen),
+        same_choice_as_pages=torch.equal(run.chosen, pages.chosen),
         **common,
     )
 

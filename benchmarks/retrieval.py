@@ -20,7 +20,7 @@ from benchmarks.subjects import clock
 from kvrecall.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
-from workers.retrieval.indexed_rows import IndexedRows
+from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
@@ -85,7 +85,7 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
     }
     for index in INDEXES:
         settings = Retrieval(index=index, scan=plan.scan)
-        stored = IndexedRows(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings)
+        stored = HostCopy(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings)
         stored.arena.append([(keys[0], values[0])])
         for _ in stored.index_rows():
             pass

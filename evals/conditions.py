@@ -1,7 +1,7 @@
 """Conditions: the rows that are active when the second turn is asked (RepairKV 3.4, 4.4)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -21,7 +21,6 @@ SPREAD_REPAIR_PLAIN = Operator(
     '{"select": "spread", "contrast": 0, "fade_before": 0.6, "fade_after": 0.9}'
 )
 SPREAD_REPAIR = Operator('{"select": "spread"}')
-SPREAD_REPAIR_INDEX = replace(SPREAD_REPAIR, scan="index")
 SPREAD_REPAIR_PER_HEAD = Operator('{"select": "spread", "per_head": true}')
 SPREAD_REPAIR_SWAP = Operator('{"select": "spread", "swap": true}', swap=True)
 # The page summary reads the keys of this part of the candidates: an eighth.
@@ -170,10 +169,6 @@ def _spread(baseline: BaselineState, k: int) -> ConditionResult:
     return baseline.repair(k, SPREAD_REPAIR, baseline.signal)
 
 
-def _spread_index(baseline: BaselineState, k: int) -> ConditionResult:
-    return baseline.repair(k, SPREAD_REPAIR_INDEX, baseline.signal)
-
-
 def _published_contrast(baseline: BaselineState, k: int) -> ConditionResult:
     return baseline.repair(k, PUBLISHED_CONTRAST, baseline.signal)
 
@@ -202,7 +197,6 @@ REFRESH = "Refresh"
 REPAIR = "RepairKV"
 REPAIR_CONTRAST = "RepairKV, contrast"
 SPREAD = "spread"
-INDEX = "spread, index"
 PLAIN = "spread, no contrast"
 PER_HEAD = "spread, per head"
 SWAP = "spread, swap"
@@ -221,7 +215,6 @@ CONDITIONS: Mapping[str, Callable[[BaselineState, int], ConditionResult]] = Mapp
         REPAIR: _published,
         REPAIR_CONTRAST: _published_contrast,
         SPREAD: _spread,
-        INDEX: _spread_index,
         PLAIN: _spread_plain,
         PER_HEAD: _spread_per_head,
         SWAP: _spread_swap,

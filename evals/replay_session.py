@@ -44,10 +44,9 @@ _NAME = "replayed"
 
 @dataclass(frozen=True)
 class Operator:
-    """A repair operator: settings and scan of `SessionSpec`. With `swap`, rows replace others."""
+    """A repair operator: settings of `SessionSpec`. With `swap`, rows replace others."""
 
     settings: str
-    scan: str = "exact"
     swap: bool = False
 
 
@@ -162,7 +161,6 @@ class ReplaySession:
         spec.budget = active if operator.swap else active + rows
         spec.repair_rows = rows
         spec.repair_settings = operator.settings
-        spec.repair_scan = operator.scan
         request = pb.RepairRequest(
             session=_NAME, epoch=1, trigger="turn", messages=_to_wire(messages)
         )

@@ -17,14 +17,12 @@ from kvstore.format.codec import Codec
 from kvstore.format.commit_history import CommitHistory
 from kvstore.format.page import PageLayout
 from kvstore.format.page_table import PageTable, SharedPages
-from kvstore.format.summaries import Bits, PageSummaries, PageSummary
 from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import CallObserver, TierStatus
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.hierarchy.write_through import WriteThrough
-from kvstore.host_cache import HostCache
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
 from kvstore.sessions.gather import ReadKeys, split_by_page
@@ -34,8 +32,6 @@ from kvstore.sessions.reader import RowReader
 from kvstore.sessions.remover import SessionRemover
 from kvstore.sessions.writer import RowWriter
 from kvstore.tiers.base import UNFENCED, Tier
-
-_HOST_CACHE_BYTES = 1 << 30
 
 
 class RowStore:
@@ -53,8 +49,6 @@ class RowStore:
         tiers: Fastest first; the store closes them. The last one is authoritative.
         backlog_pages: Most full pages that wait for the writer; beyond it `append` waits.
         read_batch_pages: Most pages that one gather holds in memory at a time.
-        host_cache: Memory for summaries of full pages; of 1 GiB unless given.
-        summary_bits: Bits of a summary's codes.
         codecs: One per tier (see `PagePlacement`); RAW for all by default.
         on_call: Called with the tier, the kind and the seconds of every call, on its thread.
 
@@ -70,12 +64,9 @@ class RowStore:
         *,
         backlog_pages: int = 64,
         read_batch_pages: int = 16,
-        host_cache: HostCache | None = None,
-        summary_bits: Bits = 12,
         codecs: Sequence[Codec] | None = None,
         on_call: CallObserver | None = None,
     ) -> None:
-        self.host_cache = host_cache or HostCache(_HOST_CACHE_BYTES)
         self._layout = layout
         self._epochs = WriterEpochs()
         retry = BackoffRetry(lambda: self._through.retry_refused())
@@ -85,13 +76,8 @@ class RowStore:
         except KvStoreError:
             self._stack.tiers.close()
             raise
-        self._summaries = PageSummaries(self.host_cache, summary_bits)
-        self._through = WriteThrough(
-            layout, self._stack, self._summaries, self._epochs, retry, backlog_pages
-        )
-        self._context = StoreContext(
-            layout, self._stack, self._through.writer, self._summaries, self._epochs
-        )
+        self._through = WriteThrough(self._stack, self._epochs, retry, backlog_pages)
+        self._context = StoreContext(layout, self._stack, self._through.writer, self._epochs)
         self._reader = RowReader(self._context, read_batch_pages)
         self._rows = RowWriter(self._context, self._reader)
         self._opener = SessionOpener(self._context, self._rows, self._get_versions)
@@ -338,25 +324,13 @@ class RowStore:
             yield begin, keys
 
     def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
-        """Read the keys of pages by index; nothing is promoted between tiers.
-
-        Full pages without a summary get one if there is room. Raises as `gather`.
-        """
+        """Read the keys of pages by index; nothing is promoted between tiers. Raises as `gather`."""
         with self._sessions.locked(session) as state:
             return self._reader.read_keys(state, pages)
-
-    def summaries(self, session: str, pages: Sequence[int]) -> list[PageSummary | None]:
-        """Summaries of pages by index; None for a page without one. Raises as `read_keys`."""
-        with self._sessions.locked(session) as state:
-            return self._reader.summaries(state, pages)
 
     def prefetch(self, session: str) -> None:
         """Begin to copy the session's last pages into memory, up to half of its limit."""
         self._prefetcher.request(session)
-
-    def summary_bytes(self) -> int:
-        """Bytes of memory of the summaries of all sessions."""
-        return self._summaries.bytes
 
     def usage(self) -> dict[str, int]:
         """Bytes of the pages in each tier, headers included, by the tier's name."""

@@ -59,7 +59,6 @@ INTEGRATION_PATHS = (
     "workers/engine/test_engine.py",
     "workers/methods/test_contract.py",
     "workers/model/test_layer_sensitivity.py",
-    "workers/primitives/test_uncertainty.py",
     "workers/repair/test_scan.py",
 )
 # Folders whose tests need tools beside Python's packages: they are collected with `-m operations` only.

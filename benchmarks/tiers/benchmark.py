@@ -35,7 +35,6 @@ from benchmarks.tiers.subjects import (
 )
 from kvrecall.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
-from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -46,8 +45,7 @@ SHAPES = {
     "reference": PageLayout(5, 2, 64, torch.float32, "benchmark"),
     "large": PageLayout(28, 8, 128, torch.bfloat16, "benchmark"),
 }
-# Row stores by name, with the bytes of summaries that they may build.
-STORES = {"row store": 0, "row store with summaries": 1 << 30}
+_STORE = "row store"
 
 
 Compare = Callable[[str, Subject, Sequence[Subject]], Iterator[Row]]
@@ -59,15 +57,12 @@ def ram(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
     def tier() -> RamTier:
         return RamTier(pages.bytes + 4 * pages.layout.page_bytes)
 
-    def store(summary_limit: int) -> RowStore:
-        return RowStore(pages.layout, [tier()], host_cache=HostCache(summary_limit))
-
     alone = TierSubject(pages, tier)
-    stores = [StoreSubject(name, pages, partial(store, limit)) for name, limit in STORES.items()]
+    store = StoreSubject(_STORE, pages, lambda: RowStore(pages.layout, [tier()]))
     limit = Memory(pages).subject()
-    yield from compare("write", limit, [alone.write(), *(store.write() for store in stores)])
-    yield from compare("gather", limit, [alone.read(), *(store.read() for store in stores)])
-    close_all([alone, *stores])
+    yield from compare("write", limit, [alone.write(), store.write()])
+    yield from compare("gather", limit, [alone.read(), store.read()])
+    close_all([alone, store])
 
 
 def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
@@ -77,31 +72,24 @@ def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
         empty_folder(path)
         return NvmeTier(path)
 
-    def store(path: Path, summary_limit: int) -> RowStore:
-        tiers: list[Tier] = [RamTier(pages.bytes // 4), tier(path)]
-        return RowStore(pages.layout, tiers, host_cache=HostCache(summary_limit))
+    def open_store() -> RowStore:
+        tiers: list[Tier] = [RamTier(pages.bytes // 4), tier(folder / _STORE)]
+        return RowStore(pages.layout, tiers)
 
     files = Files(pages, folder)
     alone = TierSubject(pages, partial(tier, folder / "tier"), fresh=True)
-    stores = [
-        StoreSubject(name, pages, partial(store, folder / name, limit), fresh=True)
-        for name, limit in STORES.items()
-    ]
-    yield from compare("write", files.write(), [alone.write(), *(each.write() for each in stores)])
-    reads = [files.read_verified(), alone.read(), *(each.read() for each in stores)]
-    yield from compare("gather", files.read(), reads)
+    store = StoreSubject(_STORE, pages, open_store, fresh=True)
+    yield from compare("write", files.write(), [alone.write(), store.write()])
+    yield from compare("gather", files.read(), [files.read_verified(), alone.read(), store.read()])
     files.drop_page_cache()
     if bytes_from_disk(files.read().run) > 0.9 * pages.bytes:
         subjects = [
             files.read_verified(files.drop_page_cache),
             alone.read(partial(drop_page_cache, folder / "tier")),
-        ]
-        subjects += [
-            each.read(partial(drop_page_cache, folder / name))
-            for name, each in zip(STORES, stores, strict=True)
+            store.read(partial(drop_page_cache, folder / _STORE)),
         ]
         yield from compare("gather from the disk", files.read(files.drop_page_cache), subjects)
-    close_all([alone, *stores])
+    close_all([alone, store])
 
 
 def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
@@ -113,11 +101,7 @@ def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
 
         limit = RedisSocket(pages, port)
         alone = TierSubject(pages, partial(tier, "tier"))
-        store = StoreSubject(
-            "row store",
-            pages,
-            lambda: RowStore(pages.layout, [tier("store")], host_cache=HostCache(0)),
-        )
+        store = StoreSubject(_STORE, pages, lambda: RowStore(pages.layout, [tier("store")]))
         yield from compare("write", limit.write(), [alone.write(), store.write()])
         yield from compare("gather", limit.read(), [alone.read(), store.read()])
         close_all([limit, alone, store])

@@ -36,13 +36,11 @@ from kvstore.errors import (
     TierSettingsError,
 )
 from kvstore.format.page import PageLayout
-from kvstore.host_cache import HostCache
 from kvstore.settings import StoreSettings
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.ram import RamTier
 from workers.engine.engine import Engine, Parts
-from workers.engine.host_memory import get_host_cache_bytes
 from workers.engine.settings import WorkerSettings
 from workers.errors import ModelRefused, ProfileRefused
 from workers.metrics.catalogue import create_metrics
@@ -110,10 +108,11 @@ def build_worker_service(
     loaded, tokenizer = _load(str(model), dtype, quantize)
     tokenizer = replace(tokenizer, template_seconds=settings.template_seconds)
     host_cache_bytes = _divide_memory(loaded, settings, ram_bytes)
+    settings = settings.model_copy(update={"host_cache_bytes": host_cache_bytes})
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     metrics = metrics or create_metrics()
-    store = build_store(loaded, data, ram_bytes, tiers, metrics, host_cache_bytes)
+    store = build_store(loaded, data, ram_bytes, tiers, metrics)
     parts = Parts(
         loaded,
         tokenizer,
@@ -179,19 +178,12 @@ def build_store(
     ram_bytes: int,
     tiers: StoreSettings = TIERS,
     metrics: Metrics | None = None,
-    host_cache_bytes: int | None = None,
 ) -> RowStore:
-    """The row store of a model: a RAM tier of `ram_bytes`, then `durable_tiers`, and a host cache."""
+    """The row store of a model: a RAM tier of `ram_bytes`, then `durable_tiers`."""
     on_call = None if metrics is None else partial(_observe_call, metrics)
     layout = page_layout(model)
     stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
-    return RowStore(
-        layout,
-        stack,
-        host_cache=HostCache(get_host_cache_bytes(host_cache_bytes)),
-        codecs=tiers.codecs,
-        on_call=on_call,
-    )
+    return RowStore(layout, stack, codecs=tiers.codecs, on_call=on_call)
 
 
 def _observe_call(metrics: Metrics, tier: str, operation: str, seconds: float) -> None:

@@ -108,9 +108,7 @@ class Repair:
     `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's
     `signal_tokens` setting, or when the repair was `truncated`.
     `scored_rows` of `candidates` evicted tokens were scored, the fraction `share_scanned`: fewer
-    when bounds excluded the others, or when a deadline or a new turn `truncated` the repair.
-    `scan` is the scan that ran, null if none did: `exact` instead of `index` where there was no
-    memory. `searched_share` of the rows had their keys compared to the signal.
+    when a deadline or a new turn `truncated` the repair.
     `demoted` rows left the active set in exchange. `in_pause`: it ended before the next turn.
     """
 
@@ -127,8 +125,6 @@ class Repair:
     hops: int
     bytes_read: int
     in_pause: bool
-    scan: str | None
-    searched_share: float
 
 
 @dataclass(frozen=True)

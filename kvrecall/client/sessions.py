@@ -37,7 +37,6 @@ class SessionOptions(TypedDict, total=False):
     repair_rows: int | None
     # Signals that trigger a repair: tool_call, tool_delta, tool_result, last_output, turn.
     repair_on: Sequence[str]
-    repair_scan: Literal["exact", "bounded", "summary", "index"] | None
     repair_settings: Mapping[str, Any]
     repair_seconds: float | None
     # {"attend": "active" | "stored", "sparse": "off" | "auto" | "on", "alpha": 0.99, ...}
@@ -116,7 +115,6 @@ class Session:
     budget: int | Literal["auto"]
     repair_rows: int
     repair_on: tuple[str, ...]
-    repair_scan: str | None
     repair_settings: JsonObject
     repair_seconds: float | None
     prefill: JsonObject

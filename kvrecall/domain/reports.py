@@ -10,15 +10,13 @@ from kvrecall.domain.messages import Message, TokenLogprob
 class RepairReport:
     """One repair: what it looked at and how many tokens it brought back.
 
-    `scored_rows` of `candidates` evicted tokens were scored: fewer when the others could not have
-    been selected, or when a deadline or a new turn `truncated` the repair. `demoted` are the rows
+    `scored_rows` of `candidates` evicted tokens were scored: fewer when a deadline or a new turn
+    `truncated` the repair. `demoted` are the rows
     per KV head, mean over layers, that left the active set in exchange. `hops` counts observations
     of the signal, `bytes_read` the bytes of stored rows. `observed_tokens` of `signal_tokens` were
-    observed: fewer beyond the worker's limit or in a `truncated` repair. `scan` is the scan that ran:
-    `exact` instead of `index` where there was no memory; None if none did. `searched_share` of the rows had their keys
-    compared to the signal. `in_pause`: it ended before the next turn. `started_at` is its beginning in
-    Unix seconds, None where that was not stored; `call_id` the tool call that it is conditioned on,
-    if it is one.
+    observed: fewer beyond the worker's limit or in a `truncated` repair.
+    `in_pause`: it ended before the next turn. `started_at` is its beginning in Unix seconds, None
+    where that was not stored; `call_id` the tool call that it is conditioned on, if it is one.
     """
 
     trigger: str
@@ -32,8 +30,6 @@ class RepairReport:
     hops: int = 0
     bytes_read: int = 0
     observed_tokens: int = 0
-    scan: str | None = None
-    searched_share: float = 1.0
     in_pause: bool = False
     started_at: float | None = None
     call_id: str = ""

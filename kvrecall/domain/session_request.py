@@ -20,7 +20,6 @@ from kvrecall.domain.session_settings import (
     PAUSE_TRIGGERS,
     EpisodeSettings,
     LayerBudgets,
-    RepairScan,
     RepairTrigger,
     SessionSettings,
     WorkerOptions,
@@ -47,7 +46,6 @@ class CreateSession(WorkerOptions):
     model: str | None = None
     episodes: EpisodeSettings | Literal["default"] | None = "default"
     layer_budgets: LayerBudgets | None = None
-    repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
     tenant: str = ""
     expires_after_seconds: float | None = None
@@ -80,7 +78,6 @@ def resolve_settings(
         metadata=request.metadata or {},
         episodes=_episodes(request, method),
         layer_budgets=request.layer_budgets,
-        repair_scan=request.repair_scan,
         repair_settings=request.repair_settings,
         **vars(request.worker_options),
         tenant=request.tenant,

@@ -31,9 +31,6 @@ PAUSE_TRIGGERS = frozenset(
 
 LayerBudgets = Literal["uniform", "pyramid", "sensitivity"]
 """How a session's budget is split over the layers."""
-PageScan = Literal["exact", "bounded", "summary"]
-RepairScan = Literal[PageScan, "index"]
-"""How a repair finds its candidates among the evicted rows."""
 EpisodeCount = int | Literal["auto"]
 EpisodeBuild = Literal["one_pass", "per_episode"]
 
@@ -144,7 +141,7 @@ class SessionSettings(WorkerOptions):
 
     - `budget`: rows per KV head; None: chosen by the worker, by the rows that the session has.
     - `episodes`: None disables them.
-    - `layer_budgets`, `repair_scan`: None takes the method's and the worker's default.
+    - `layer_budgets`: None takes the method's default.
     - `tenant`: the owner; rows are shared and counted within a tenant.
     - `forked_from`: the fork point of a fork.
     - `expires_after_seconds`: the session is deleted so long after its last turn; None: never.
@@ -164,7 +161,6 @@ class SessionSettings(WorkerOptions):
     metadata: Mapping[str, str] = field(default_factory=dict)
     episodes: EpisodeSettings | None = None
     layer_budgets: LayerBudgets | None = None
-    repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
     tenant: str = ""
     forked_from: ForkOrigin | None = None

@@ -217,7 +217,6 @@ def session_spec_to_wire(
         tools=settings.tools,
         layer_budgets=settings.layer_budgets or "",
         repair_settings=settings.repair_settings,
-        repair_scan=settings.repair_scan or "",
         options=_WORKER_OPTIONS.dump_json(settings.worker_options).decode(),
         shared=shared_pages_to_wire(session.shared),
         history=history_to_wire(history),
@@ -245,8 +244,6 @@ def repair_from_wire(report: pb.RepairReport, in_pause: bool = False) -> RepairR
         hops=report.hops,
         bytes_read=report.bytes_read,
         observed_tokens=report.observed_tokens,
-        scan=report.scan or None,
-        searched_share=report.searched_share if report.scan else 1.0,
         in_pause=in_pause,
     )
 

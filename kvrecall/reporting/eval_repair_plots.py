@@ -33,7 +33,6 @@ _STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         REPAIR: {"color": _BLUE, "marker": "o", "lw": 2.0},
         "RepairKV, contrast": {"color": _BLUE, "marker": "x", "ls": "--", "lw": 1.2},
         SPREAD: {"color": _RED, "marker": "o", "lw": 2.2},
-        "spread, index": {"color": _RED, "marker": "+", "ls": "-.", "lw": 1.2},
         "spread, no contrast": {"color": _RED, "ls": ":", "lw": 1.6},
         "spread, per head": {"color": _RED, "marker": "x", "ls": "--", "lw": 1.2},
         SWAP: {"color": _GREEN, "marker": "P", "lw": 1.8},
@@ -258,33 +257,20 @@ def anytime_figure(rows: Sequence[Row]) -> Figure:
     operators = list(dict.fromkeys(row["of"] for row in stopped))
     figure, panels = _grid(1, len(operators) + 1, 4.4, 3.5)
     for axes, operator in zip(panels[0], operators, strict=False):
-        for index, scan in enumerate(dict.fromkeys(row["scan"] for row in stopped)):
-            own = [row for row in stopped if (row["of"], row["scan"]) == (operator, scan)]
-            own = sorted(own, key=lambda row: float(row["stopped_at"]))
-            positions = [row["scanned"] for row in own]
-            means = [row["mean"] for row in own]
-            axes.plot(
-                positions,
-                means,
-                label=scan,
-                color=COLOURS[1 + index % 3],
-                marker=_MARKERS[index],
-                ms=4,
-            )
-            low = [row["ci_low"] for row in own]
-            high = [row["ci_high"] for row in own]
-            axes.fill_between(positions, low, high, color=COLOURS[1 + index % 3], alpha=0.1, lw=0)
+        own = [row for row in stopped if row["of"] == operator]
+        own = sorted(own, key=lambda row: float(row["stopped_at"]))
+        positions = [row["scanned"] for row in own]
+        axes.plot(positions, [row["mean"] for row in own], color=COLOURS[1], marker="o", ms=4)
+        low = [row["ci_low"] for row in own]
+        high = [row["ci_high"] for row in own]
+        axes.fill_between(positions, low, high, color=COLOURS[1], alpha=0.1, lw=0)
         axes.set_title(operator, fontsize=10, loc="left")
         axes.set_xlabel("share of the evicted tokens scored")
         axes.set_ylim(0, 1.05)
-        axes.legend(fontsize=8, loc="lower right")
     panels[0][0].set_ylabel("score")
     _bars(panels[0][-1], [row for row in rows if "stopped_at" not in row])
     panels[0][-1].set_title("in the time of spread", fontsize=10, loc="left")
     return figure
-
-
-_MARKERS = "ovs"
 
 
 def repository_figure(rows: Sequence[Row]) -> Figure:

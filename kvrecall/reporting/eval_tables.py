@@ -151,8 +151,7 @@ def _column(row: Row, across: str) -> object:
 
 
 def _condition(row: Row) -> str:
-    scan = f", {row['scan']}" if "scan" in row else ""
-    return f"{row.get('of', row['condition'])}{scan}"
+    return str(row.get("of", row["condition"]))
 
 
 def _gains_table(name: str, scores: Sequence[Row], gains: Sequence[Row]) -> Table:

@@ -211,8 +211,6 @@ def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.Repai
         truncated=cut,
         hops=1,
         bytes_read=640,
-        scan="exact",
-        searched_share=1.0,
     )
 
 
@@ -232,8 +230,6 @@ def turn_reports(
             seconds=0.1,
             hops=1,
             bytes_read=320,
-            scan="exact",
-            searched_share=1.0,
         )
     if request.sampling.HasField("prompt_logprobs"):
         reports["prompt_logprobs"] = prompt_scores(signal_tokens)

@@ -1,1 +1,1 @@
-"""Page format: header, codec, page table and key summaries."""
+"""Page format: header, codec and page table."""

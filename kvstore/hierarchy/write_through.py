@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from kvstore.errors import TierFailedError
-from kvstore.format.page import PageKey, PageLayout
-from kvstore.format.summaries import PageSummaries
+from kvstore.format.page import PageKey
 from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.hierarchy.group_commit import Group, GroupCommit
 from kvstore.hierarchy.page_writer import PageWriter, QueuedPage, WriterCallbacks
@@ -22,16 +21,12 @@ class WriteThrough:
 
     def __init__(
         self,
-        layout: PageLayout,
         stack: TierStack,
-        summaries: PageSummaries,
         epochs: WriterEpochs,
         retry: BackoffRetry,
         backlog_pages: int,
     ) -> None:
-        self._layout = layout
         self._stack = stack
-        self._summaries = summaries
         self._retry = retry
         callbacks = WriterCallbacks(
             write=self._write,
@@ -99,9 +94,6 @@ class WriteThrough:
         self._stack.placement.write(
             queued.page, queued.rows, queued.blob, epoch=queued.epoch, truncates=queued.truncates
         )
-        if queued.rows.shape[3] == self._layout.page_tokens:
-            self._summaries.add(queued.page, queued.rows[:, 0])
 
     def _delete(self, keys: Sequence[PageKey], epoch: int | None) -> None:
-        self._summaries.discard(keys)
         self._stack.placement.delete(keys, epoch)

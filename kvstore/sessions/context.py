@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from kvstore.format.page import PageLayout
-from kvstore.format.summaries import PageSummaries
 from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.hierarchy.page_writer import PageWriter
 from kvstore.hierarchy.tier_stack import TierStack
@@ -17,12 +16,10 @@ class StoreContext:
         layout: Shape, dtype and fingerprint of the rows.
         stack: The tiers.
         writer: Queue and thread that write pages to the tiers.
-        summaries: Key summaries of full pages.
         epochs: Epochs under which this process writes sessions.
     """
 
     layout: PageLayout
     stack: TierStack
     writer: PageWriter
-    summaries: PageSummaries
     epochs: WriterEpochs

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from kvstore.errors import RowRangeError, RowShapeError
 from kvstore.format.page import HEADER_BYTES
-from kvstore.format.summaries import PageSummary
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.gather import ReadKeys, gather_selection, gather_tokens
 from kvstore.sessions.state import StoredSession
@@ -22,7 +21,6 @@ class RowReader:
         self._layout = context.layout
         self._stack = context.stack
         self._writer = context.writer
-        self._summaries = context.summaries
         self._batch_pages = batch_pages
 
     def gather(self, state: StoredSession, positions: Tensor) -> Tensor:
@@ -71,7 +69,7 @@ class RowReader:
         return page[:, 0].narrow(2, offset, end - begin).clone()
 
     def read_keys(self, state: StoredSession, pages: Sequence[int]) -> ReadKeys:
-        """Read the keys of pages without promotion, and summarise full pages without a summary.
+        """Read the keys of pages without promotion.
 
         Raises RowRangeError for a page that the session does not have.
         """
@@ -83,25 +81,10 @@ class RowReader:
         for index, (rows, from_tier) in zip(pages, fetched, strict=True):
             bytes_read += HEADER_BYTES + rows.nbytes if from_tier else 0
             of_page = rows[:, 0]
-            if index < full:
-                self._summaries.add(state.table.expected(index), of_page)
-            else:  # The unfinished page may be written to while the keys are in use.
+            if index >= full:  # The unfinished page may be written to while the keys are in use.
                 of_page = of_page[:, :, : state.length % self._layout.page_tokens].clone()
             keys.append(of_page)
         return ReadKeys(keys, bytes_read)
-
-    def summaries(self, state: StoredSession, pages: Sequence[int]) -> list[PageSummary | None]:
-        """Summaries of pages; None for a page without one. Raises RowRangeError."""
-        self.require_pages(state, pages)
-        full = state.length // self._layout.page_tokens
-        table = state.table
-        self._summaries.use(table.owners)
-        return [
-            self._summaries.get(table.expected(index))
-            if index < full and table.sequence(index) is not None
-            else None
-            for index in pages
-        ]
 
     def read_verified(self, state: StoredSession, index: int) -> tuple[Tensor, bool]:
         """Read a page; also return whether it is queued or in the tier that must hold it.

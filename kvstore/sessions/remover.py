@@ -61,13 +61,12 @@ class SessionRemover:
                 self._rows.submit_unfinished_page(state)
             self._context.writer.drain([session])
             self._sessions.remove(state, unopened=not shared)
-            self._context.summaries.discard_session(session)
             self._forget_epochs(session)
         if shared:
             self._delete_copies(session, 0)
 
     def unload(self, session: str) -> None:
-        """Forget a session's page table and summaries; rows in memory alone keep it loaded."""
+        """Forget a session's page table; rows in memory alone keep it loaded."""
         context = self._context
         with self._sessions.locked(session, recover=False) as state:
             unwritten = (
@@ -77,7 +76,6 @@ class SessionRemover:
             )
             if not state.loaded or unwritten:
                 return
-            context.summaries.discard_session(session)
             if context.stack.tiers.lowest.shared:
                 # Its epoch is fenced off there, and only an open may say what its rows are.
                 self._sessions.remove(state)
@@ -93,5 +91,4 @@ class SessionRemover:
     def _delete_copies(self, session: str, keep_pages: int) -> None:
         stored = self._context.stack.stored_keys(session, above=True)
         keys = [key for key in stored if key.index >= keep_pages]
-        self._context.summaries.discard(keys)
         self._context.stack.placement.delete_copies(keys)

@@ -127,8 +127,8 @@ PROCESSES = (
         (
             Query(f"process_resident_memory_bytes{{{PROCESS}}}", "{{job}} {{instance}}"),
             Query(
-                f"sum by (worker, kind) (kvrecall_worker_host_cache_bytes{{{WORKER}}})",
-                "{{worker}} host cache: {{kind}}",
+                f"sum by (worker) (kvrecall_worker_host_cache_bytes{{{WORKER}}})",
+                "{{worker}} host cache",
             ),
         ),
     ),

@@ -148,7 +148,6 @@ def _selection(settings: SessionSettings) -> dict[str, Any]:
         "method_settings": settings.method_settings,
         "layer_budgets": settings.layer_budgets,
         "repair_settings": settings.repair_settings,
-        "repair_scan": settings.repair_scan,
         "prefill": settings.prefill,
         "retrieve": settings.retrieve,
         "seed": settings.seed if seeded else None,

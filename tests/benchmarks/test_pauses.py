@@ -26,8 +26,6 @@ def repaired(trigger: str, in_pause: bool) -> Repair:
         hops=1,
         bytes_read=1024,
         in_pause=in_pause,
-        scan="exact",
-        searched_share=1.0,
     )
 
 

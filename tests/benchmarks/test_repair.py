@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.repair import CONTRAST, PLAIN, Plan, double, exponent, measure, open_bench
+from benchmarks.repair import (
+    CONTRAST,
+    COPY,
+    PAGES,
+    PLAIN,
+    Plan,
+    double,
+    exponent,
+    measure,
+    open_bench,
+)
 from benchmarks.repair_keys import SINKS, SyntheticKeys
 from kvrecall.reporting.results import read_results
 from workers.cache.active_cache import KVShape
@@ -34,7 +44,7 @@ def test_synthetic_keys_do_not_depend_on_their_number() -> None:
 
 
 def test_sinks_get_much_of_the_attention_and_needles_some() -> None:
-    with open_bench(KEYS, 4096, 8) as bench:
+    with open_bench(KEYS, 4096) as bench:
         scores = bench.plain().scores
     assert scores[:SINKS].sum() > 0.3
     needles = torch.tensor(
@@ -44,35 +54,31 @@ def test_sinks_get_much_of_the_attention_and_needles_some() -> None:
 
 
 def test_every_scan_selects_the_same_and_reads_its_share() -> None:
-    with open_bench(KEYS, 4096, 12) as bench:
+    with open_bench(KEYS, 4096) as bench:
         operator = RepairKV()
         plain = bench.repair(bench.plain, operator, 12)
-        exact = bench.repair(lambda: bench.scan("exact", operator, 12), operator, 12)
-        bounded = bench.repair(lambda: bench.scan("bounded", operator, 12), operator, 12)
-        summary = bench.repair(lambda: bench.scan("summary", operator, 12), operator, 12)
-        assert torch.allclose(
-            bench.plain().scores, bench.scan("exact", operator, 12).scores, atol=1e-6
-        )
+        pages = bench.repair(lambda: bench.scan(PAGES), operator, 12)
+        first, later = (bench.repair(lambda: bench.scan(COPY), operator, 12) for _ in range(2))
+        assert torch.allclose(bench.plain().scores, bench.scan(PAGES).scores, atol=1e-6)
         candidate_bytes = bench.candidate_bytes
-    assert plain.chosen.tolist() == exact.chosen.tolist() == bounded.chosen.tolist()
+    assert plain.chosen.tolist() == pages.chosen.tolist()
+    assert pages.chosen.tolist() == first.chosen.tolist() == later.chosen.tolist()
     assert len(plain.chosen) == 12
-    assert plain.bytes_read == summary.bytes_read == 0
-    assert 1.9 * candidate_bytes < exact.bytes_read < 2.1 * candidate_bytes
-    assert bounded.bytes_read < candidate_bytes
-    assert exact.seconds["total"] == sum(exact.seconds[part] for part in ("scan", "select", "move"))
+    assert plain.bytes_read == later.bytes_read == 0
+    assert candidate_bytes < first.bytes_read < 1.1 * candidate_bytes
+    assert 1.9 * candidate_bytes < pages.bytes_read < 2.1 * candidate_bytes
+    assert pages.seconds["total"] == sum(pages.seconds[part] for part in ("scan", "select", "move"))
 
 
 def test_rows_have_every_part_and_a_growth() -> None:
-    rows = list(measure(KEYS, Plan(promoted=12, repeats=1, bits=8), [256, 512], 0, KEYS))
+    rows = list(measure(KEYS, Plan(promoted=12, repeats=1), [256, 512]))
     parts = {(row["condition"], row["metric"]) for row in rows}
-    contrasted = [f"exact{CONTRAST}", f"bounded{CONTRAST}"]
-    for method in (PLAIN, "exact", "bounded", "summary", *contrasted):
+    for method in (PLAIN, PAGES, COPY, f"{PAGES}{CONTRAST}", f"{COPY}{CONTRAST}"):
         for metric in ("scan", "select", "move", "total"):
             assert (f"512 candidates: {method}", metric) in parts
         assert (f"{method}, 256 to 512 candidates", "exponent of growth") in parts
     read = [row for row in rows if row["metric"] == "bytes read"]
-    bounded = [row for row in read if row["method"].startswith("bounded")]
-    assert [row["same_choice_as_exact"] for row in bounded] == [True] * 4
+    assert [row["same_choice_as_pages"] for row in read] == [True] * 8
 
 
 def test_sizes_double_and_growth_is_the_slope() -> None:
@@ -87,8 +93,6 @@ def test_the_script_writes_a_result_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "128",
         "--largest",
         "128",
-        "--shares-at",
-        "0",
         "--layers",
         "1",
         "--repeats",

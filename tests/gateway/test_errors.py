@@ -52,7 +52,6 @@ BAD_BODIES = [
     ("/v1/sessions", {"budget": True}, 422, "invalid_request", {"field": "budget"}),
     ("/v1/sessions", {"id": "mine"}, 422, "invalid_request", {"field": "id"}),
     ("/v1/sessions", {"repair_on": ["never"]}, 422, "invalid_request", {"field": "repair_on[0]"}),
-    ("/v1/sessions", {"repair_scan": "some"}, 422, "invalid_request", {"field": "repair_scan"}),
     ("/v1/sessions", {"repair_seconds": 0}, 422, "invalid_request", {"field": "repair_seconds"}),
     (
         "/v1/sessions",

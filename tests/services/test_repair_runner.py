@@ -229,11 +229,11 @@ async def test_a_session_s_deadline_holds_for_each_of_its_repairs(harness, call:
 
 
 async def test_how_a_session_repairs_is_told_to_the_worker(harness) -> None:
-    session = await harness.session(repair_scan="exact", repair_settings='{"hops": 2}')
+    session = await harness.session(repair_settings='{"hops": 2}')
     spec = harness.worker.specs[session]
-    assert (spec.repair_scan, spec.repair_settings) == ("exact", '{"hops": 2}')
+    assert spec.repair_settings == '{"hops": 2}'
     other = harness.worker.specs[await harness.session()]
-    assert (other.repair_scan, other.repair_settings) == ("", "{}")
+    assert other.repair_settings == "{}"
 
 
 async def test_the_last_answer_is_a_signal_in_the_idle_time_before_the_next_turn(harness) -> None:

@@ -24,7 +24,6 @@ from transformers import (
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page import PageKey, PageLayout
-from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -33,7 +32,6 @@ from reference import MODEL_PATH
 from workers.cache.active_cache import ActiveCache, KVShape
 from workers.cache.forward_step import BlockAttention
 from workers.engine.engine import Engine, Parts
-from workers.engine.host_memory import get_host_cache_bytes
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel, load_model
@@ -329,7 +327,7 @@ def lose_page(tiers_of: dict[int, list[Tier]]) -> Callable[[RowStore, str, int],
 def open_store(
     tmp_path: Path, tiers_of: dict[int, list[Tier]]
 ) -> Iterator[Callable[..., RowStore]]:
-    """open_store(model, directory, ram_pages, host_cache).
+    """open_store(model, directory, ram_pages).
 
     A store over RAM and NVMe, closed at the end of the test.
     """
@@ -339,14 +337,13 @@ def open_store(
         model: LoadedModel,
         directory: str = "rows",
         ram_pages: int = 8,
-        host_cache: HostCache | None = None,
     ) -> RowStore:
         shape = model.shape
         layout = PageLayout(
             shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint
         )
         tiers: list[Tier] = [RamTier(ram_pages * layout.page_bytes), NvmeTier(tmp_path / directory)]
-        store = RowStore(layout, tiers, host_cache=host_cache)
+        store = RowStore(layout, tiers)
         opened.append(store)
         tiers_of[id(store)] = tiers
         return store
@@ -378,8 +375,7 @@ def make_worker(
     ) -> LocalWorker:
         model = loaded(family)
         chosen = WorkerSettings(**settings)
-        cache = HostCache(get_host_cache_bytes(chosen.host_cache_bytes))
-        store = open_store(model, directory or f"rows-{len(made)}", ram_pages, cache)
+        store = open_store(model, directory or f"rows-{len(made)}", ram_pages)
         worker = LocalWorker(
             Parts(model, tokenizer, store, chosen, layer_sensitivity, measure_sensitivity)
         )

@@ -18,6 +18,8 @@ from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine import memory_report, recording
 from workers.engine.eviction import evict, over_budget
+from workers.engine.host_cache import HostCache
+from workers.engine.host_memory import get_host_cache_bytes
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
@@ -73,8 +75,8 @@ class Engine:
         rows = [settings.slot_rows] * shape.n_layers
         self.cache = ActiveCache(shape, settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
-        self.host_cache = parts.store.host_cache
-        self.host_cache.register("copies", self._drop_copy)
+        self.host_cache = HostCache(get_host_cache_bytes(settings.host_cache_bytes))
+        self.host_cache.register(self._drop_copy)
         self.lost_pages = 0
         self.rebuilt_pages = 0
         self.prefilled_tokens = 0
@@ -221,16 +223,16 @@ class Engine:
         session.preempted = None
         session.distribution = None
         session.keep_rows = None
-        self.drop_indexed_rows(session)
+        self.drop_host_copy(session)
         if session.slot is not None:
             self.cache.release(session.slot)
             session.slot = None
 
-    def drop_indexed_rows(self, session: WorkerSession) -> None:
+    def drop_host_copy(self, session: WorkerSession) -> None:
         """Free the session's copy of its rows in host memory, if it has one."""
-        if session.indexed_rows is not None:
-            session.drop_indexed_rows()
-            self.host_cache.free(session.name, "copies")
+        if session.host_copy is not None:
+            session.drop_host_copy()
+            self.host_cache.free(session.name)
 
     def close(self) -> None:
         """Finish all rendering, and all reads and writes of the store."""
@@ -420,7 +422,7 @@ class Engine:
     def _drop_copy(self, name: str) -> None:
         """Free the copy of a session without a job; the host cache calls it on any thread."""
         if session := self.sessions.get(name):
-            session.drop_indexed_rows()
+            session.drop_host_copy()
 
     def _prompt_rows(self, session: WorkerSession) -> int:
         """Rows per head that are kept free for a patched prompt."""

@@ -33,5 +33,5 @@ def build_report(
         promoted_rows=session.promoted_rows,
         tier_bytes=tier_bytes,
         in_slot=session.slot is not None,
-        retrieval_bytes=0 if session.indexed_rows is None else session.indexed_rows.nbytes,
+        retrieval_bytes=0 if session.host_copy is None else session.host_copy.nbytes,
     )

@@ -12,19 +12,18 @@ from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
 from kvrecall.domain.fairness.share import Share
 from kvrecall.domain.session_settings import (
     LayerBudgets,
-    RepairScan,
     Reselection,
     WorkerOptions,
 )
 from workers.cache.active_cache import ActiveCache, SlotRows
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
-from workers.methods import DEFAULT_SCAN, Method, RepairKV
+from workers.methods import Method, RepairKV
 from workers.model.tokenizer import ChatMessage
 from workers.prefill.settings import Prefill
 from workers.prefill.sparse_block import SparseReport
 from workers.primitives.observation import Observed, RecentQueries
-from workers.retrieval.indexed_rows import IndexedRows
+from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.settings import Retrieval
 
@@ -56,7 +55,6 @@ class SessionConfig:
     tools: tuple[Any, ...] = ()
     share: Share = field(default_factory=Share)
     repair: RepairKV = field(default_factory=RepairKV)
-    repair_scan: RepairScan = DEFAULT_SCAN
     prefill: Prefill = field(default_factory=Prefill)
     retrieval: Retrieval | None = None
     retrieved: int = 0
@@ -131,10 +129,10 @@ class WorkerSession:
     - `keep_rows`: called with the position of the first of the new rows, and these rows
       `[n_layers, 2, n_kv_heads, t, head_dim]` on the device.
     - `evictions`: number of times that rows left the active set since the session was opened.
-    - `indexed_rows`: its rows in host memory, for retrieval and for repairs through the index; None
+    - `host_copy`: its rows in host memory, for retrieval, repairs and re-selections; None
       before the first of these, and while other sessions need the memory.
     - `retriever`: finds those of them that its steps retrieve; None before the first such step, and
-      without `indexed_rows`.
+      without `host_copy`.
     - `retrieval_refused`: there was no memory for that; the turn goes on without.
     - `configure`: builds the configuration for a length in rows.
     - `neutral_attention`: of the neutral signal of the turn's re-selections to the tokens before it,
@@ -168,7 +166,7 @@ class WorkerSession:
     writes: list["Future[Any]"] = field(default_factory=list)
     keep_rows: Callable[[int, Tensor], None] | None = None
     evictions: int = 0
-    indexed_rows: IndexedRows | None = None
+    host_copy: HostCopy | None = None
     retriever: Retriever | None = None
     retrieval_refused: bool = False
     configure: Callable[[int], SessionConfig] | None = None
@@ -226,9 +224,9 @@ class WorkerSession:
         if self.retriever is not None:
             self.retriever.begin_turn()
 
-    def drop_indexed_rows(self) -> None:
+    def drop_host_copy(self) -> None:
         """Free the copy of the rows in host memory."""
-        self.indexed_rows = None
+        self.host_copy = None
         self.retriever = None
 
     def active_selection(self, cache: ActiveCache) -> Selection | None:

@@ -41,7 +41,7 @@ def build_config(
     method = methods.build(spec.method, spec.method_settings)
     options = worker_options_from_wire(spec)
     read_json("template_arguments", options.template_arguments)
-    repair, scan = methods.build_repair(spec.repair_settings, spec.repair_scan)
+    repair = methods.build_repair(spec.repair_settings)
     split = _parse_layer_budgets(spec, method)
     if spec.budget > settings.max_budget:
         raise BadSettings(
@@ -75,7 +75,6 @@ def build_config(
         tools=_parse_tools(spec),
         share=Share(spec.tenant, spec.session, spec.weight or 1.0),
         repair=repair,
-        repair_scan=scan,
         prefill=_build_prefill(options.prefill, method),
         retrieval=retrieval,
         retrieved=retrieved,

@@ -51,13 +51,11 @@ class WorkerSettings(BaseModel):
     host_cache_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="most bytes of memory for what is derived from stored rows: page summaries, which "
-        "let repairs read fewer pages, and contiguous copies of rows that prompts attend to, that "
-        "sessions retrieve from or re-select while they answer, and that repairs search with "
-        "repair_scan index. The least recently used sessions make room; one that finds none answers "
-        "without retrieval, which its turn reports, and reads the stored pages for all else. Unset: a "
-        "quarter of the memory of the machine or its container, at most what slots and the RAM tier "
-        "leave free",
+        description="most bytes of memory for copies of sessions' rows, which prompts attend to, answers "
+        "retrieve from, and repairs and re-selections scan. The least recently used sessions make "
+        "room; one that finds none answers without retrieval, which its turn reports, and reads the "
+        "stored pages for all else. Unset: a quarter of the memory of the machine or its container, at "
+        "most what slots and the RAM tier leave free",
     )
     idle_seconds: float = Field(
         default=900.0,

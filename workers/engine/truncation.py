@@ -20,7 +20,7 @@ def truncate(cache: ActiveCache, store_io: StoreIO, resident: ResidentSession, l
     session.eviction_scores = session.eviction_scores.before(length)
     session.queries.drop_last(dropped)
     session.block = session.block[: max(0, len(session.block) - dropped)]
-    if session.indexed_rows is not None:
-        session.indexed_rows.truncate(length)
+    if session.host_copy is not None:
+        session.host_copy.truncate(length)
     if session.stored:
         store_io.truncate(session, length)

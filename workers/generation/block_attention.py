@@ -8,7 +8,7 @@ from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
-from workers.generation.indexed_rows import fill_rows
+from workers.generation.host_copy import fill_host_copy
 from workers.generation.steps import Steps, wait_for_writes
 from workers.prefill.sparse_block import SparseBlock
 from workers.prefill.stored_block import JoinRows, StoredBlock, concatenate
@@ -47,7 +47,7 @@ def _join_stored(
     transfers = engine.cache.transfers
     owner = engine.sessions.get(session.name, session)
     if owner is session:
-        copy = yield from fill_rows(engine, resident, source, index=False, room=tokens)
+        copy = yield from fill_host_copy(engine, resident, source, index=False, room=tokens)
         if copy is not None:
             on_host = transfers.device.type == "cpu"
             return copy.arena.extend if on_host else concatenate(copy.arena.rows, transfers)

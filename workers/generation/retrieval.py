@@ -3,7 +3,7 @@
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
-from workers.generation.indexed_rows import fill_rows
+from workers.generation.host_copy import fill_host_copy
 from workers.generation.steps import Steps
 from workers.retrieval.retriever import Retriever
 
@@ -30,7 +30,7 @@ def prepare_retrieval(
     retriever = session.retriever
     if retriever is not None and retriever.ready and retriever.evictions == session.evictions:
         return
-    rows = yield from fill_rows(engine, resident, source)
+    rows = yield from fill_host_copy(engine, resident, source)
     if rows is None:
         engine.metrics.inc("worker_retrieval_refused_total")
         session.retrieval_refused = True

@@ -3,11 +3,10 @@
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from kvrecall.domain.session_settings import RepairScan
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings, UnknownMethod
 from workers.methods.adakv import AdaKV
@@ -56,7 +55,6 @@ _ALL: tuple[type[Method], ...] = (
 METHODS: Mapping[str, type[Method]] = MappingProxyType({method.name: method for method in _ALL})
 
 __all__ = [
-    "DEFAULT_SCAN",
     "METHODS",
     "LayerRows",
     "Method",
@@ -71,9 +69,6 @@ __all__ = [
     "describe_retrieval",
 ]
 
-# Fastest while keys are in memory; "bounded" reads less from a disk or a network.
-DEFAULT_SCAN: RepairScan = "exact"
-
 _T = TypeVar("_T")
 
 
@@ -87,16 +82,12 @@ def build(name: str, settings: str = "{}") -> Method:
     return _validate(METHODS[name], settings, f"method_settings of {name}")
 
 
-def build_repair(settings: str, scan: str) -> tuple[RepairKV, RepairScan]:
-    """Build a session's repair from its settings, a JSON object as text, and its scan.
+def build_repair(settings: str) -> RepairKV:
+    """Build a session's repair from its settings, a JSON object as text; empty: the defaults.
 
-    Empty strings select the defaults. Raises BadSettings naming the invalid setting.
+    Raises BadSettings naming the invalid setting.
     """
-    known: tuple[RepairScan, ...] = get_args(RepairScan)
-    chosen = next((each for each in known if each == (scan or DEFAULT_SCAN)), None)
-    if chosen is None:
-        raise BadSettings(f"there is no repair_scan {scan!r}; there are {', '.join(known)}")
-    return _validate(RepairKV, settings, "repair_settings"), chosen
+    return _validate(RepairKV, settings, "repair_settings")
 
 
 def build_prefill(method: Method, settings: str) -> Prefill:

@@ -7,7 +7,6 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from workers.primitives.selection import DecayWindow, best_tokens, bursts, diffuse_scores
-from workers.primitives.uncertainty import ambiguous_tokens_bursts, ambiguous_tokens_diffused
 
 
 @dataclass(frozen=True)
@@ -113,16 +112,3 @@ class RepairKV:
                 utility, candidates, tie_break, count, before=self.before, after=self.after
             )
         return best_tokens(utility, candidates, tie_break, count).sort().values
-
-    def ambiguous_tokens(
-        self, lower: Tensor, upper: Tensor, candidates: Tensor, count: int
-    ) -> Tensor:
-        """Tokens whose selection by `choose` is ambiguous under bounds: bool `[length]`.
-
-        lower, upper: bounds on the scores, float `[length]`; candidates: bool `[length]`.
-        """
-        if self.select == "bursts":
-            return ambiguous_tokens_bursts(
-                lower, upper, candidates, count, before=self.before, after=self.after
-            )
-        return ambiguous_tokens_diffused(lower, upper, candidates, count, self.window)

@@ -1,11 +1,8 @@
 """The worker's metric families, all with the label `worker`. The site's page of metrics is made from them."""
 
-from typing import get_args
-
 from kvrecall.metrics import buckets
 from kvrecall.metrics.family import Family, counter, gauge, histogram
 from kvrecall.metrics.page import Metrics
-from kvstore.host_cache import Kind
 
 # Known values of labels: their series are there before the first event.
 JOBS = ("turn", "repair", "settle", "build", "open", "measure")
@@ -103,16 +100,11 @@ MEMORY = (
         "Rows that steps retrieved, over all layers and KV heads.",
     ),
     counter("worker_retrieval_refused_total", "Answers that found no memory to retrieve from."),
-    gauge(
-        "worker_host_cache_bytes",
-        "Memory of what is derived from stored rows: page summaries, copies of rows.",
-        kind=get_args(Kind),
-    ),
-    gauge("worker_host_cache_limit_bytes", "Most memory of what is derived from stored rows."),
+    gauge("worker_host_cache_bytes", "Memory of sessions' copies of their rows."),
+    gauge("worker_host_cache_limit_bytes", "Most memory of sessions' copies of their rows."),
     counter(
         "worker_host_cache_evictions_total",
-        "Sessions' summaries or copies of rows that were dropped to make room for another session.",
-        kind=get_args(Kind),
+        "Copies of a session's rows that were dropped to make room for another session's.",
     ),
     gauge(
         "worker_device_memory_bytes",

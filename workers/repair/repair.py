@@ -17,10 +17,10 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
+from workers.generation.host_copy import open_host_copy
 from workers.generation.rendering import encode_text, render_prompt
 from workers.generation.steps import Steps, wait_for_writes
 from workers.primitives.observation import Observed
-from workers.repair.index_scan import scan_index
 from workers.repair.observe import observe_contrast, observe_signal
 from workers.repair.promotion import (
     RowSwap,
@@ -32,7 +32,11 @@ from workers.repair.promotion import (
     pair_rows,
     unique_tokens,
 )
-from workers.repair.scan.exact import Contrast, HeadReduction, ScanResult, scan, scan_by_head
+from workers.repair.scan.heads import scan_heads
+from workers.repair.scan.keys import CopiedKeys, KeySource, StoredKeys
+from workers.repair.scan.result import ScanResult
+from workers.repair.scan.softmax import Contrast, Signal
+from workers.repair.scan.tokens import scan_tokens
 
 # Share of the candidates that a truncated repair must have scored before it replaces the rows of an
 # earlier one.
@@ -164,8 +168,6 @@ def _run_hop(
     report.truncated = not result.complete or observed < queries.wanted
     report.scored_rows = int(scored.sum())
     report.bytes_read += result.bytes_read
-    report.scan = result.kind
-    report.searched_share = result.searched_share
     share = report.scored_rows / max(1, report.candidates)
     if report.truncated and share < (_MIN_SCORED_SHARE if session.promoted_rows else 0):
         return
@@ -193,51 +195,26 @@ def _scan_rows(
     candidates: _Candidates,
     stop_requested: Callable[[], bool],
 ) -> Steps[ScanResult]:
-    """Score the session's tokens as its repair settings say."""
-    session = resident.session
-    config = resident.config
-    operator = config.repair
-    sinks = engine.settings.sinks
+    """Score the session's tokens, each head on its own if its repair settings say so."""
+    operator = resident.config.repair
+    device = engine.cache.device
+    signal = Signal(queries.signal, engine.store.layout.n_kv_heads, device, queries.contrast)
+    keys = yield from _open_keys(engine, resident)
+    if operator.per_head:
+        result = yield from scan_heads(keys, signal, stop_requested=stop_requested)
+        # Adding the token's mean to each head's score keeps tokens together across heads.
+        return replace(result, scores=result.scores + result.scores.mean((0, 1)))
+    counted = None if operator.counts_active else candidates.rows
+    return (yield from scan_tokens(keys, signal, counted=counted, stop_requested=stop_requested))
 
-    def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
-        lower = lower.clone()
-        upper = upper.clone()
-        lower[:sinks] = 0
-        upper[:sinks] = 0
-        return operator.ambiguous_tokens(lower, upper, candidates.tokens, config.repair_rows)
 
-    counted = None if operator.counts_active or operator.per_head else candidates.rows
-    result: ScanResult | None = None
-    if config.repair_scan == "index":
-        result = yield from scan_index(
-            engine,
-            resident,
-            queries.signal,
-            contrast=queries.contrast,
-            counted=counted,
-            by_head=HeadReduction() if operator.per_head else None,
-            stop_requested=stop_requested,
-        )
-    rows = (engine.store, session.name, queries.signal, session.length)
-    transfers = engine.cache.transfers
-    if result is None and operator.per_head:
-        result = yield from scan_by_head(
-            *rows, contrast=queries.contrast, stop_requested=stop_requested, transfers=transfers
-        )
-    elif result is None:
-        result = yield from scan(
-            *rows,
-            contrast=queries.contrast,
-            mode="exact" if config.repair_scan == "index" else config.repair_scan,
-            counted=counted,
-            find_ambiguous=find_ambiguous,
-            stop_requested=stop_requested,
-            transfers=transfers,
-        )
-    if not operator.per_head:
-        return result
-    # Adding the token's mean to each head's score keeps tokens together across heads.
-    return replace(result, scores=result.scores + result.scores.mean((0, 1)))
+def _open_keys(engine: Engine, resident: ResidentSession) -> Steps[KeySource]:
+    """Open the session's copy in host memory, or its stored pages where memory has no room."""
+    session, transfers = resident.session, engine.cache.transfers
+    copy = yield from open_host_copy(engine, resident)
+    if copy is None:
+        return StoredKeys(engine.store, session.name, session.length, transfers)
+    return CopiedKeys(copy, engine.store, session.name, session.length, transfers)
 
 
 def _promote_best(

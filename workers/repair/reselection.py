@@ -23,22 +23,17 @@ from workers.engine.eviction import protected_rows, record_evicted
 from workers.engine.ranking import combine_scores
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
-from workers.generation.indexed_rows import fill_rows
+from workers.generation.host_copy import fill_host_copy
 from workers.generation.steps import Steps
 from workers.primitives.observation import Observed
 from workers.primitives.scoring import smooth_before
 from workers.primitives.selection import mask_to_indices, top_mask
 from workers.repair.observe import observe_contrast
-from workers.repair.scan.exact import (
-    HeadReduction,
-    ScanResult,
-    scan_by_head,
-    scan_copy_by_head,
-)
-from workers.repair.scan.indexed import IndexedScan, indexed_by_head
-from workers.repair.scan.pages import PageSource
-from workers.repair.scan.softmax import Signal
-from workers.retrieval.indexed_rows import IndexedRows
+from workers.repair.scan.heads import scan_copy, scan_heads
+from workers.repair.scan.keys import PageSource, StoredKeys
+from workers.repair.scan.result import ScanResult
+from workers.repair.scan.softmax import HeadReduction, Signal
+from workers.retrieval.host_copy import HostCopy
 
 # What the attention of one token counts relative to that of the next. The newest says best what the
 # next token needs, and those before it what the statement is about.
@@ -76,9 +71,8 @@ def reselect(
 
     All stored rows are candidates, scored in every layer and KV head by the softmax of the newest
     queries, the prompt's last ones at first, over all rows: the largest of a query's weights, as in
-    repairs. With `repair_scan` "index" only rows that some query finds have a score. A whole
-    token's score is the mean over layers and heads, less a neutral signal's and spread to its
-    neighbours as in the session's repairs.
+    repairs. A whole token's score is the mean over layers and heads, less a neutral signal's and
+    spread to its neighbours as in the session's repairs.
     Rows that evictions protect stay. Of the others each head selects by its own scores, and the
     `token_share` of them all heads by the tokens' scores; as many as the budget has, the reserve
     for repairs included. With `token_share` 0 the session's method selects in each layer. Rows
@@ -100,8 +94,7 @@ def reselect(
     started = time.perf_counter()
     source = source or engine.store
     config = resident.config
-    index = config.repair_scan == "index" or config.retrieved > 0
-    copy = yield from fill_rows(engine, resident, source, index=index)
+    copy = yield from fill_host_copy(engine, resident, source, index=config.retrieved > 0)
     with map_store_errors():
         share = reselection.token_share
         observed = session.queries.observed().last(reselection.window)
@@ -193,7 +186,7 @@ def _scan(
     engine: Engine,
     resident: ResidentSession,
     source: StoredRows,
-    copy: IndexedRows | None,
+    copy: HostCopy | None,
     observed: Observed,
     decay: float,
 ) -> Steps[ScanResult]:
@@ -201,26 +194,14 @@ def _scan(
     config = resident.config
     session = resident.session
     transfers = engine.cache.transfers
-    n_kv_heads = engine.store.layout.n_kv_heads
+    signal = Signal(observed, engine.store.layout.n_kv_heads, transfers.device)
     reduction = HeadReduction(
         "max", config.method.attention_pooling.group, causal=True, decay=decay
     )
     if copy is None:
-        pages = scan_by_head(
-            source,
-            session.name,
-            observed,
-            session.length,
-            reduction=reduction,
-            transfers=transfers,
-        )
-        return (yield from pages)
-    if config.repair_scan == "index":
-        signal = Signal(observed, n_kv_heads, torch.device("cpu"))
-        search = IndexedScan(copy, signal, seed=config.seed, causal=True)
-        return (yield from indexed_by_head(search, reduction))
-    signal = Signal(observed, n_kv_heads, transfers.device)
-    return (yield from scan_copy_by_head(copy.arena, signal, reduction, transfers))
+        keys = StoredKeys(source, session.name, session.length, transfers)
+        return (yield from scan_heads(keys, signal, reduction))
+    return (yield from scan_copy(copy.arena, signal, reduction, transfers))
 
 
 def _select_rows(

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.cache.slot_pool import EMPTY
 from workers.retrieval.descent import descend
-from workers.retrieval.indexed_rows import IndexedRows
+from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.sampling import Ranks, draw, take_best
 from workers.retrieval.settings import Retrieval
 from workers.retrieval.weights import weigh
@@ -85,7 +85,7 @@ class Retriever:
         counts: Of the turn so far.
     """
 
-    def __init__(self, rows: IndexedRows, settings: Retrieval, count: int) -> None:
+    def __init__(self, rows: HostCopy, settings: Retrieval, count: int) -> None:
         """Create a retriever over a session's rows."""
         self.rows = rows
         self.count = count

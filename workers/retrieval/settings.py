@@ -7,8 +7,8 @@ from pydantic import ConfigDict, Field
 
 from kvstore.format.page import PageLayout
 from kvstore.index.base import KeyIndex
-from kvstore.index.dci_settings import DciSettings
-from kvstore.index.dci_tree import DciTree
+from kvstore.index.dci.settings import DciSettings
+from kvstore.index.dci.tree import DciTree
 from kvstore.index.summaries import KeySummaries
 
 # Rows per head up to which scoring all of them takes no longer than a descent.
@@ -91,10 +91,3 @@ class Retrieval:
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""
         return max(0, min(int(self.share * budget), budget - floor))
-
-
-FOR_REPAIRS = Retrieval(index="exact")
-"""The index of a session that retrieves nothing: none, however long it is.
-
-A repair looks for single keys, which a tree finds less surely than it is faster (docs/repair.md).
-"""

@@ -69,9 +69,8 @@ def _set_memory(metrics: Metrics, engine: Engine) -> None:
         promoted += session.promoted_rows
     cache = engine.host_cache
     metrics.set("worker_host_cache_limit_bytes", cache.limit_bytes)
-    for kind, used in cache.used_bytes.items():
-        metrics.set("worker_host_cache_bytes", used, kind=kind)
-        metrics.advance("worker_host_cache_evictions_total", cache.evictions[kind], kind=kind)
+    metrics.set("worker_host_cache_bytes", cache.used_bytes)
+    metrics.advance("worker_host_cache_evictions_total", cache.evictions)
     metrics.set("worker_active_rows", rows)
     metrics.set("worker_budget_rows", budget)
     metrics.set("worker_active_bytes", nbytes)

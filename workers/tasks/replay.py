@@ -17,7 +17,6 @@ from torch import Tensor
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page import PageLayout
-from kvstore.format.summaries import PageSummary
 from kvstore.sessions.gather import ReadKeys
 from kvstore.store import RowStore
 from workers.engine.activation import RowSource
@@ -243,10 +242,6 @@ class ReplayRows:
     def layout(self) -> PageLayout:
         """Shape of a page."""
         return self.store.layout
-
-    def summaries(self, session: str, pages: Sequence[int]) -> list[PageSummary | None]:
-        """Look up no summary: the pages that are missing would not have one."""
-        return [None] * len(pages)
 
     def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
         """Read keys as the store does, incomplete pages included. Raises the store's errors."""

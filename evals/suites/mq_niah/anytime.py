@@ -1,15 +1,15 @@
 """Suite mq-niah anytime: the quality of a repair that was stopped early (RepairKV, appendix C).
 
-Two questions. Which share of the evicted tokens must be scored until the answers are right, for
-each kind of scan? And which accuracy do other selectors reach in the time that the repair took? The
-first is stopped after a number of checks of the time limit, which is the same on every machine; the
-second by the clock itself, so its numbers depend on the machine.
+Two questions. Which share of the evicted tokens must be scored until the answers are right? And
+which accuracy do other selectors reach in the time that the repair took? The first is stopped after
+a number of checks of the time limit, which is the same on every machine; the second by the clock
+itself, so its numbers depend on the machine.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, product
+from itertools import count
 from typing import Any
 
 from evals.conditions import (
@@ -40,7 +40,6 @@ BASE = "1/16"
 TOKENS = 6000
 # Scanned shares are rounded to eighths.
 STEPS = 8
-SCANS = ("exact", "bounded", "summary")
 _OPERATORS = {REPAIR: PUBLISHED, SPREAD: SPREAD_REPAIR}
 
 
@@ -92,13 +91,13 @@ def run(unit: Anytime) -> list[Record]:
 def _stopped_scans(
     case: Case, baseline: BaselineState, k: int, identity: dict[str, Any]
 ) -> Iterator[Record]:
-    """Each operator and scan, stopped at ever later checks of the time limit.
+    """Each operator, stopped at ever later checks of the time limit.
 
     A stop counts only if it has scored more eighths of the candidates than the last one that
     counts. `of_whole` is the share of the tokens that the whole scan brings back.
     """
-    for (name, operator), scan in product(_OPERATORS.items(), SCANS):
-        results = list(_stop_later_and_later(baseline, Operator(operator.settings, scan), k))
+    for name, operator in _OPERATORS.items():
+        results = list(_stop_later_and_later(baseline, operator, k))
         whole = case.list_added(baseline, results[-1])
         last = -1.0
         for result in results:
@@ -114,7 +113,6 @@ def _stopped_scans(
                 "kind": "stopped",
                 **identity,
                 "condition": name,
-                "scan": scan,
                 "stopped_at": share,
                 "complete": not report.truncated,
                 "scanned": scanned,
@@ -173,22 +171,22 @@ def _measure(case: Case, baseline: BaselineState, timed: TimedResult) -> dict[st
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """Scores by scan and share, then those of selectors in the same time, then seconds."""
+    """Scores by share, then those of selectors in the same time, then seconds."""
     stopped = select_kind(records, "stopped")
     rows: list[Row] = []
-    by_share = group_by(stopped, *GROUP_KEYS, "scan", "stopped_at")
-    for (*key, scan, share), group in by_share.items():
+    by_share = group_by(stopped, *GROUP_KEYS, "stopped_at")
+    for (*key, share), group in by_share.items():
         read = round(mean(each["bytes_read"] for each in group))
-        columns = {**_columns(key, group), "scan": scan, "stopped_at": share, "bytes_read": read}
+        columns = {**_columns(key, group), "stopped_at": share, "bytes_read": read}
         columns["of_whole"] = round(mean(each["of_whole"] for each in group), 4)
-        condition = f"{key[2]}, {scan}, {share:.0%} scored"
+        condition = f"{key[2]}, {share:.0%} scored"
         rows += mean_row(condition, right_values(group), seed, **columns)
     for (*key,), group in group_by(select_kind(records, "timed"), *GROUP_KEYS).items():
         rows += mean_row(key[2], right_values(group), seed, **_columns(key, group))
     complete = [each for each in stopped if each["complete"]]
-    for (condition, scan), group in group_by(complete, "condition", "scan").items():
+    for (condition,), group in group_by(complete, "condition").items():
         seconds = [each["seconds"] for each in group]
-        rows.append(speed_row(f"{condition}, {scan}", "repair", "seconds", seconds))
+        rows.append(speed_row(condition, "repair", "seconds", seconds))
     return rows
 
 

@@ -23,7 +23,6 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import (
     EpisodeSettings,
     LayerBudgets,
-    RepairScan,
     RepairTrigger,
     Reselection,
 )
@@ -96,10 +95,6 @@ class CreateSessionBody(Body):
         max_length=5,
         description="Signals that trigger a repair. All but turn run between turns. null: all but "
         "last_output, and without turn where answers retrieve.",
-    )
-    repair_scan: RepairScan | None = Field(
-        default=None,
-        description="Search for repair candidates among evicted rows; null: the worker's default.",
     )
     repair_settings: JsonObject = Field(
         default={},
@@ -177,7 +172,6 @@ class CreateSessionBody(Body):
             model=self.model,
             episodes=self._episodes_to_domain(),
             layer_budgets=self.layer_budgets,
-            repair_scan=self.repair_scan,
             repair_settings=json.dumps(self.repair_settings, sort_keys=True),
             repair_seconds=self.repair_seconds,
             reselect=None if self.reselect is None else self.reselect.to_domain(),

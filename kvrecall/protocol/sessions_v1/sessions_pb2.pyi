@@ -21,14 +21,6 @@ class RepairTrigger(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPAIR_TRIGGER_LAST_OUTPUT: _ClassVar[RepairTrigger]
     REPAIR_TRIGGER_TURN: _ClassVar[RepairTrigger]
 
-class RepairScan(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    REPAIR_SCAN_UNSPECIFIED: _ClassVar[RepairScan]
-    REPAIR_SCAN_EXACT: _ClassVar[RepairScan]
-    REPAIR_SCAN_BOUNDED: _ClassVar[RepairScan]
-    REPAIR_SCAN_SUMMARY: _ClassVar[RepairScan]
-    REPAIR_SCAN_INDEX: _ClassVar[RepairScan]
-
 class LayerBudgets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LAYER_BUDGETS_UNSPECIFIED: _ClassVar[LayerBudgets]
@@ -102,11 +94,6 @@ REPAIR_TRIGGER_TOOL_DELTA: RepairTrigger
 REPAIR_TRIGGER_TOOL_RESULT: RepairTrigger
 REPAIR_TRIGGER_LAST_OUTPUT: RepairTrigger
 REPAIR_TRIGGER_TURN: RepairTrigger
-REPAIR_SCAN_UNSPECIFIED: RepairScan
-REPAIR_SCAN_EXACT: RepairScan
-REPAIR_SCAN_BOUNDED: RepairScan
-REPAIR_SCAN_SUMMARY: RepairScan
-REPAIR_SCAN_INDEX: RepairScan
 LAYER_BUDGETS_UNSPECIFIED: LayerBudgets
 LAYER_BUDGETS_UNIFORM: LayerBudgets
 LAYER_BUDGETS_PYRAMID: LayerBudgets
@@ -233,7 +220,7 @@ class Reselection(_message.Message):
     def __init__(self, every: _Optional[int] = ..., first: _Optional[int] = ..., token_share: _Optional[float] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect", "prefill", "retrieve")
+    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect", "prefill", "retrieve")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -246,7 +233,6 @@ class CreateSessionRequest(_message.Message):
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     REPAIR_ROWS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_ON_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_SCAN_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -266,7 +252,6 @@ class CreateSessionRequest(_message.Message):
     budget: int
     repair_rows: int
     repair_on: RepairTriggers
-    repair_scan: RepairScan
     repair_settings: _struct_pb2.Struct
     repair_timeout: _duration_pb2.Duration
     method: str
@@ -281,7 +266,7 @@ class CreateSessionRequest(_message.Message):
     reselect: Reselection
     prefill: _struct_pb2.Struct
     retrieve: _struct_pb2.Struct
-    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session",)
@@ -374,7 +359,7 @@ class ForkOrigin(_message.Message):
     def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_scan", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable", "reselect", "prefill", "retrieve")
+    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable", "reselect", "prefill", "retrieve")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -389,7 +374,6 @@ class Session(_message.Message):
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     REPAIR_ROWS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_ON_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_SCAN_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -418,7 +402,6 @@ class Session(_message.Message):
     budget: int
     repair_rows: int
     repair_on: _containers.RepeatedScalarFieldContainer[RepairTrigger]
-    repair_scan: RepairScan
     repair_settings: _struct_pb2.Struct
     repair_timeout: _duration_pb2.Duration
     method: str
@@ -440,7 +423,7 @@ class Session(_message.Message):
     reselect: Reselection
     prefill: _struct_pb2.Struct
     retrieve: _struct_pb2.Struct
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_scan: _Optional[_Union[RepairScan, str]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class SessionMemory(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows")
@@ -636,7 +619,7 @@ class TurnEpisode(_message.Message):
     def __init__(self, episode: _Optional[str] = ..., similarity: _Optional[float] = ..., switched: bool = ..., rows_moved: _Optional[int] = ..., rows_kept: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Repair(_message.Message):
-    __slots__ = ("trigger", "signal_tokens", "observed_tokens", "candidates", "scored_rows", "share_scanned", "promoted", "demoted", "duration", "truncated", "hops", "bytes_read", "in_pause", "scan", "searched_share")
+    __slots__ = ("trigger", "signal_tokens", "observed_tokens", "candidates", "scored_rows", "share_scanned", "promoted", "demoted", "duration", "truncated", "hops", "bytes_read", "in_pause")
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -650,8 +633,6 @@ class Repair(_message.Message):
     HOPS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     IN_PAUSE_FIELD_NUMBER: _ClassVar[int]
-    SCAN_FIELD_NUMBER: _ClassVar[int]
-    SEARCHED_SHARE_FIELD_NUMBER: _ClassVar[int]
     trigger: RepairTrigger
     signal_tokens: int
     observed_tokens: int
@@ -665,9 +646,7 @@ class Repair(_message.Message):
     hops: int
     bytes_read: int
     in_pause: bool
-    scan: RepairScan
-    searched_share: float
-    def __init__(self, trigger: _Optional[_Union[RepairTrigger, str]] = ..., signal_tokens: _Optional[int] = ..., observed_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., scored_rows: _Optional[int] = ..., share_scanned: _Optional[float] = ..., promoted: _Optional[int] = ..., demoted: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., in_pause: bool = ..., scan: _Optional[_Union[RepairScan, str]] = ..., searched_share: _Optional[float] = ...) -> None: ...
+    def __init__(self, trigger: _Optional[_Union[RepairTrigger, str]] = ..., signal_tokens: _Optional[int] = ..., observed_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., scored_rows: _Optional[int] = ..., share_scanned: _Optional[float] = ..., promoted: _Optional[int] = ..., demoted: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., in_pause: bool = ...) -> None: ...
 
 class RepairTotals(_message.Message):
     __slots__ = ("repairs", "signals", "scored_rows", "promoted", "demoted", "duration", "truncated", "skipped")

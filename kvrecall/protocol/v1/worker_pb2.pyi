@@ -34,7 +34,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
-    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "repair_scan", "options", "shared", "tenant", "weight", "history")
+    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "options", "shared", "tenant", "weight", "history")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -45,7 +45,6 @@ class SessionSpec(_message.Message):
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     LAYER_BUDGETS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_SCAN_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -61,13 +60,12 @@ class SessionSpec(_message.Message):
     tools: _containers.RepeatedScalarFieldContainer[str]
     layer_budgets: str
     repair_settings: str
-    repair_scan: str
     options: str
     shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
     tenant: str
     weight: float
     history: _containers.RepeatedCompositeFieldContainer[CommitPoint]
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., repair_scan: _Optional[str] = ..., options: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., options: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
 
 class CommitPoint(_message.Message):
     __slots__ = ("epoch", "length")
@@ -476,7 +474,7 @@ class Fidelity(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., kl_mean: _Optional[float] = ..., top1_agreement: _Optional[float] = ...) -> None: ...
 
 class RepairReport(_message.Message):
-    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "hops", "bytes_read", "observed_tokens", "scan", "searched_share")
+    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "hops", "bytes_read", "observed_tokens")
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORED_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -488,8 +486,6 @@ class RepairReport(_message.Message):
     HOPS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SCAN_FIELD_NUMBER: _ClassVar[int]
-    SEARCHED_SHARE_FIELD_NUMBER: _ClassVar[int]
     trigger: str
     signal_tokens: int
     scored_rows: int
@@ -501,9 +497,7 @@ class RepairReport(_message.Message):
     hops: int
     bytes_read: int
     observed_tokens: int
-    scan: str
-    searched_share: float
-    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., observed_tokens: _Optional[int] = ..., scan: _Optional[str] = ..., searched_share: _Optional[float] = ...) -> None: ...
+    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., observed_tokens: _Optional[int] = ...) -> None: ...
 
 class ReselectionReport(_message.Message):
     __slots__ = ("count", "rows_in", "rows_out", "seconds")

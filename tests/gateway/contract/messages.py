@@ -14,7 +14,6 @@ WORDS = {
     "role": "ROLE",
     "build": "EPISODE_BUILD",
     "layer_budgets": "LAYER_BUDGETS",
-    "repair_scan": "REPAIR_SCAN",
 }
 
 

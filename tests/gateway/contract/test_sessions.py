@@ -24,7 +24,6 @@ FULL = {
     "method_settings": {"window": 8, "names": ["a", None], "nested": {"share": 0.5}},
     "layer_budgets": "pyramid",
     "repair_on": ["last_output", "turn"],
-    "repair_scan": "exact",
     "repair_settings": {"hops": 2},
     "repair_seconds": 0.5,
     "reselect": {"every": 8, "first": 4, "token_share": 0.25},
@@ -75,7 +74,7 @@ async def test_omitted_settings_get_defaults(client: Client) -> None:
     view = await client.create()
     assert (view["budget"], view["repair_rows"], view["method"]) == ("auto", 0, "icecache")
     assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
-    assert [view.get(name) for name in ("repair_scan", "reselect", "episodes")] == [None] * 3
+    assert [view.get(name) for name in ("reselect", "episodes")] == [None] * 2
     assert (await client.create({"repair_on": []}))["repair_on"] == []
     assert (await client.create({"budget": "auto"}))["budget"] == "auto"
 

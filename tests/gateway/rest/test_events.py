@@ -25,8 +25,6 @@ REPAIR_ON_CALL = {
     "truncated": False,
     "hops": 1,
     "bytes_read": 640,
-    "scan": "exact",
-    "searched_share": 1.0,
 }
 REPAIRS_OF_PAUSE = {
     "repairs": 2,

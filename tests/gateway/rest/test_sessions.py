@@ -15,7 +15,6 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
         "layer_budgets": "pyramid",
         "episodes": None,
         "repair_on": ["last_output", "turn"],
-        "repair_scan": "exact",
         "repair_settings": {"hops": 2},
         "repair_seconds": 0.5,
         "reselect": {"every": 8, "first": 4, "token_share": 0.25},
@@ -53,11 +52,7 @@ async def test_omitted_settings_get_defaults(api: Any) -> None:
     view = (await api.http.post("/v1/sessions", json={})).json()
     assert (view["budget"], view["repair_rows"], view["method"]) == ("auto", 0, "icecache")
     assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
-    assert (view["repair_scan"], view["repair_settings"], view["repair_seconds"]) == (
-        None,
-        {},
-        None,
-    )
+    assert (view["repair_settings"], view["repair_seconds"]) == ({}, None)
     assert view["prefill"] == {}
     assert view["retrieve"] == {}
 

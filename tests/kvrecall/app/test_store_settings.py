@@ -32,22 +32,6 @@ def test_codecs_of_tiers_come_from_the_environment(
     assert used["nvme"] <= 0.55 * used["ram"]
 
 
-@pytest.mark.parametrize("limit", [0, 1 << 20])
-def test_summaries_stay_within_their_memory_limit(
-    limit: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("KVRECALL_WORKER__HOST_CACHE_BYTES", str(limit))
-    model = load_model(MODEL_PATH)
-    cache_bytes = Settings().worker.host_cache_bytes
-    store = build_store(model, tmp_path, 1 << 26, host_cache_bytes=cache_bytes)
-    store.append("a", torch.ones(store.layout.rows_shape(128), dtype=model.dtype))
-    store.flush("a")
-    taken = store.summary_bytes()
-    store.close()
-    assert (taken > 0) == (limit > 0)
-    assert taken <= limit
-
-
 def test_tiers_stay_within_their_limits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str
 ) -> None:

@@ -68,8 +68,6 @@ def repair(trigger: str, seconds: float, promoted: int) -> Repair:
         hops=1,
         bytes_read=0,
         in_pause=True,
-        scan="exact",
-        searched_share=1.0,
     )
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvstore.errors import RowRangeError
 from kvstore.index.base import KeyIndex
-from kvstore.index.dci_settings import PAPER, DciSettings
-from kvstore.index.dci_tree import DciTree
+from kvstore.index.dci.settings import PAPER, DciSettings
+from kvstore.index.dci.tree import DciTree
 from tests.kvstore.index.key_sets import KeySet
 
 MakeIndex = Callable[[], KeyIndex]

@@ -1,13 +1,11 @@
-"""A worker's summaries and copies of rows stay in one bound, and idle sessions make room."""
+"""A worker's copies of rows stay in one bound, and idle sessions make room."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.retrieval.indexed_rows import IndexedRows
+from workers.retrieval.host_copy import HostCopy
 
 LIMITS = {"block_tokens": 64, "recent": 8, "ram_pages": 256}
 SPEC = {
@@ -19,39 +17,29 @@ SPEC = {
 SESSIONS = 6
 
 
-def has_summaries(worker: Any, name: str) -> bool:
-    """True if every full page of the session has a summary."""
-    store = worker.engine.store
-    return None not in store.summaries(name, range(store.length(name) // 64))
-
-
 def held_bytes(worker: Any) -> int:
-    """Bytes of the objects themselves: copies of rows, and summaries."""
-    copies = [session.indexed_rows for session in worker.engine.sessions.values()]
-    summaries = worker.engine.store._summaries._summaries.values()
-    of_pages = [summary.bytes for pages in summaries for _, summary in pages.values()]
-    return sum(copy.nbytes for copy in copies if copy is not None) + sum(of_pages)
+    """Bytes of the copies themselves."""
+    copies = [session.host_copy for session in worker.engine.sessions.values()]
+    return sum(copy.nbytes for copy in copies if copy is not None)
 
 
 def room_for_one(worker: Any, length: int) -> int:
-    """Bytes of one session's copy and summaries, and of a quarter of others'."""
+    """Bytes of one session's copy, and of a quarter of another's."""
     engine = worker.engine
     settings = engine.sessions["s0"].config.retrieval
-    copy = IndexedRows.bytes_for(engine.store.layout, settings, length)
-    return int(1.25 * (copy + engine.store.summary_bytes() / len(engine.sessions)))
+    copy = HostCopy.bytes_for(engine.store.layout, settings, length)
+    return int(1.25 * copy)
 
 
-@pytest.mark.parametrize("scan", ["bounded", "index"])
 def test_a_later_session_of_a_long_lived_worker_has_what_the_first_one_had(
-    scan: str, make_worker: Callable[..., Any], words: Callable[..., str]
+    make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """And says and promotes the same as with memory for all."""
 
     def use(worker: Any, name: str) -> tuple[Any, ...]:
-        worker.open(name, **SPEC, repair_scan=scan)
+        worker.open(name, **SPEC)
         done = worker.turn(name, words(300, seed=int(name[1:])), max_tokens=8)
         repaired = worker.repair(name, text="which")
-        assert repaired.report.scan == scan
         assert done.retrieval.steps
         assert not done.retrieval.refused
         again = worker.turn(name, words(20), max_tokens=8)
@@ -66,12 +54,10 @@ def test_a_later_session_of_a_long_lived_worker_has_what_the_first_one_had(
     worker = make_worker(**LIMITS, host_cache_bytes=limit)
     for name, before in zip(names, expected, strict=True):
         assert use(worker, name) == before
-        assert worker.engine.sessions[name].indexed_rows is not None
-        assert has_summaries(worker, name)
-        assert held_bytes(worker) == sum(worker.engine.host_cache.used_bytes.values()) <= limit
-    assert worker.engine.sessions["s0"].indexed_rows is None
-    assert not has_summaries(worker, "s0")
-    assert worker.engine.host_cache.evictions["copies"] >= SESSIONS - 1
+        assert worker.engine.sessions[name].host_copy is not None
+        assert held_bytes(worker) == worker.engine.host_cache.used_bytes <= limit
+    assert worker.engine.sessions["s0"].host_copy is None
+    assert worker.engine.host_cache.evictions >= SESSIONS - 1
 
 
 def test_a_session_that_is_released_keeps_nothing(
@@ -81,9 +67,9 @@ def test_a_session_that_is_released_keeps_nothing(
     worker.open("s", **SPEC)
     worker.turn("s", words(300), max_tokens=8)
     cache = worker.engine.host_cache
-    assert all(cache.used_bytes.values())
+    assert cache.used_bytes
     worker.scheduler._loop.call_and_wait(lambda: worker.engine.unload("s")).result(60)
-    assert cache.used_bytes == {"summaries": 0, "copies": 0}
+    assert cache.used_bytes == 0
     assert held_bytes(worker) == 0
 
 

@@ -59,21 +59,20 @@ def test_no_more_tokens_are_chosen_than_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "scan", "match"),
+    ("settings", "match"),
     [
-        ('{"select": "best"}', "", "repair_settings: select"),
-        ('{"before": -1}', "", "repair_settings: before"),
-        ('{"fade_after": 1}', "", "repair_settings: fade_after"),
-        ('{"contrast": -1}', "", "repair_settings: contrast"),
-        ('{"hops": 0}', "", "repair_settings: hops"),
-        ('{"width": 3}', "", "repair_settings: width"),
-        ("", "all", "no repair_scan 'all'; there are exact, bounded, summary, index"),
+        ('{"select": "best"}', "repair_settings: select"),
+        ('{"before": -1}', "repair_settings: before"),
+        ('{"fade_after": 1}', "repair_settings: fade_after"),
+        ('{"contrast": -1}', "repair_settings: contrast"),
+        ('{"hops": 0}', "repair_settings: hops"),
+        ('{"width": 3}', "repair_settings: width"),
     ],
 )
-def test_invalid_settings_are_refused_by_name(settings: str, scan: str, match: str) -> None:
+def test_invalid_settings_are_refused_by_name(settings: str, match: str) -> None:
     with pytest.raises(BadSettings, match=match):
-        build_repair(settings, scan)
+        build_repair(settings)
 
 
 def test_without_settings_the_defaults_are_taken() -> None:
-    assert build_repair("", "") == (RepairKV(), "exact")
+    assert build_repair("") == RepairKV()

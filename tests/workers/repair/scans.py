@@ -3,20 +3,22 @@
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, get_args
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvrecall.domain.session_settings import PageScan
 from kvstore.format.page import PageLayout
-from kvstore.host_cache import HostCache
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.transfers import Transfers
 from workers.primitives.observation import Observed
-from workers.repair.scan.exact import FindAmbiguous, ScanResult, scan
+from workers.repair.scan.keys import CopiedKeys, KeySource, StoredKeys
+from workers.repair.scan.result import ScanResult
+from workers.repair.scan.softmax import Contrast, Signal
+from workers.repair.scan.tokens import scan_tokens
+from workers.retrieval.host_copy import HostCopy
 
 COPIES = Transfers(torch.device("cpu"))
 N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM = 2, 4, 2, 8
@@ -49,13 +51,11 @@ class Given:
 
 
 @contextmanager
-def stored(
-    keys: Tensor, *, page_tokens: int = 8, host_cache_bytes: int = 1 << 30, **options: Any
-) -> Iterator[RowStore]:
+def stored(keys: Tensor, *, page_tokens: int = 8) -> Iterator[RowStore]:
     """A store with keys (and zeros as values) in session "s", all pages written."""
     n_layers, n_kv_heads, _, head_dim = keys.shape
     layout = PageLayout(n_layers, n_kv_heads, head_dim, keys.dtype, "keys", page_tokens)
-    store = RowStore(layout, [RamTier(1 << 30)], host_cache=HostCache(host_cache_bytes), **options)
+    store = RowStore(layout, [RamTier(1 << 30)])
     store.append("s", torch.stack([keys, torch.zeros_like(keys)], 1))
     store.flush("s")
     yield store
@@ -71,48 +71,31 @@ def finished(running: Generator[None, None, ScanResult]) -> ScanResult:
             return result
 
 
+Place = Literal["pages", "copy"]
+PLACES: tuple[Place, ...] = get_args(Place)
+"""Where a scan reads the keys: in stored pages, or in a copy of the rows that it makes itself."""
+
+
+def open_keys(store: RowStore, length: int, place: Place) -> KeySource:
+    """Keys of session "s"."""
+    if place == "pages":
+        return StoredKeys(store, "s", length, COPIES)
+    return CopiedKeys(HostCopy(store.layout, None), store, "s", length, COPIES)
+
+
 def scanned(
     store: RowStore,
     of: Given,
     length: int,
-    mode: PageScan,
-    find_ambiguous: FindAmbiguous | None = None,
+    place: Place = "pages",
+    *,
+    contrast: Contrast | None = None,
     counted: Tensor | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> ScanResult:
-    return finished(
-        scan(
-            store,
-            "s",
-            of.observed,
-            length,
-            mode=mode,
-            counted=counted,
-            find_ambiguous=find_ambiguous or best(1),
-            stop_requested=stop_requested,
-            transfers=COPIES,
-        )
-    )
-
-
-def best(count: int) -> FindAmbiguous:
-    """Tokens that may or may not have the `count` highest scores, ties to the earlier."""
-
-    def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
-        assert (lower <= upper).all()
-        inside = torch.zeros(len(lower), dtype=torch.bool)
-        inside[lower.sort(descending=True, stable=True).indices[:count]] = True
-        if bool(inside.all()):
-            return torch.zeros_like(inside)
-        return (inside & (lower <= upper[~inside].max())) | (
-            ~inside & (upper >= lower[inside].min())
-        )
-
-    return find_ambiguous
-
-
-def chosen(scores: Tensor, count: int) -> list[int]:
-    return scores.sort(descending=True, stable=True).indices[:count].sort().values.tolist()
+    signal = Signal(of.observed, store.layout.n_kv_heads, COPIES.device, contrast)
+    keys = open_keys(store, length, place)
+    return finished(scan_tokens(keys, signal, counted=counted, stop_requested=stop_requested))
 
 
 @st.composite

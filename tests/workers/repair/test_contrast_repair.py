@@ -16,22 +16,23 @@ from workers.primitives.selection import bursts
 from workers.repair.promotion import missing_rows
 
 SIGNAL_SEED = 1
+# Of the host cache: for a copy of the rows, and for none.
+ROOM = (None, 0)
 
 
 def opened(
     make_worker: Callable[..., Any],
     words: Callable[..., str],
-    scan: str = "exact",
+    host_cache_bytes: int | None = None,
     **settings: Any,
 ) -> Any:
     """A worker with a session of 200 words in a budget of 60, with room for 20."""
-    worker = make_worker(block_tokens=64, recent=8)
+    worker = make_worker(block_tokens=64, recent=8, host_cache_bytes=host_cache_bytes)
     worker.open(
         method="snapkv",
         budget=60,
         repair_rows=20,
         repair_settings=json.dumps(settings),
-        repair_scan=scan,
     )
     worker.turn("s", words(200), max_tokens=4)
     return worker
@@ -56,12 +57,12 @@ def attention_of(worker: Any, token_ids: Sequence[int], missing: Tensor) -> Tens
     return total / (len(observed.queries) * observed.queries[0].shape[0])
 
 
-@pytest.mark.parametrize("scan", ["exact", "bounded"])
+@pytest.mark.parametrize("room", ROOM)
 def test_it_promotes_by_the_signals_attention_less_that_of_an_empty_message(
-    scan: str, make_worker: Callable[..., Any], words: Callable[..., str]
+    room: int | None, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Through a worker, against the definition written out."""
-    worker = opened(make_worker, words, scan, select="bursts", before=1, after=3, contrast=0.7)
+    worker = opened(make_worker, words, room, select="bursts", before=1, after=3, contrast=0.7)
     tokenizer: ChatTokenizer = worker.engine.tokenizer
     session = worker.engine.session("s")
     resident = worker.engine.resident("s")
@@ -78,12 +79,12 @@ def test_it_promotes_by_the_signals_attention_less_that_of_an_empty_message(
 
 
 @pytest.mark.parametrize("select", ["spread", "bursts"])
-def test_every_scan_promotes_the_same_rows(
+def test_pages_and_a_copy_promote_the_same_rows(
     select: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     found = [
-        repaired(opened(make_worker, words, scan, select=select, contrast=1), words)
-        for scan in ("exact", "bounded")
+        repaired(opened(make_worker, words, room, select=select, contrast=1), words)
+        for room in ROOM
     ]
     assert found[0] == found[1]
 

@@ -20,12 +20,14 @@ from workers.repair.scan import softmax
 from workers.repair.scan.softmax import Signal
 
 BLOCK = 64
+# Of the host cache: for a copy of the rows, and for none.
+ROOM = (None, 0)
 SPEC: dict[str, Any] = {"method": "snapkv", "budget": 60, "repair_rows": 20}
 
 
 def opened(worker: Any, words: Callable[..., str], **spec: Any) -> Any:
     """A session of 200 words in a budget of 60, with room for 20 in a repair."""
-    worker.open(**{**SPEC, "repair_scan": "exact", **spec})
+    worker.open(**{**SPEC, **spec})
     worker.turn("s", words(200), max_tokens=4)
     return worker.engine.resident("s")
 
@@ -46,14 +48,14 @@ def test_blocks_are_whole_few_and_even(length: int, most: int) -> None:
     assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
 
 
-@pytest.mark.parametrize("mode", ["exact", "bounded"])
+@pytest.mark.parametrize("room", ROOM)
 def test_every_token_of_a_long_signal_counts(
-    mode: str, make_worker: Callable[..., Any], words: Callable[..., str]
+    room: int | None, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Against the published operator written out, over every block's queries."""
-    worker = make_worker(block_tokens=BLOCK, recent=8)
+    worker = make_worker(block_tokens=BLOCK, recent=8, host_cache_bytes=room)
     how = json.dumps({"select": "bursts", "contrast": 0, "before": 1, "after": 3})
-    resident = opened(worker, words, repair_settings=how, repair_scan=mode)
+    resident = opened(worker, words, repair_settings=how)
     engine = worker.engine
     session = resident.session
     signal = engine.tokenizer.encode(words(150, seed=5))
@@ -180,9 +182,9 @@ def test_half_of_a_deadline_is_left_for_the_scan(
     assert len(report.promoted) == 20
 
 
-@pytest.mark.parametrize("mode", ["exact", "bounded", "summary"])
+@pytest.mark.parametrize("room", ROOM)
 def test_memory_is_bounded_by_comparing_a_long_signal_with_fewer_rows(
-    mode: str,
+    room: int | None,
     make_worker: Callable[..., Any],
     words: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
@@ -190,8 +192,8 @@ def test_memory_is_bounded_by_comparing_a_long_signal_with_fewer_rows(
     found = []
     for limit in (softmax._MAX_LOGITS, 1 << 14):
         monkeypatch.setattr(softmax, "_MAX_LOGITS", limit)
-        worker = make_worker(block_tokens=BLOCK, recent=8)
-        opened(worker, words, repair_scan=mode)
+        worker = make_worker(block_tokens=BLOCK, recent=8, host_cache_bytes=room)
+        opened(worker, words)
         found.append(list(worker.repair("s", text=words(150, seed=5)).report.promoted))
     assert found[0] == found[1]
 

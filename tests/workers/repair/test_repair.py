@@ -1,7 +1,7 @@
 """A repair promotes the rows that a signal attends to, leaves no trace of it, and may stop at any moment."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from threading import Event
 from typing import Any
@@ -18,6 +18,7 @@ from workers.primitives.scoring import attention
 from workers.primitives.selection import bursts
 from workers.repair.promotion import demote_promoted, missing_rows
 from workers.repair.repair import run_repair
+from workers.repair.scan import keys
 
 
 def test_restoring_everything_equals_the_full_cache(
@@ -163,7 +164,6 @@ def opened(
         budget=60,
         repair_rows=20,
         repair_settings=json.dumps(settings),
-        repair_scan="exact",
         options=options,
     )
     worker.turn("s", words(200), max_tokens=4)
@@ -276,7 +276,7 @@ def test_a_repair_that_stops_early_promotes_the_best_rows_so_far(
     looks: int, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=64, recent=8)
-    worker.open(method="snapkv", budget=60, repair_rows=20, repair_scan="exact")
+    worker.open(method="snapkv", budget=60, repair_rows=20)
     worker.turn("s", words(700), max_tokens=4)
     before = worker.memory()
     calls: list[None] = []
@@ -331,26 +331,32 @@ def test_a_repair_ends_at_the_sessions_deadline(
     assert own.truncated == truncated
 
 
+@pytest.mark.parametrize("room", [None, 0])
 def test_a_turn_cancelled_in_its_own_repair_has_no_effect(
-    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    room: int | None,
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker = make_worker(block_tokens=64, recent=8)
+    """While its rows are copied to host memory, or while pages are read without room for a copy."""
+    worker = make_worker(block_tokens=64, recent=8, host_cache_bytes=room)
     spec = {"method": "snapkv", "budget": 60, "repair_rows": 20}
     worker.open(**spec)
     state = worker.turn("s", words(300), max_tokens=4).state
     undisturbed = worker.turn("s", words(9, seed=1), repair=True)
     worker.open(state=state, **spec)
-    reads = list[int]()
-    read_keys = worker.engine.store.read_keys
+    reads = list[None]()
+    where, name = (worker.engine.store, "read_keys") if room == 0 else (keys, "copy_rows")
+    read = getattr(where, name)
     submitted = Event()
 
-    def cancelled_at_the_first_read(name: str, pages: Sequence[int]) -> Any:
-        reads.append(len(pages))
+    def cancelled_at_the_first_read(*arguments: Any) -> Any:
+        reads.append(None)
         assert submitted.wait(60)
         turn.cancel()
-        return read_keys(name, pages)
+        return read(*arguments)
 
-    monkeypatch.setattr(worker.engine.store, "read_keys", cancelled_at_the_first_read)
+    monkeypatch.setattr(where, name, cancelled_at_the_first_read)
     turn = worker.submit("s", words(9, seed=1), repair=True)
     submitted.set()
     with pytest.raises(CancelledError):

@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from kvstore.format.page import PageLayout
-from kvstore.index.dci_tree import DciTree
+from kvstore.index.dci.tree import DciTree
 from kvstore.index.summaries import KeySummaries
 from workers.cache.active_cache import EMPTY
 from workers.cache.transfers import Transfers
-from workers.retrieval.indexed_rows import IndexedRows
+from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
@@ -28,7 +28,7 @@ CPU = Transfers(torch.device("cpu"))
 
 
 def make_retriever(settings: Retrieval, count: int, layout: PageLayout = LAYOUT) -> Retriever:
-    return Retriever(IndexedRows(layout, settings), settings, count)
+    return Retriever(HostCopy(layout, settings), settings, count)
 
 
 def retriever(length: int, count: int, seed: int = 0) -> Retriever:

@@ -25,10 +25,9 @@ SPECS: dict[str, dict[str, Any]] = {
         "method_settings": '{"window": 8, "pool": 1}',
         "options": json.dumps({"retrieve": '{"share": 0.3, "prompt_tokens": 8}'}),
     },
-    "through the index": {
+    "re-selection and a tree": {
         "method": "loopserve",
         "method_settings": '{"every": 4, "first": 4, "window": 8}',
-        "repair_scan": "index",
         "options": json.dumps({"retrieve": '{"share": 0.3, "index": "tree", "scan": 0.5}'}),
     },
     "all": {

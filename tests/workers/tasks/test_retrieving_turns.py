@@ -171,7 +171,7 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
         done = worker.turn(name, words(90), max_tokens=8)
         assert done.retrieval.steps
         assert not done.retrieval.refused
-    held = [worker.engine.sessions[name].indexed_rows for name in ("s", "t")]
+    held = [worker.engine.sessions[name].host_copy for name in ("s", "t")]
     assert [each is None for each in held] == [True, False]
 
 
@@ -182,9 +182,9 @@ def test_memory_is_freed_with_the_session(
     worker.open("s", budget=64, method="icecache")
     worker.turn("s", words(90), max_tokens=8)
     session = worker.engine.sessions["s"]
-    assert worker.memory("s").retrieval_bytes == session.indexed_rows.nbytes > 0
+    assert worker.memory("s").retrieval_bytes == session.host_copy.nbytes > 0
     worker.open("s", epoch=2, budget=64, method="icecache")
-    assert session.indexed_rows is session.retriever is None
+    assert session.host_copy is session.retriever is None
 
 
 def test_a_stop_string_takes_back_rows_that_could_be_retrieved(
@@ -199,7 +199,7 @@ def test_a_stop_string_takes_back_rows_that_could_be_retrieved(
     worker.open("t", budget=64, method="icecache")
     stopped = worker.turn("t", words(90), max_tokens=40, stop=[stop])
     assert stopped.memory.unsettled < first.memory.unsettled
-    arena = worker.engine.sessions["t"].indexed_rows.arena
+    arena = worker.engine.sessions["t"].host_copy.arena
     assert arena.length <= stopped.memory.length
     again = worker.turn("t", "and then", max_tokens=12)
     worker.open("t", epoch=2, state=stopped.state, budget=64, method="icecache")

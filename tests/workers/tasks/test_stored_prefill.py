@@ -88,7 +88,7 @@ def test_pages_that_were_lost_are_computed_again(
     length = turns[-1].state.length
     before = stored_rows(worker, "s", length)
     lose_page(worker.engine.store, "s", 2)
-    worker.engine.sessions["s"].drop_indexed_rows()  # which has the page's rows, too
+    worker.engine.sessions["s"].drop_host_copy()  # which has the page's rows, too
     with pytest.raises(RowsMissing):
         worker.turn("s", "and then", max_tokens=6)
     log = [logged(*turn) for turn in zip(turns, texts, strict=True)]
@@ -121,7 +121,7 @@ def test_blocks_read_each_row_once_and_without_memory_for_that_the_same_rows_fro
         states.append(stored_rows(worker, "s", done.memory.length))
         if host_cache_bytes is None:
             assert not reads
-            copied = worker.engine.sessions["s"].indexed_rows.copied
+            copied = worker.engine.sessions["s"].host_copy.copied
             blocks = -(-done.memory.length // LIMITS["block_tokens"]) + len(texts)
             assert copied < done.memory.length + PAGE * blocks
     assert reads

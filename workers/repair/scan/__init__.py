@@ -1,1 +1,1 @@
-"""Scans of all stored rows against a signal: exact, bounded, or by page summaries."""
+"""Scans of all of a session's stored keys against a signal, by token or by head."""

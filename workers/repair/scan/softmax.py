@@ -9,6 +9,7 @@ from torch import Tensor
 from workers.primitives.observation import Observed
 from workers.primitives.products import compute_logits
 from workers.primitives.scoring import Reduction, reduce
+from workers.repair.key_chunks import CHUNK_ROWS
 
 # Logits in memory at a time: 128 MiB.
 _MAX_LOGITS = 1 << 25
@@ -57,6 +58,7 @@ class Signal:
         n_heads: Number of query heads.
         n_kv_heads: Number of KV heads.
         first_position: Position of the signal's first token.
+        device: Device of the computation.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Signal:
         self.n_kv_heads = n_kv_heads
         self.groups = len(self._group_tokens)
         self._beta = 0.0 if contrast is None else contrast.beta
+        self.device = device
         self._positions = torch.cat([part.positions for part in given]).to(device)
         self.first_position = min((int(part.positions.min()) for part in given), default=0)
         self._observed = [[queries.to(device) for queries in part.queries] for part in given]
@@ -91,29 +94,31 @@ class Signal:
         """Rows, at most `most`, whose logits in `layers` layers fit into 128 MiB; at least 1."""
         return max(1, min(most, _MAX_LOGITS // (layers * self.n_heads * self.tokens)))
 
-    def logits(self, layer: int, keys: Tensor, queries: slice = slice(None)) -> Tensor:
-        """Logits of a layer's keys `[n_kv_heads, rows, head_dim]`, for some of a KV head's queries.
+    def split_rows(self, length: int, page_tokens: int) -> list[slice]:
+        """Split `length` rows into chunks of whole pages, whose logits fit into memory.
 
-        Returns float32 `[n_kv_heads, q, rows]`.
+        The chunks do not depend on where the keys are, so that neither do the sums over them.
         """
-        return compute_logits(self._of_layer(layer)[:, queries], keys, self._head_dim**-0.5)
+        pages = max(1, self.rows_at_once(CHUNK_ROWS) // page_tokens)
+        firsts = range(0, length, pages * page_tokens)
+        return [slice(first, min(length, first + firsts.step)) for first in firsts]
 
-    def hide_later(
-        self, logits: Tensor, positions: Tensor | int, queries: slice = slice(None)
-    ) -> None:
+    def logits(self, layer: int, keys: Tensor) -> Tensor:
+        """Logits of a layer's keys `[n_kv_heads, rows, head_dim]`: `[n_kv_heads, group * t, rows]`."""
+        return compute_logits(self._of_layer(layer), keys, self._head_dim**-0.5)
+
+    def hide_later(self, logits: Tensor, first: int) -> None:
         """Set the logits of rows after their queries to -inf, for queries that are rows.
 
-        logits: `[..., q, rows]`, of the `queries` among all of a KV head. positions: of the rows,
-        int64 `[rows]` or `[n_kv_heads, rows]`; or of the first of consecutive rows.
+        logits: `[..., group * t, rows]` of consecutive rows, of which `first` is the first position.
         """
-        if isinstance(positions, int):
-            # Only the last rows can be after a query.
-            skipped = max(0, self.first_position - positions)
-            logits = logits[..., skipped:]
-            first = positions + skipped
-            positions = torch.arange(first, first + logits.shape[-1], device=logits.device)
-        asked = self._positions.repeat(self.n_heads // self.n_kv_heads)[queries]
-        logits.masked_fill_(positions[..., None, :] > asked[:, None], -torch.inf)
+        # Only the last rows can be after a query.
+        skipped = max(0, self.first_position - first)
+        logits = logits[..., skipped:]
+        first += skipped
+        positions = torch.arange(first, first + logits.shape[-1], device=logits.device)
+        asked = self._positions.repeat(self.n_heads // self.n_kv_heads)
+        logits.masked_fill_(positions > asked[:, None], -torch.inf)
 
     def attention(
         self, weights: Tensor, counted: Tensor | None, *, logarithms: bool = False
@@ -140,10 +145,6 @@ class Signal:
         by_query_head = torch.stack([reduce(part, reduction.tokens, 2) for part in parts])
         return reduce(by_query_head, reduction.group, 2)
 
-    def signal_attention(self, attention: Tensor) -> Tensor:
-        """The largest attention of a part of the signal, from the groups' `[groups, ...]`."""
-        return attention[: self._parts].amax(0)
-
     def contrast(self, attention: Tensor) -> Tensor:
         """Scores from the groups' attention `[groups, ...]`: float32 `[...]`, 0 or more.
 
@@ -152,36 +153,11 @@ class Signal:
         attend to is nothing that one of them asks for. Without a contrast it is the signal's
         attention itself.
         """
-        return self.contrast_bounds(attention, attention)[0]
-
-    def contrast_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds on the scores from those on the groups' attention."""
         if self.groups == 1:
-            return lower[0], upper[0]
-        low = self._stand_out(lower, upper) - self._beta * upper[-1]
-        high = self._stand_out(upper, lower) - self._beta * lower[-1]
-        return low.clamp_min(0), high.clamp_min(0)
-
-    def _stand_out(self, part: Tensor, others: Tensor) -> Tensor:
-        """The largest attention of a part less the mean over the parts; the rest is in `others`."""
-        if self._parts == 1:
-            return part[0]
-        part, others = part[: self._parts], others[: self._parts]
-        rest = others.sum(0) - others
-        return (part - (part + rest) / self._parts).amax(0)
-
-    def query_influence(self, weights: Tensor) -> Tensor:
-        """Largest change of the scores of rows per relative error of each query's normaliser.
-
-        weights: `[n_kv_heads, group * t, rows]`. Returns float32 `[n_kv_heads, group * t, 1]`. A
-        query counts where it is the one of its head and group that attends most to a row.
-        """
-        factors = [1.0] * self._parts + [self._beta] * (self.groups - self._parts)
-        parts = [
-            (part * (part == part.amax(2, keepdim=True))).amax(-1) * factor
-            for part, factor in zip(self._split(weights), factors, strict=True)
-        ]
-        return torch.cat(parts, dim=2).view(len(weights), -1, 1)
+            return attention[0]
+        parts = attention[: self._parts]
+        signal = parts[0] if self._parts == 1 else (parts - parts.sum(0) / self._parts).amax(0)
+        return (signal - self._beta * attention[-1]).clamp_min(0)
 
     def _of_layer(self, layer: int) -> Tensor:
         """Queries of a layer as they were observed, `[n_kv_heads, group * t, head_dim]`."""

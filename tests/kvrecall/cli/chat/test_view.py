@@ -40,8 +40,6 @@ TRUNCATED = Repair(
     hops=1,
     bytes_read=0,
     in_pause=False,
-    scan="exact",
-    searched_share=1.0,
 )
 COMPLETE = replace(
     TRUNCATED,

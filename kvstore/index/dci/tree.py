@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from kvstore.errors import RowRangeError
 from kvstore.format.page import PageLayout
-from kvstore.index.dci_levels import Level, Nodes, build_levels, level_bytes, node_ends
-from kvstore.index.dci_settings import DciSettings
+from kvstore.index.dci.levels import Level, Nodes, build_levels, level_bytes, node_ends
+from kvstore.index.dci.settings import DciSettings
 
 # Weight of the standard deviation of a node's logits beside their mean.
 _DEVIATIONS = 1.5

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvstore.index.arrays import append_behind, grown_bytes
-from kvstore.index.dci_settings import DciSettings
+from kvstore.index.dci.settings import DciSettings
 
 # Numbers of a matrix of distances that is computed at once.
 _CHUNK = 1 << 22

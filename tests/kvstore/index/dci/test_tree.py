@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kvstore.errors import IndexSettingsError
 from kvstore.format.page import PageLayout
-from kvstore.index.dci_levels import assign, build_levels, lift, promote
-from kvstore.index.dci_settings import PAPER, DciSettings
-from kvstore.index.dci_tree import DciTree, descend, interleave
+from kvstore.index.dci.levels import assign, build_levels, lift, promote
+from kvstore.index.dci.settings import PAPER, DciSettings
+from kvstore.index.dci.tree import DciTree, descend, interleave
 from tests.kvstore.index.key_sets import KeySet
 
 SMALL = DciSettings(scan_floor=0)
@@ -122,7 +122,7 @@ def test_the_settings_find_more_than_the_papers(real_keys: KeySet) -> None:
 
 def test_upper_levels_lose_little(real_keys: KeySet, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = recall(SMALL, real_keys)
-    monkeypatch.setattr("kvstore.index.dci_tree._FLAT", 16)
+    monkeypatch.setattr("kvstore.index.dci.tree._FLAT", 16)
     descended = recall(replace(SMALL, promotion=(1 / 16, 1 / 5)), real_keys)
     assert flat - 0.1 < descended <= flat
 

@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.index.arena import RowArena
 from tests.workers.drive import drive
-from workers.generation.indexed_rows import fill_rows
-from workers.retrieval.indexed_rows import IndexedRows
+from workers.generation.host_copy import fill_host_copy
+from workers.retrieval.host_copy import HostCopy
 
 
 def test_memory_is_taken_before_the_rows_are_copied(
@@ -32,12 +32,12 @@ def test_memory_is_taken_before_the_rows_are_copied(
     sessions = [engine.session(name) for name in ("s", "t")]
     for session in sessions:
         engine.host_cache.pin(session.name)  # as in a turn: what it holds stays
-    first, second = (fill_rows(engine, engine.swap_in(session)) for session in sessions)
+    first, second = (fill_host_copy(engine, engine.swap_in(session)) for session in sessions)
     step = next(first)
     while isinstance(step, Future):
         step.result()
         step = next(first)
-    rows = sessions[0].indexed_rows
+    rows = sessions[0].host_copy
     assert rows.arena.length < sessions[0].length, "it is not filled yet"
     assert drive(second)[0] is None, "the other session took the same memory"
 
@@ -55,12 +55,12 @@ def test_memory_is_taken_for_the_index_too(
     length = worker.turn("s", words(400), generate=False).memory.length
     layout, settings = worker.engine.store.layout, worker.engine.session("s").config.retrieval
     rows_alone = RowArena.bytes_for(layout, length)
-    for limit in (rows_alone, IndexedRows.bytes_for(layout, settings, length)):
+    for limit in (rows_alone, HostCopy.bytes_for(layout, settings, length)):
         worker = make_worker(host_cache_bytes=limit, **limits)
         worker.open("s", method="snapkv", budget=64, **options)
         worker.turn("s", words(400), generate=False)
         session = worker.engine.session("s")
-        filling = fill_rows(worker.engine, worker.engine.swap_in(session))
+        filling = fill_host_copy(worker.engine, worker.engine.swap_in(session))
         held.append(drive(filling)[0])
     assert held[0] is None
     assert held[1] is not None

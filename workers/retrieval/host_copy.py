@@ -1,4 +1,4 @@
-"""A session's rows in host memory, and where they are many an index over each layer's keys."""
+"""A copy of a session's rows in host memory, and for retrieval an index over each layer's keys."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,16 +11,18 @@ from kvstore.index.summaries import KeySummaries
 from workers.retrieval.settings import Retrieval
 
 
-class IndexedRows:
-    """The rows of one session that its steps retrieve and its repairs search, by one copy of them.
+class HostCopy:
+    """One copy of a session's rows: for its retrieval, prompts, repairs and re-selections.
 
     Attributes:
+        layout: Shape of the rows.
         arena: The rows.
         copied: Rows that were copied into it so far, those that were dropped again included.
     """
 
-    def __init__(self, layout: PageLayout, settings: Retrieval) -> None:
-        """Begin without rows; layout: of the store's rows; settings: which index there is."""
+    def __init__(self, layout: PageLayout, settings: Retrieval | None) -> None:
+        """Begin without rows; settings: of the index; None: there is none, however many rows."""
+        self.layout = layout
         self.arena = RowArena(layout)
         self.copied = 0
         self._settings = settings
@@ -32,9 +34,10 @@ class IndexedRows:
         return self.arena.nbytes + sum(each.nbytes for each in self._indexes if each is not None)
 
     @staticmethod
-    def bytes_for(layout: PageLayout, settings: Retrieval, length: int) -> int:
+    def bytes_for(layout: PageLayout, settings: Retrieval | None, length: int) -> int:
         """Most bytes of so many rows per KV head and their indexes."""
-        return RowArena.bytes_for(layout, length) + settings.index_bytes(layout, length)
+        index_bytes = 0 if settings is None else settings.index_bytes(layout, length)
+        return RowArena.bytes_for(layout, length) + index_bytes
 
     def append(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Append rows, as `RowArena.append`; they are searched from the next `index_rows` on."""
@@ -50,6 +53,8 @@ class IndexedRows:
 
     def index_rows(self) -> Iterator[None]:
         """Index the arena's rows, if the settings say so for so many; yields after each layer."""
+        if self._settings is None:
+            return
         for layer in range(len(self._indexes)):
             index = self._settings.create_index(self.arena.length)
             if index is None:

@@ -1,0 +1,99 @@
+"""Sources of a session's keys: its stored pages, or the copy of its rows in host memory."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvstore.format.page import PageLayout
+from kvstore.sessions.gather import ReadKeys
+from workers.cache.transfers import Transfers
+from workers.engine.activation import RowSource
+from workers.generation.host_copy import copy_rows
+from workers.retrieval.host_copy import HostCopy
+
+
+class PageSource(Protocol):
+    """A source of a session's pages: `kvstore.store.RowStore`, or one with the same methods."""
+
+    @property
+    def layout(self) -> PageLayout:
+        """Shape of a page."""
+        ...
+
+    def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
+        """Read the keys of pages by index."""
+        ...
+
+
+class KeySource(Protocol):
+    """The keys of a session's first `length` tokens, read in chunks of whole pages.
+
+    Attributes:
+        length: Number of tokens.
+        page_tokens: Tokens of a page.
+        bytes_read: Bytes of stored rows, keys and values, that were read so far.
+    """
+
+    length: int
+    page_tokens: int
+    bytes_read: int
+
+    def read(self, rows: slice) -> Sequence[Tensor]:
+        """Read consecutive rows, which begin with a page.
+
+        Returns per layer `[n_kv_heads, rows, head_dim]` on the device. Raises the errors of the
+        store.
+        """
+        ...
+
+
+class StoredKeys:
+    """Keys in the pages of the row store, each read as often as it is asked for."""
+
+    def __init__(self, store: PageSource, name: str, length: int, transfers: Transfers) -> None:
+        """Address the pages of session `name`; nothing is read."""
+        self.length = length
+        self.page_tokens = store.layout.page_tokens
+        self.bytes_read = 0
+        self._store = store
+        self._name = name
+        self._transfers = transfers
+
+    def read(self, rows: slice) -> Sequence[Tensor]:
+        """Read the pages of the rows from the tiers."""
+        pages = range(rows.start // self.page_tokens, -(-rows.stop // self.page_tokens))
+        found = self._store.read_keys(self._name, pages)
+        self.bytes_read += found.bytes_read
+        joined = torch.cat(found.keys, dim=2)[:, :, : rows.stop - rows.start]
+        (keys,) = self._transfers.to_device([joined])
+        return list(keys)
+
+
+class CopiedKeys:
+    """Keys in the copy of the session's rows in host memory.
+
+    Rows that the copy does not have yet are copied from `store` when they are first read.
+    """
+
+    def __init__(
+        self, copy: HostCopy, store: RowSource, name: str, length: int, transfers: Transfers
+    ) -> None:
+        """Read the rows of session `name` from its copy; nothing is copied yet."""
+        self.length = length
+        self.page_tokens = copy.layout.page_tokens
+        self.bytes_read = 0
+        self._copy = copy
+        self._store = store
+        self._name = name
+        self._transfers = transfers
+
+    def read(self, rows: slice) -> Sequence[Tensor]:
+        """Read the rows from the copy."""
+        copy = self._copy
+        before = copy.copied
+        copy_rows(copy, self._store, self._name, rows.stop)
+        self.bytes_read += (copy.copied - before) * copy.layout.token_bytes
+        layers = range(copy.layout.n_layers)
+        return self._transfers.to_device([copy.arena.keys(layer)[:, rows] for layer in layers])
