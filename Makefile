@@ -78,7 +78,7 @@ clients: $(VENV)/.test
 # report of the counts; shorter: `make faults FAULTS=50 SEED=7`. Rounds that are done are not run
 # again: after an interruption the same command goes on.
 faults: $(VENV)/.test
-	$(BIN)/python -m benchmarks.faults --faults $(FAULTS) --seed $(SEED)
+	$(BIN)/python -m faults --faults $(FAULTS) --seed $(SEED)
 
 # Adversarial requests to all doors for some minutes, beside a tenant whose answers stay right. Findings, with the
 # requests that show them, are in runs/fuzz/SEED.
@@ -87,7 +87,7 @@ fuzz: $(VENV)/.test
 
 # Breaks the code on purpose, in copies of the tree: the fault suite has to notice each time.
 faults-can-fail: $(VENV)/.test
-	$(BIN)/python -m benchmarks.faults.can_fail
+	$(BIN)/python -m faults.can_fail
 
 # The console's vendored files out of npm's tarballs; a test compares their hashes.
 vendor: $(VENV)/.test

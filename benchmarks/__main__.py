@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.benchmark import RESULTS, BadOptions, Benchmark, Measured
 from benchmarks.options import add_options, read_plan
-from kvrecall.reporting.results import Row, build_results
+from kvrecall_server.reporting.results import Row, build_results
 
 # Modules that have a `BENCHMARK`. They are imported one at a time: some take seconds.
 MODULES = {

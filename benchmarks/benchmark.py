@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 RESULTS = Path(__file__).parent / "results"
 PlanT = TypeVar("PlanT")

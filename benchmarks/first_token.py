@@ -21,7 +21,7 @@ from benchmarks.settling import open_engine
 from evals.replay_session import run_steps
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 from reference.conversation import generate
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession

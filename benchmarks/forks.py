@@ -24,15 +24,15 @@ from typing import Any
 
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
-from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.app.local_service import build_service
-from kvrecall.app.models import REFERENCE_NAME
-from kvrecall.app.settings import Settings
 from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.reporting.results import Row, bootstrap, quality_row, speed_row
+from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local_service import build_service
+from kvrecall_server.app.models import REFERENCE_NAME
+from kvrecall_server.app.settings import Settings
+from kvrecall_server.reporting.results import Row, bootstrap, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
 from services.forks import ForkRequest

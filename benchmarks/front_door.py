@@ -33,8 +33,6 @@ import numpy as np
 import psutil
 
 from benchmarks.benchmark import Benchmark, Measured
-from benchmarks.faults.rig.processes import QUIET
-from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.front_door_load import (
     SLOW_OR_BROKEN,
     Caller,
@@ -43,9 +41,11 @@ from benchmarks.front_door_load import (
     send_almost_all,
 )
 from benchmarks.options import option
-from kvrecall.app.local_server import PROGRAM, launch
-from kvrecall.app.models import REFERENCE
-from kvrecall.reporting.results import Row, speed_row
+from faults.rig.processes import QUIET
+from faults.rig.redis_process import RedisProcess, running
+from kvrecall_server.app.local_server import PROGRAM, launch
+from kvrecall_server.app.models import REFERENCE
+from kvrecall_server.reporting.results import Row, speed_row
 from reference import MODEL_PATH
 
 ECHO = "bare FastAPI echo"

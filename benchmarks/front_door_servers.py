@@ -2,7 +2,7 @@
 
 `python -m benchmarks.front_door_servers echo|stub` serves on a free port and ends with its input.
 The gateway is the one of `kvrecall gateway`, with its limits and its access log, over a worker that
-computes nothing (`kvrecall.testing.StubWorker`). The echo is a FastAPI application with one route,
+computes nothing (`kvrecall_server.testing.StubWorker`). The echo is a FastAPI application with one route,
 on the same server without any limits, middleware or log, whose response has the fields of a
 session. Settings come from the environment, as everywhere.
 """
@@ -16,11 +16,11 @@ import uvicorn
 from fastapi import FastAPI
 from rich.console import Console
 
-from kvrecall.app.access import build_access
-from kvrecall.app.catalog import open_catalog
-from kvrecall.app.run import LISTENING, run_service, set_up_process
-from kvrecall.app.settings import Settings
-from kvrecall.testing import StubWorker
+from kvrecall_server.app.access import build_access
+from kvrecall_server.app.catalog import open_catalog
+from kvrecall_server.app.run import LISTENING, run_service, set_up_process
+from kvrecall_server.app.settings import Settings
+from kvrecall_server.testing import StubWorker
 from services.service import SessionService
 
 # As many bytes as the gateway's response about a new session.
@@ -80,7 +80,7 @@ async def serve_echo(settings: Settings) -> None:
         return {"members": len(body), **FIELDS}
 
     with socket.create_server(("127.0.0.1", settings.port)) as listener:
-        # As in kvrecall.app.run: the second part of a response would wait for a delayed ACK.
+        # As in kvrecall_server.app.run: the second part of a response would wait for a delayed ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
         print(f"{LISTENING}http://127.0.0.1:{listener.getsockname()[1]}", flush=True)

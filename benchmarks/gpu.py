@@ -27,9 +27,9 @@ from benchmarks.subjects import copy_plain
 from benchmarks.throughput import describe_model, load, speed_rows
 from benchmarks.tiers.benchmark import SHAPES, TIERS, compare_subjects
 from benchmarks.tiers.subjects import Pages
-from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.reporting.results import Row
+from kvrecall_server.app.wiring import build_store
+from kvrecall_server.reporting.results import Row
 from kvstore.format.buffers import empty_rows
 from workers.cache.active_cache import KVShape
 from workers.engine.engine import Engine, Parts

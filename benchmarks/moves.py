@@ -18,15 +18,15 @@ from statistics import median
 from typing import Any
 
 from benchmarks.benchmark import Benchmark, Measured
-from benchmarks.faults.rig.ports import free_port
-from benchmarks.faults.rig.processes import ServerProcess
-from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.forks import split_turns
 from benchmarks.options import option
-from kvrecall.app.models import REFERENCE, REFERENCE_NAME
+from faults.rig.ports import free_port
+from faults.rig.processes import ServerProcess
+from faults.rig.redis_process import RedisProcess, running
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.app.models import REFERENCE, REFERENCE_NAME
+from kvrecall_server.reporting.results import Row, speed_row
 from reference.conversation import Conversation, generate
 
 QUESTION = "What did I tell you first?"

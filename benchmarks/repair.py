@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.repair_keys import SINKS, ReferenceKeys, SyntheticKeys
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.app.wiring import build_store
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.cache.active_cache import KVShape

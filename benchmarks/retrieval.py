@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.subjects import clock
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
 from workers.retrieval.host_copy import HostCopy

@@ -23,9 +23,9 @@ from benchmarks.options import option
 from evals.codecs import RAW, store_settings
 from evals.harness import load
 from evals.replay_session import run_steps
-from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.reporting.results import Row, bootstrap, quality_row, speed_row
+from kvrecall_server.app.wiring import build_store
+from kvrecall_server.reporting.results import Row, bootstrap, quality_row, speed_row
 from reference.conversation import Exchange, generate
 from workers.engine.engine import Engine, Parts
 from workers.engine.session import ResidentSession

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.app.wiring import build_store
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel

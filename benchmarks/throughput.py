@@ -35,7 +35,7 @@ from benchmarks.subjects import (
     transformers_batch_speed,
     without_end_of_turn,
 )
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.engine.settings import WorkerSettings

@@ -14,7 +14,7 @@ import torch
 from evals.errors import BadCodec
 from evals.suite import Record
 from evals.summary import Key, difference_row, group_by, mean, values_by_key
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.codec import Codec, payload_bytes
 from kvstore.format.page import HEADER_BYTES, PageLayout
 from kvstore.settings import CodecName, StoreSettings

@@ -1,6 +1,6 @@
 """Errors of the quality suites. The command line shows the message as one line and exits."""
 
-from kvrecall.app.errors import CliError
+from kvrecall_server.app.errors import CliError
 
 
 class EvalError(CliError):

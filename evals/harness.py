@@ -19,13 +19,13 @@ import torch
 
 from evals.codecs import RAW, store_settings
 from evals.configs import RunConfig, budget_rows
-from kvrecall.app import calibration
-from kvrecall.app.models import resolve_model
-from kvrecall.app.wiring import build_store
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import Utterance, join_text, side_of_message
 from kvrecall.protocol.convert import chat_to_wire, message_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.app import calibration
+from kvrecall_server.app.models import resolve_model
+from kvrecall_server.app.wiring import build_store
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts

@@ -21,7 +21,7 @@ _COMPUTES = (
     "reference",
     "kvrecall.domain.episodes",
     "kvrecall.domain.utterances",
-    "kvrecall.replay.formats",
+    "kvrecall_server.replay.formats",
     "evals.codecs",
     "evals.compressed",
     "evals.conditions",

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evals.errors import BadDataFile
-from kvrecall.replay.formats import read_recordings
-from kvrecall.replay.recording import Recording
+from kvrecall_server.replay.formats import read_recordings
+from kvrecall_server.replay.recording import Recording
 
 _SUFFIXES = (".json", ".jsonl", ".traj")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from evals.errors import BadCommand
-from kvrecall.reporting.results import read_results
+from kvrecall_server.reporting.results import read_results
 
 # Options with a file or folder of recordings: a result file has its name alone.
 _RECORDINGS = ("--data", "--result-data")
@@ -68,7 +68,7 @@ def _find(name: str, folder: Path) -> Path:
 
 def run_eval(arguments: Sequence[str]) -> None:
     """Run `kvrecall eval` in a process of its own. Raises subprocess.CalledProcessError."""
-    subprocess.run([sys.executable, "-m", "kvrecall.cli", "eval", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "kvrecall_server.cli", "eval", *arguments], check=True)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from evals.codecs import RAW, store_settings
 from evals.harness import Message, load
-from kvrecall.app.wiring import build_store
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.app.wiring import build_store
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts

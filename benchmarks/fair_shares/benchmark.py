@@ -25,12 +25,12 @@ import numpy as np
 
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.fair_shares.flood import MODEL
-from benchmarks.faults.rig.metrics import sum_metrics
-from benchmarks.faults.rig.processes import QUIET
 from benchmarks.options import option
-from kvrecall.app.local_server import STOP_SECONDS, launch
-from kvrecall.app.models import REFERENCE
-from kvrecall.reporting.results import Row, speed_row
+from faults.rig.metrics import sum_metrics
+from faults.rig.processes import QUIET
+from kvrecall_server.app.local_server import STOP_SECONDS, launch
+from kvrecall_server.app.models import REFERENCE
+from kvrecall_server.reporting.results import Row, speed_row
 from reference import MODEL_PATH
 
 QUIET_WINDOW = "quiet"

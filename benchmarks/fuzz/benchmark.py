@@ -16,7 +16,7 @@ from benchmarks.fuzz.run import DOORS, Plan, open_door, open_rig, run
 from benchmarks.fuzz.service import running_service
 from benchmarks.fuzz.world import World
 from benchmarks.options import option
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 
 @dataclass(frozen=True)

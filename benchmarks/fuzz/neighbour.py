@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.load.openai_api import read_text
-from benchmarks.faults.load.scripts import get_chatter, get_question
 from benchmarks.fuzz.cleaning import delete_all
 from benchmarks.fuzz.findings import Findings, Problem
 from benchmarks.fuzz.replies import SECONDS
+from faults.load.openai_api import read_text
+from faults.load.scripts import get_chatter, get_question
 
 Json = dict[str, Any]
 DOOR = "neighbour"

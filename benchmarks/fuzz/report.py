@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.fuzz.findings import Findings
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 
 def build_rows(findings: Findings) -> list[Row]:

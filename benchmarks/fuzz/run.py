@@ -11,9 +11,6 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.faults.rig.processes import QUIET
-from benchmarks.faults.rig.setups import Rig
-from benchmarks.faults.rig.zygote import Zygote
 from benchmarks.fuzz import neighbour
 from benchmarks.fuzz.attack import attack
 from benchmarks.fuzz.cases.http_requests import ROUTES, http_requests
@@ -30,6 +27,9 @@ from benchmarks.fuzz.replies import Checker
 from benchmarks.fuzz.service import ANN, MALLORY, WIRE_TOKEN, Service, running_service
 from benchmarks.fuzz.watch import Watch
 from benchmarks.fuzz.world import World
+from faults.rig.processes import QUIET
+from faults.rig.setups import Rig
+from faults.rig.zygote import Zygote
 from kvrecall.protocol.sessions_v1 import sessions_pb2
 from kvrecall.protocol.v1 import TOKEN_KEY, worker_pb2
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.faults.rig.ports import free_port
-from benchmarks.faults.rig.setups import Rig, Setup, files_only
-from kvrecall.app.access import open_keys, require_pepper
-from kvrecall.app.settings import Settings
+from faults.rig.ports import free_port
+from faults.rig.setups import Rig, Setup, files_only
+from kvrecall_server.app.access import open_keys, require_pepper
+from kvrecall_server.app.settings import Settings
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope
 from services.catalog.api_keys import KeyRecord

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.faults.checks.latency import Prober, slow_health_checks
 from benchmarks.fuzz.findings import Findings, Problem
 from benchmarks.fuzz.service import OPERATOR, Service
+from faults.checks.latency import Prober, slow_health_checks
 
 DOOR = "processes"
 UP = "kvrecall_worker_up"

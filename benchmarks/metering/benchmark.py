@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.metering.mixture import measure as send
 from benchmarks.options import option
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 
 @dataclass(frozen=True)

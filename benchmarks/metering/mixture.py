@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faults.rig.metrics import sum_metrics
+from faults.rig.metrics import sum_metrics
 
 TEXT = "the harbour keeps its old lamps burning while ships wait for morning tides and bread"
 WORDS = TEXT.split()

@@ -28,7 +28,7 @@ from benchmarks.peers.plan import Plan
 from benchmarks.peers.subjects.base import ROOT
 from benchmarks.peers.subjects.registry import FULL, KEPT, Build, Setting, list_peers
 from evals.languages.choice import get_language
-from kvrecall.app.models import find_gguf, resolve_model
+from kvrecall_server.app.models import find_gguf, resolve_model
 from workers.model.tokenizer import load_tokenizer
 
 RUNS = ROOT / "runs" / "peers"

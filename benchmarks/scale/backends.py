@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from benchmarks.faults.rig.redis_groups import Shards
-from benchmarks.faults.rig.redis_process import RedisProcess, running
-from kvrecall.app.catalog import open_catalog
-from kvrecall.app.settings import Settings
+from faults.rig.redis_groups import Shards
+from faults.rig.redis_process import RedisProcess, running
+from kvrecall_server.app.catalog import open_catalog
+from kvrecall_server.app.settings import Settings
 from services.catalog.base import Catalog
 
 _SETTLE_SECONDS = 1.0

@@ -26,7 +26,7 @@ from benchmarks.scale.backends import Backend
 from benchmarks.scale.gateways import Sizes, gateways
 from benchmarks.scale.rows import StoredRows, measure_start
 from benchmarks.scale.workers import simulated_workers
-from kvrecall.reporting.results import Row, read_results
+from kvrecall_server.reporting.results import Row, read_results
 
 BACKENDS: dict[str, Callable[[Path], AbstractContextManager[Backend]]] = {
     "sqlite": backends.sqlite,

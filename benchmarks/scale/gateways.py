@@ -15,7 +15,6 @@ from benchmarks.scale.histories import (
     build_unknown,
 )
 from benchmarks.scale.memory import traced
-from kvrecall.app.redis import redis_client
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
@@ -23,7 +22,8 @@ from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_request import CreateSession, resolve_settings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.app.redis import redis_client
+from kvrecall_server.reporting.results import Row, speed_row
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit
 from services.cluster.pool import WorkerPool

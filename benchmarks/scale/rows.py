@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.scale.memory import traced
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.codec import encode_page
 from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page import (

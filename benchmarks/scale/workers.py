@@ -16,12 +16,12 @@ from typing import Any, cast
 
 from google.protobuf.empty_pb2 import Empty
 
-from kvrecall.app.redis import redis_client
 from kvrecall.domain.errors import WorkerRefused
 from kvrecall.protocol import PROTOCOL_VERSION, calls
 from kvrecall.protocol.calls import Call
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.testing import StubWorker
+from kvrecall_server.app.redis import redis_client
+from kvrecall_server.testing import StubWorker
 from workers.errors import WorkerError
 from workers.metrics.catalogue import create_metrics
 from workers.rpc.registration import Registration

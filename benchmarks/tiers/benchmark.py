@@ -33,7 +33,7 @@ from benchmarks.tiers.subjects import (
     empty_folder,
     redis_server,
 )
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier

@@ -12,7 +12,7 @@ import google_crc32c
 import numpy as np
 import torch
 
-from benchmarks.faults.rig.redis_process import RedisProcess, running
+from faults.rig.redis_process import RedisProcess, running
 from kvstore.format.codec import decode_page, encode_page
 from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header
 from kvstore.store import RowStore

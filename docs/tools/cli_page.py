@@ -24,8 +24,8 @@ def build() -> str:
 
 def load_app() -> typer.Typer:
     """The Typer application, of the package or of its module of commands."""
-    package = import_module("kvrecall.cli")
-    app = getattr(package, "app", None) or import_module("kvrecall.cli.commands").app
+    package = import_module("kvrecall_server.cli")
+    app = getattr(package, "app", None) or import_module("kvrecall_server.cli.commands").app
     assert isinstance(app, typer.Typer)
     return app
 

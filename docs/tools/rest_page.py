@@ -32,9 +32,9 @@ def describe_api(root: Path) -> dict[str, Any]:
 
 async def _describe_routes() -> dict[str, Any]:
     from gateway.app import create_app
-    from gateway.settings import GatewaySettings
+    from gateway.http.settings import GatewaySettings
     from kvrecall.domain.limits import ServiceLimits
-    from kvrecall.testing import open_catalog
+    from kvrecall_server.testing import open_catalog
     from services.cluster.worker_client import Worker
     from services.service import SessionService
 

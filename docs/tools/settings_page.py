@@ -18,7 +18,7 @@ them matter and why.
 
 def build() -> str:
     """The page's text."""
-    from kvrecall.app.settings import Settings
+    from kvrecall_server.app.settings import Settings
 
     prefix = str(Settings.model_config.get("env_prefix"))
     own = {name: f for name, f in Settings.model_fields.items() if not is_nested(f)}

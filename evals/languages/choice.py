@@ -7,7 +7,7 @@ from evals.languages.base import Language
 from evals.languages.english import ENGLISH
 from evals.languages.recorded import with_recorded_talk
 from evals.languages.reference import REFERENCE
-from kvrecall.app.models import is_reference
+from kvrecall_server.app.models import is_reference
 
 
 @cache

@@ -10,7 +10,7 @@ from random import Random
 from evals.errors import BadDataFile
 from evals.languages.base import Language
 from evals.recordings import read_all
-from kvrecall.replay.recording import Message, Recording
+from kvrecall_server.replay.recording import Message, Recording
 
 Exchange = tuple[str, str]
 # Characters of a message, at most: a tool's result may have any number.

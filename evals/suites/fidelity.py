@@ -24,7 +24,7 @@ from evals.summary import group_by, mean_row
 from kvrecall.domain.episodes import rebuild_due
 from kvrecall.domain.utterances import query_text
 from kvrecall.protocol.convert import chat_to_wire, message_from_wire
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 from workers.model.tokenizer import ChatTokenizer
 
 BUDGETS = ("128", "256", "512", "1024")

@@ -19,7 +19,7 @@ from evals.languages.choice import get_language
 from evals.languages.reference import REFERENCE
 from evals.suite import Record, Suite
 from evals.summary import group_by, mean_row, split_cells
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 
 LENGTHS = (1024, 2048, 4096, 8192)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

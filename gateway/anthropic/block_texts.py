@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from gateway.ignored import Tolerance
-from gateway.placeholders import describe, describe_data, describe_url
+from gateway.conversation.ignored import Tolerance
+from gateway.conversation.placeholders import describe, describe_data, describe_url
 from kvrecall.domain.errors import InvalidRequest
 
 Json = Mapping[str, Any]

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from gateway.anthropic.block_texts import TREATMENTS, read_block
-from gateway.conversation_bodies import CallId, Wire
-from gateway.ignored import Tolerance
-from gateway.placeholders import join_pieces
+from gateway.conversation.bodies import CallId, Wire
+from gateway.conversation.ignored import Tolerance
+from gateway.conversation.placeholders import join_pieces
 from gateway.rest.schemas.base import Name
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message, ToolCall

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from pydantic import BaseModel
 
-from gateway.errors import VendorFormat, find_overflow, get_vendor_status
+from gateway.http.errors import VendorFormat, find_overflow, get_vendor_status
 from kvrecall.domain.codes import ErrorCode
 
 _PATH = "/v1/messages/"

@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from gateway.answers import Json
 from gateway.anthropic.errors import to_anthropic_error
-from gateway.openai.usage import build_receipt, count_tokens
-from gateway.pieces import CallPiece, CallProgress
+from gateway.conversation.answers import Json
+from gateway.conversation.pieces import CallPiece, CallProgress
 from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.continuation import Continuation, ReplyPlace
@@ -25,6 +24,7 @@ from services.turn_stream import (
     TurnPlanned,
     TurnProgress,
 )
+from services.usage import build_receipt, count_tokens
 
 _ID = re.compile(r"msg_([0-9A-Za-z]{1,64})_([1-9][0-9]{0,8})_([0-9a-f]{64})", re.ASCII)
 _STOP_REASONS: Mapping[str, str] = {

@@ -7,15 +7,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.answers import read_answer, require_model, respond
 from gateway.anthropic.blocks import PlacedMessage, split_opening
 from gateway.anthropic.messages import PING, MessageEvents, build_message, parse_message_id
 from gateway.anthropic.schemas import MessagesBody, PromptBody
-from gateway.conversation_bodies import begin_answer
-from gateway.directives import read_directives, report_changes
-from gateway.idempotency import Key, get_idempotency_key
-from gateway.settings import GatewaySettings
-from gateway.tenants import Tenant
+from gateway.conversation.answers import read_answer, require_model, respond
+from gateway.conversation.bodies import begin_answer
+from gateway.conversation.directives import read_directives, report_changes
+from gateway.http.idempotency import Key, get_idempotency_key
+from gateway.http.settings import GatewaySettings
+from gateway.http.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest, UnknownMessage, UnknownSession
 from services.conversations.continuation import Continuation, Conversation
 from services.service import SessionService

@@ -9,14 +9,14 @@ from pydantic import ConfigDict, Field
 
 from gateway.anthropic.blocks import Content, PlacedMessage, to_placed_messages
 from gateway.anthropic.tools import ToolWire
-from gateway.conversation_bodies import (
+from gateway.conversation.bodies import (
     MAX_MESSAGES,
     MAX_TOOLS,
     ConversationBody,
     ModelRequest,
     Wire,
 )
-from gateway.ignored import Tolerance
+from gateway.conversation.ignored import Tolerance
 from gateway.rest.schemas.base import JsonObject, Name, StopStrings
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice

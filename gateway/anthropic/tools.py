@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.conversation_bodies import Wire
-from gateway.ignored import IgnoredParts
+from gateway.conversation.bodies import Wire
+from gateway.conversation.ignored import IgnoredParts
 from gateway.rest.schemas.base import JsonObject, Name
 from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody
 from kvrecall.domain.errors import InvalidRequest

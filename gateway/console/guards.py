@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.errors import service_error_response
+from gateway.http.errors import service_error_response
 from kvrecall.domain.errors import ServiceError, WrongHost, WrongOrigin
 
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})

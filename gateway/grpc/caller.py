@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from urllib.parse import unquote
 
-from gateway.middleware import choose_request_id
-from gateway.scopes import Rule, get_rule
+from gateway.http.middleware import choose_request_id
+from gateway.http.scopes import Rule, get_rule
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.protocol.sessions_v1 import REQUEST_ID_KEY, TENANT_KEY
 from services.access.principals import Credentials

@@ -15,8 +15,12 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_status.rpc_status import to_status
 from pydantic import ValidationError
 
-from gateway.authentication import build_rate_headers
-from gateway.errors import (
+from gateway.grpc.caller import get_rule_of_call, read_credentials, read_request_id
+from gateway.grpc.errors import CallRefused, build_status
+from gateway.grpc.servicer import SessionsServicer
+from gateway.grpc.spans import begin_call_span, build_trace_metadata, end_call_span
+from gateway.http.authentication import build_rate_headers
+from gateway.http.errors import (
     RETRY_AFTER_SECONDS,
     build_problem,
     build_violations_problem,
@@ -24,12 +28,8 @@ from gateway.errors import (
     log_unexpected_error,
     to_problem,
 )
-from gateway.grpc.caller import get_rule_of_call, read_credentials, read_request_id
-from gateway.grpc.errors import CallRefused, build_status
-from gateway.grpc.servicer import SessionsServicer
-from gateway.grpc.spans import begin_call_span, build_trace_metadata, end_call_span
+from gateway.http.settings import GatewaySettings
 from gateway.observation.identity import bind_tenant
-from gateway.settings import GatewaySettings
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import Overloaded, ServiceError
 from kvrecall.protocol.sessions_v1 import REQUEST_ID_KEY

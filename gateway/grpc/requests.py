@@ -5,10 +5,10 @@ from typing import Annotated, Any, Protocol
 from google.protobuf.message import Message
 from pydantic import Field
 
-from gateway.errors import build_problem
 from gateway.grpc.convert import read_message
 from gateway.grpc.errors import CallRefused
-from gateway.idempotency import build_idempotency_key
+from gateway.http.errors import build_problem
+from gateway.http.idempotency import build_idempotency_key
 from gateway.rest.schemas.base import Body
 from gateway.rest.schemas.events import CompletedBody, DeltaBody, FailedBody, StartedBody
 from kvrecall.domain.codes import ErrorCode

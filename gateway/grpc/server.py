@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from gateway.grpc.handlers import SERVICE, CallHandlers, CallObserver
 from gateway.grpc.servicer import SessionsServicer
 from gateway.grpc.settings import GrpcSettings
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 from kvrecall.protocol.certificates import CannotBind, bind
 from kvrecall.telemetry.spans import Tracer
 from services.service import SessionService

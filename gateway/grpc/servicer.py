@@ -12,6 +12,7 @@ from gateway.grpc.requests import (
     get_session_id,
     parse_event,
 )
+from gateway.http.sse import read_outcome
 from gateway.rest.schemas.episodes import to_episodes
 from gateway.rest.schemas.events import to_receipt
 from gateway.rest.schemas.memory import to_memory
@@ -27,7 +28,6 @@ from gateway.rest.schemas.sessions import (
 )
 from gateway.rest.schemas.turns import TurnBody, to_logprobs, to_turn
 from gateway.rest.schemas.workers import to_methods, to_worker, to_workers
-from gateway.sse import read_outcome
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState

@@ -5,7 +5,6 @@ from typing import Any
 import structlog
 
 from gateway.observation.identity import hide_foreign
-from gateway.openai.usage import count_tokens
 from kvrecall.domain.events import (
     EpisodesFailed,
     MembersIgnored,
@@ -19,6 +18,7 @@ from kvrecall.domain.events import (
     TurnFinished,
     TurnRetried,
 )
+from services.usage import count_tokens
 
 _DIGITS = 6
 

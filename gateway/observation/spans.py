@@ -11,9 +11,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.http.scopes import get_path
 from gateway.observation.identity import OWN_ID
-from gateway.openai.usage import count_tokens
-from gateway.scopes import get_path
 from kvrecall.domain.events import (
     EpisodesBuilt,
     PagesRebuilt,
@@ -39,6 +38,7 @@ from kvrecall.telemetry.spans import (
     get_error_code,
     using,
 )
+from services.usage import count_tokens
 
 PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})
 """Paths that machines ask for every few seconds: no spans, and no log lines but at debug."""

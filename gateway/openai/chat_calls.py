@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.conversation.pieces import CallPiece, CallProgress
 from gateway.openai.custom_tools import InputGrowth, read_input
-from gateway.pieces import CallPiece, CallProgress
 from kvrecall.domain.messages import ToolCall
 from services.turn_stream import ArgumentsDelta, ToolCallEmitted
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.conversation_bodies import MAX_TOOLS, CallId, Wire
-from gateway.ignored import Tolerance
+from gateway.conversation.bodies import MAX_TOOLS, CallId, Wire
+from gateway.conversation.ignored import Tolerance
 from gateway.openai.custom_tools import write_arguments
 from gateway.openai.parts import Content, join_parts
 from gateway.rest.schemas.base import Name

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict
 
-from gateway.conversation_bodies import Wire
+from gateway.conversation.bodies import Wire
 from gateway.openai.custom_tools import build_custom_function, build_tool
 from gateway.rest.schemas.base import Body, JsonObject, Name, report_one_error
 from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody

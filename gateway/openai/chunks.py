@@ -11,7 +11,6 @@ from gateway.openai.chat_calls import CallDeltas, CallForm
 from gateway.openai.errors import to_openai_error
 from gateway.openai.logprobs import build_logprobs
 from gateway.openai.schemas import StreamOptions
-from gateway.openai.usage import build_counts, build_receipt, count_tokens
 from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
@@ -25,6 +24,7 @@ from services.turn_stream import (
     TurnPlanned,
     TurnProgress,
 )
+from services.usage import build_counts, build_receipt, count_tokens
 
 Json = dict[str, Any]
 

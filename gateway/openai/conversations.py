@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from gateway.conversation_bodies import MAX_MESSAGES, Wire
-from gateway.idempotency import Key, get_idempotency_key
-from gateway.ignored import IgnoredParts, Tolerance
+from gateway.conversation.bodies import MAX_MESSAGES, Wire
+from gateway.conversation.ignored import IgnoredParts, Tolerance
+from gateway.http.idempotency import Key, get_idempotency_key
+from gateway.http.tenants import Tenant
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.ids import draw_item_id
 from gateway.openai.responses.items import parse_item, to_item
 from gateway.openai.responses.schemas import Metadata
-from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest, UnknownItem
 from services.catalog.responses import StoredConversation, StoredItem
 from services.service import SessionService

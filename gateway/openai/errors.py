@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.errors import VendorFormat, find_overflow, get_vendor_status
+from gateway.http.errors import VendorFormat, find_overflow, get_vendor_status
 from kvrecall.domain.codes import ErrorCode
 
 # The routes of this API; the session API's errors are problem details.

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.answers import require_model
-from gateway.settings import GatewaySettings
+from gateway.conversation.answers import require_model
+from gateway.http.settings import GatewaySettings
 from services.service import SessionService
 
 Json = dict[str, Any]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.ignored import Tolerance
-from gateway.placeholders import describe, describe_data, describe_url, join_pieces
+from gateway.conversation.ignored import Tolerance
+from gateway.conversation.placeholders import describe, describe_data, describe_url, join_pieces
 from kvrecall.domain.errors import InvalidRequest
 
 Json = Mapping[str, Any]

@@ -6,18 +6,18 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.answers import Found, read_answer, require_model, respond
-from gateway.directives import read_directives, report_changes
-from gateway.idempotency import Key, get_idempotency_key
+from gateway.conversation.answers import Found, read_answer, require_model, respond
+from gateway.conversation.directives import read_directives, report_changes
+from gateway.http.idempotency import Key, get_idempotency_key
+from gateway.http.settings import GatewaySettings
+from gateway.http.sse import get_outcome
+from gateway.http.tenants import Tenant
 from gateway.openai.chunks import CompletionChunks, Head, build_completion, build_completions
 from gateway.openai.completions.routes import add_completion_routes
 from gateway.openai.conversations import add_conversation_routes
 from gateway.openai.models import add_model_routes
 from gateway.openai.responses.routes import add_response_routes
 from gateway.openai.schemas import ChatCompletionBody, StreamOptions
-from gateway.settings import GatewaySettings
-from gateway.sse import get_outcome
-from gateway.tenants import Tenant
 from kvrecall.domain.errors import InvalidRequest
 from services.conversations.choices import Choices
 from services.conversations.continuation import Conversation, Direction

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from gateway.conversation_bodies import (
+from gateway.conversation.bodies import (
     MAX_MESSAGES,
     MAX_TOOLS,
     ConversationBody,

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 from fastapi import APIRouter
 from pydantic import Field
 
-from gateway.answers import require_model
-from gateway.conversation_bodies import MAX_MESSAGES, CheckedRequest
-from gateway.ignored import IgnoredParts, Tolerance
+from gateway.conversation.answers import require_model
+from gateway.conversation.bodies import MAX_MESSAGES, CheckedRequest
+from gateway.conversation.ignored import IgnoredParts, Tolerance
+from gateway.http.settings import GatewaySettings
 from gateway.openai.chat_messages import MessageWire, convert_messages
 from gateway.openai.chat_tools import ChatToolBody
 from gateway.openai.schemas import TemplateArguments
 from gateway.rest.schemas.base import Name
-from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.protocol.convert import message_to_wire

@@ -1,6 +1,6 @@
 """Spans by OpenTelemetry's SDK, exported as the standard OTEL_* variables say.
 
-Imported only where traces are exported: `kvrecall.app.tracing` decides. The provider is this
+Imported only where traces are exported: `kvrecall_server.app.tracing` decides. The provider is this
 module's own, not the process's: libraries that trace what passes them find none, and record nothing.
 """
 

@@ -76,7 +76,7 @@ def test_a_large_body_of_an_unknown_model_keeps_nobody_waiting(
     """The gateway answers probes in between: as many as there are bodies, or more.
 
     So it does not keep everything else until it has received and refused them all. A parser takes
-    milliseconds for one: that it runs on a thread is tested in `tests/gateway/bodies/test_parsing.py`.
+    milliseconds for one: that it runs on a thread is tested in `tests/gateway/http/bodies/test_parsing.py`.
     """
     text = "x" * 100
     messages = [{"role": "user", "content": text} for _ in range(4000)] * 6

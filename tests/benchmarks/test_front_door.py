@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks import front_door
 from benchmarks.front_door import ECHO, Plan, memory_row, read_rows, served, slow_rows, turn_rows
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 
 PLAN = Plan(seed=0, seconds=0.3, rounds=1, turns=2)
 # What the server and the kernel read ahead of each connection, twice what was measured.

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.gpu import COPY, PARTS, TINY, TRANSFORMERS
-from kvrecall.reporting.results import read_results
+from kvrecall_server.reporting.results import read_results
 
 
 def run(*arguments: str) -> None:

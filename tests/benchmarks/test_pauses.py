@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.pauses import NO_REPAIR, REPAIR, Plan, Side, build_rows
 from kvrecall.client import Repair
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 PLAN = Plan(1, 100, 2, 64, 16, "snapkv", 0.2, 2.0, 0.5)
 

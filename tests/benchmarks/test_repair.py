@@ -18,7 +18,7 @@ from benchmarks.repair import (
     open_bench,
 )
 from benchmarks.repair_keys import SINKS, SyntheticKeys
-from kvrecall.reporting.results import read_results
+from kvrecall_server.reporting.results import read_results
 from workers.cache.active_cache import KVShape
 from workers.methods.repairkv import RepairKV
 

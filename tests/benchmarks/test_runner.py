@@ -9,7 +9,7 @@ import pytest
 from benchmarks import __main__ as runner
 from benchmarks.benchmark import BadOptions, Benchmark, Measured, describe
 from benchmarks.options import option
-from kvrecall.reporting.results import Row, read_results, speed_row
+from kvrecall_server.reporting.results import Row, read_results, speed_row
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from benchmarks.__main__ import main
 from benchmarks.scale.benchmark import BACKENDS, add_ratios, kept_rows
 from benchmarks.scale.rows import measure_start
 from benchmarks.scale.workers import simulated_workers
-from kvrecall.reporting.results import Row, build_results
+from kvrecall_server.reporting.results import Row, build_results
 from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.settings import WireSettings
 

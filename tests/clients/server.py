@@ -13,11 +13,11 @@ from pathlib import Path
 import uvicorn
 
 from gateway.app import create_app
-from gateway.settings import GatewaySettings
-from kvrecall.app.local_server import launch
+from gateway.http.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.testing import StubWorker
-from kvrecall.testing.stub_worker import Policy
+from kvrecall_server.app.local_server import launch
+from kvrecall_server.testing import StubWorker
+from kvrecall_server.testing.stub_worker import Policy
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 from tests.clients.exchanges import Exchange, Recorder

@@ -11,7 +11,7 @@ SOURCES = ("gateway", "services", "workers", "kvstore", "kvrecall", "proto")
 # Files that name the option without being touched when one is added: generated stubs, and other
 # values of the same name (the deadline of a worker call, a total of replays).
 NOT_THE_OPTION = re.compile(
-    r"_pb2|^services/cluster/|^kvrecall/replay/|^kvrecall/demo/|^kvrecall/protocol/calls|^gateway/metrics/"
+    r"_pb2|^services/cluster/|^kvrecall_server/replay/|^kvrecall_server/demo/|^kvrecall/protocol/calls|^gateway/metrics/"
 )
 
 

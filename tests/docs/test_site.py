@@ -9,8 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from kvrecall.app.settings import Settings
 from kvrecall.domain.codes import ErrorCode
+from kvrecall_server.app.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 # Pages that the site's build generates, each with entries that it must have.

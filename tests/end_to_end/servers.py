@@ -19,11 +19,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from benchmarks.faults.rig.ports import free_port
-from benchmarks.faults.rig.processes import QUIET
-from benchmarks.faults.rig.zygote import COMMAND_LINE, IMPORTS, ForkedProcess, Zygote
-from kvrecall.app.local_server import ServerNeeds, launch, wait_for_address
+from faults.rig.ports import free_port
+from faults.rig.processes import QUIET
+from faults.rig.zygote import COMMAND_LINE, IMPORTS, ForkedProcess, Zygote
 from kvrecall.client import KvrecallClient
+from kvrecall_server.app.local_server import ServerNeeds, launch, wait_for_address
 
 # Limit of every wait and request; on a machine that is not overloaded they take seconds.
 DEADLINE_SECONDS = 300.0
@@ -43,10 +43,10 @@ SMALL_LIMITS = {
 }
 # What kvrecall's commands import beside what every zygote has. None of these starts a thread.
 COMMANDS = (
-    "kvrecall.cli.commands",
-    "kvrecall.app.local_service",
-    "kvrecall.app.local_worker",
-    "kvrecall.app.run",
+    "kvrecall_server.cli.commands",
+    "kvrecall_server.app.local_service",
+    "kvrecall_server.app.local_worker",
+    "kvrecall_server.app.run",
     "gateway.app",
     "transformers.models.llama.modeling_llama",
 )
@@ -299,7 +299,7 @@ class Cluster(Endpoint):
     def run_keys(self, *words: str) -> str:
         """Run `kvrecall keys` over the catalog; return what it prints."""
         done = subprocess.run(
-            [sys.executable, "-m", "kvrecall.cli", "keys", *words],
+            [sys.executable, "-m", "kvrecall_server.cli", "keys", *words],
             env=os.environ | QUIET | dict(self.environment),
             capture_output=True,
             text=True,

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import trustme
 
-from benchmarks.faults.rig.ports import free_port
+from faults.rig.ports import free_port
 from kvrecall.client import KvrecallClient, KvrecallError, TextDelta, Turn, TurnCompleted
 
 Json = dict[str, Any]

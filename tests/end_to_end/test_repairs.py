@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from kvrecall.app.local_service import build_service
-from kvrecall.app.settings import Settings
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
+from kvrecall_server.app.local_service import build_service
+from kvrecall_server.app.settings import Settings
 from services.service import SessionService
 
 Json = dict[str, Any]

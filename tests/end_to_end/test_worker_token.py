@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvrecall.app.errors import ServerNotReady
+from kvrecall_server.app.errors import ServerNotReady
 
 TOKEN = {"KVRECALL_SERVER__TOKEN": "the secret of this cluster"}
 

@@ -13,6 +13,8 @@ from evals.conditions import BASE, FULL, MATCHED, SPREAD
 from evals.configs import parse_configs
 from evals.errors import BadCodec
 from evals.harness import Session, Setup
+from evals.reporting.eval_plots import build_figure
+from evals.reporting.eval_tables import build_tables
 from evals.suite import Record
 from evals.suites.longconv import suite as longconv
 from evals.suites.longconv.conversations import generate_topics
@@ -21,10 +23,8 @@ from evals.suites.mq_niah import variants as mq_niah_suites
 from evals.suites.mq_niah.case import Protocol
 from evals.suites.mq_niah.rows import result_rows
 from evals.suites.mq_niah.suite import CODEC_CONDITIONS, Frontier, run
-from kvrecall.reporting.eval_plots import build_figure
-from kvrecall.reporting.eval_tables import build_tables
-from kvrecall.reporting.figures import svg
-from kvrecall.reporting.results import Results
+from kvrecall_server.reporting.figures import svg
+from kvrecall_server.reporting.results import Results
 from kvstore.format.codec import Codec
 from kvstore.format.page import PageLayout, parse_header
 from kvstore.tiers.nvme.tier import NvmeTier

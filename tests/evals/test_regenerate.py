@@ -7,7 +7,7 @@ import pytest
 
 from evals.errors import BadCommand
 from evals.regenerate import command_of, main
-from kvrecall.reporting.results import Results, read_results
+from kvrecall_server.reporting.results import Results, read_results
 
 SMALL = "--lengths 160 --depths 0 --limit 1 --methods streaming_llm --budget 64 --block 64 --fresh"
 
@@ -44,7 +44,7 @@ def test_recordings_are_found_by_their_names(tmp_path: Path) -> None:
     airline = tmp_path / "data" / "runs" / "airline.json"
     airline.parent.mkdir()
     airline.touch()
-    command = "python -m kvrecall.cli eval planted --json a.json --data locomo --k 8 --fresh"
+    command = "python -m kvrecall_server.cli eval planted --json a.json --data locomo --k 8 --fresh"
     file = result_file(tmp_path, f"{command} --result-data airline.json --processes 3")
     assert command_of(file, tmp_path / "data") == [
         "planted",

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.load.scripts import Script
-from benchmarks.faults.load.scripts import scripts as build_scripts
-from benchmarks.faults.load.talks import talk_scripts
-from benchmarks.faults.rig.setups import Rig
-from benchmarks.faults.runs import open_rig
-from benchmarks.faults.undisturbed import Undisturbed, undisturbed_service
+from faults.load.scripts import Script
+from faults.load.scripts import scripts as build_scripts
+from faults.load.talks import talk_scripts
+from faults.rig.setups import Rig
+from faults.runs import open_rig
+from faults.undisturbed import Undisturbed, undisturbed_service
 
 
 @pytest.fixture(scope="session")

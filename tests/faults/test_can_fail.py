@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.can_fail import (
+from faults.can_fail import (
     BREAKAGES,
     PATIENCE,
     ROOT,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.checks import events, leaks
-from benchmarks.faults.rig.processes import processes_under, until
-from benchmarks.faults.rig.setups import Rig, Setup, cluster
+from faults.checks import events, leaks
+from faults.rig.processes import processes_under, until
+from faults.rig.setups import Rig, Setup, cluster
 
 # What a gateway shows while a worker is gone, and when it is back.
 GONE = """\

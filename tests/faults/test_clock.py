@@ -4,14 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.faults.rig import clock
+from faults.rig import clock
 
 HOUR = 3600.0
 WATCH = """
 import sys, time
 from pathlib import Path
 true_time, true_time_ns, monotonic = time.time, time.time_ns, time.monotonic
-from benchmarks.faults.rig import clock
+from faults.rig import clock
 clock.follow(Path(sys.argv[1]))
 assert time.monotonic is monotonic
 from grpc.aio import _utils
@@ -49,7 +49,7 @@ def test_a_command_runs_under_a_shifted_clock_as_without(tmp_path: Path) -> None
     output = subprocess.run(
         [*program, "gateway", "--help"], capture_output=True, text=True, check=True
     ).stdout
-    plain = [sys.executable, "-m", "kvrecall.cli", "gateway", "--help"]
+    plain = [sys.executable, "-m", "kvrecall_server.cli", "gateway", "--help"]
     expected = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
     assert "kvrecall" in expected or "Usage" in expected
     assert output.splitlines()[3:] == expected.splitlines()[3:]

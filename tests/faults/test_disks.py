@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.rig.disks import Disk, FileSizeLimit, new_disk
+from faults.rig.disks import Disk, FileSizeLimit, new_disk
 
 WRITER = """
 import os, sys

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from benchmarks.faults.rig.drive import Drive
-from benchmarks.faults.rig.shim import compile_shim
+from faults.rig.drive import Drive
+from faults.rig.shim import compile_shim
 
 SEEDS = range(12)
 WRITER = """

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from benchmarks.faults.kinds.flips import flip_bit, flip_in_files
+from faults.kinds.flips import flip_bit, flip_in_files
 from kvstore.errors import CorruptPageError, PageError
 from kvstore.format.codec import encode_page
 from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header, verify_checksum

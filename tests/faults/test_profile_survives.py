@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from random import Random
 
-from benchmarks.faults.rig.drive import Drive
-from benchmarks.faults.rig.shim import compile_shim
+from faults.rig.drive import Drive
+from faults.rig.shim import compile_shim
 
 SAVE = """
 import sys

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.faults.rig.ports import local_ports
-from benchmarks.faults.rig.proxy import Proxy
+from faults.rig.ports import local_ports
+from faults.rig.proxy import Proxy
 
 PATIENCE_SECONDS = 20.0
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.drills.table import run_drills
-from benchmarks.faults.findings import Findings, read_findings
-from benchmarks.faults.kinds.schedule import POWER
-from benchmarks.faults.load.scripts import Script
-from benchmarks.faults.rig.setups import Rig
-from benchmarks.faults.rounds import Round
-from benchmarks.faults.runs import SETUPS
-from benchmarks.faults.undisturbed import Undisturbed
+from faults.drills.table import run_drills
+from faults.findings import Findings, read_findings
+from faults.kinds.schedule import POWER
+from faults.load.scripts import Script
+from faults.rig.setups import Rig
+from faults.rounds import Round
+from faults.runs import SETUPS
+from faults.undisturbed import Undisturbed
 
 FAULTS = 5
 # With these seeds the first five faults are of five kinds: among others losses of power, a failing

@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from benchmarks.faults.kinds.schedule import (
+from faults.kinds.schedule import (
     CLUSTER,
     EMBEDDED,
     FILES_ONLY,
@@ -13,8 +13,8 @@ from benchmarks.faults.kinds.schedule import (
     STALE_WRITERS,
     schedule,
 )
-from benchmarks.faults.load.scripts import scripts
-from benchmarks.faults.load.talks import APIS, talk_scripts
+from faults.load.scripts import scripts
+from faults.load.talks import APIS, talk_scripts
 
 
 @pytest.mark.parametrize("weights", [EMBEDDED, CLUSTER, FILES_ONLY, POWER, STALE_WRITERS])

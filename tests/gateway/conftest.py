@@ -22,12 +22,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.app import create_app
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.telemetry.otel import OtelTracer
 from kvrecall.telemetry.spans import Tracer
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 from services.access.authenticator import AccessPolicy
 from services.access.control import AccessControl
 from services.access.rates import Rates

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.scopes import get_path, get_rule, require_rules
+from gateway.http.scopes import get_path, get_rule, require_rules
 from services.access.authenticator import AccessPolicy
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kvrecall.app.access import open_keys, require_key
-from kvrecall.app.errors import CannotServe
-from kvrecall.app.settings import Settings
 from kvrecall.domain.errors import CatalogError
+from kvrecall_server.app.access import open_keys, require_key
+from kvrecall_server.app.errors import CannotServe
+from kvrecall_server.app.settings import Settings
 from services.catalog.api_keys import KeyRecord
 
 

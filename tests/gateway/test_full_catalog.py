@@ -6,12 +6,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.faults.rig.disks import Tmpfs, new_disk
+from faults.rig.disks import Tmpfs, new_disk
 from gateway.app import create_app
+from gateway.http.settings import GatewaySettings
 from gateway.metrics import status
-from gateway.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
 
 Json = dict[str, Any]

@@ -7,10 +7,10 @@ from uuid import uuid4
 import httpx
 
 from gateway.app import create_app
-from gateway.settings import GatewaySettings
-from kvrecall.app.redis import redis_client
+from gateway.http.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.testing import StubWorker
+from kvrecall_server.app.redis import redis_client
+from kvrecall_server.testing import StubWorker
 from services.catalog.redis.catalog import RedisCatalog
 from services.service import SessionService
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvrecall.app.logs import describe_error, format_error, set_up_logs
-from kvrecall.app.settings import LogFormat
+from kvrecall_server.app.logs import describe_error, format_error, set_up_logs
+from kvrecall_server.app.settings import LogFormat
 from services.access.authenticator import AccessPolicy
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope

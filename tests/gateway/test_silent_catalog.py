@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from gateway.app import create_app
+from gateway.http.settings import GatewaySettings
 from gateway.metrics import status
-from gateway.settings import GatewaySettings
-from kvrecall.app.redis import redis_client
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.testing import StubWorker
+from kvrecall_server.app.redis import redis_client
+from kvrecall_server.testing import StubWorker
 from services.access.authenticator import AccessPolicy
 from services.access.control import AccessControl
 from services.access.keys import digest_key, get_pepper_id, make_key

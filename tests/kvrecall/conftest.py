@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.cli.commands import app
 from kvrecall.client import KvrecallClient
+from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.cli.commands import app
 
 # Largest budget, and so size of a full cache, in the tests' server, in rows.
 SERVER_ROWS = 768

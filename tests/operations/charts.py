@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from kvrecall.app.settings import Settings
+from kvrecall_server.app.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "kvrecall"

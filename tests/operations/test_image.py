@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from kvrecall.app.settings import Settings
-from kvrecall.cli.extras import MODULES
+from kvrecall_server.app.settings import Settings
+from kvrecall_server.cli.extras import MODULES
 from tests.operations.catalogue import ROOT
 from tests.operations.image import DOCKERFILE, read_environment, read_stages
 from tests.operations.settings import find_unknown

@@ -20,7 +20,7 @@ from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.context import ServiceContext
 from services.pages.collector import PageCollector

@@ -18,7 +18,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.observation.identity import digest_tenant
-from kvrecall.app.logs import LogHandler, adopt_loggers, redact, set_up_logs
+from kvrecall_server.app.logs import LogHandler, adopt_loggers, redact, set_up_logs
 from tests.end_to_end.servers import DEADLINE_SECONDS, Json, Process
 from tests.telemetry.conftest import LIMITS, WORKER, Pair, ask, call_tool, read_lines
 
@@ -217,7 +217,14 @@ def test_a_request_is_logged_with_its_route_beside_its_path(logs: Any) -> None:
 
 
 def test_a_command_that_cannot_serve_says_so_in_json(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kvrecall.cli", "worker", "--model", str(tmp_path / "none")]
+    command = [
+        sys.executable,
+        "-m",
+        "kvrecall_server.cli",
+        "worker",
+        "--model",
+        str(tmp_path / "none"),
+    ]
     run = subprocess.run(
         [*command, "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--log", "json"],
         capture_output=True,
@@ -295,9 +302,9 @@ def test_a_library_with_a_handler_of_its_own_is_taken_over(
 
 LIBRARIES = """
 import logging, warnings
-from kvrecall.app.logs import adopt_loggers, set_up_logs
+from kvrecall_server.app.logs import adopt_loggers, set_up_logs
 set_up_logs("json", "info", "worker")
-import kvrecall.app.wiring
+import kvrecall_server.app.wiring
 import huggingface_hub.utils, torch, tqdm, transformers.utils.logging as of_transformers
 adopt_loggers()
 of_transformers.get_logger("transformers.models").warning("1")

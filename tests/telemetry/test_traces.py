@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.faults.rig.ports import free_port
-from kvrecall.app.tracing import build_tracer, wants_traces
+from faults.rig.ports import free_port
 from kvrecall.telemetry.wire import PassingTracer, read_trace_headers
+from kvrecall_server.app.tracing import build_tracer, wants_traces
 from tests.end_to_end.servers import DEADLINE_SECONDS, Json, until
 from tests.telemetry.collector import Collector, Exported
 from tests.telemetry.conftest import Pair, ask, call_tool, read_lines
@@ -239,14 +239,14 @@ def test_a_collector_that_takes_nothing_disturbs_no_turn(
 
 PROGRAM = """
 import asyncio, json, sys
-from kvrecall.app.logs import set_up_logs
-from kvrecall.app.tracing import build_tracer
+from kvrecall_server.app.logs import set_up_logs
+from kvrecall_server.app.tracing import build_tracer
 set_up_logs("json")
 tracer = build_tracer(sys.argv[1])
 if sys.argv[1] == "gateway":
     import gateway.app, services.cluster.pool
 else:
-    import workers.rpc.server, kvrecall.app.wiring
+    import workers.rpc.server, kvrecall_server.app.wiring
 print(json.dumps(sorted(name for name in sys.modules if name.startswith("opentelemetry"))))
 """
 

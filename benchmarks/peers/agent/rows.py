@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.peers.agent.journal import PeerRun
 from benchmarks.peers.agent.session import Measured
 from benchmarks.peers.plan import Plan
-from kvrecall.reporting.results import Row, bootstrap, quality_row, speed_row
+from kvrecall_server.reporting.results import Row, bootstrap, quality_row, speed_row
 
 FIRST = "time to first token"
 LAST = "time to first token, last turn"

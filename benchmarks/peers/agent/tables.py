@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.peers.agent import rows as kinds
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 _BEFORE = "before the restart"
 _AFTER = "after the restart"

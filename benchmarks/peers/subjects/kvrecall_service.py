@@ -10,9 +10,9 @@ from typing import Any
 from benchmarks.peers.conversation import Message, Turn
 from benchmarks.peers.errors import PeerFailed
 from benchmarks.peers.subjects.base import Reply, process_environment
-from kvrecall.app.local_server import launch
 from kvrecall.client import KvrecallClient, SessionOptions
 from kvrecall.client.events import TextDelta
+from kvrecall_server.app.local_server import launch
 
 
 class KvrecallService:

@@ -16,7 +16,7 @@ from evals.suite import Record
 from evals.suites.locomo.data import CATEGORIES, Conversation, Question, read_conversation
 from evals.summary import group_by, mean, mean_row, select_kind
 from evals.text_scores import word_f1
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 from workers.model.tokenizer import ChatTokenizer
 
 BUDGETS = ("1/16", "1/8", "1/4")

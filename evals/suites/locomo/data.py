@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.errors import BadDataFile
-from kvrecall.replay.locomo import Line, LocomoMessage, read_lines, to_messages
+from kvrecall_server.replay.locomo import Line, LocomoMessage, read_lines, to_messages
 
 # The fifth category, adversarial, is left out as in EpiCache, A.1: it rewards a model that forgot.
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop"}

@@ -20,7 +20,7 @@ from evals.suites.locomo.data import Conversation, Question, read_conversation
 from evals.summary import Key, difference_row, group_by, mean, mean_row
 from kvrecall.domain.episodes import Clusters, Segment, Vectors, cluster, match, split_segments
 from kvrecall.domain.utterances import Utterance
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 COUNTS = tuple(range(2, 17))
 WIDTHS = (2, 4, 8)

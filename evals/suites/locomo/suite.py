@@ -13,7 +13,7 @@ from evals.suites.locomo.answers import Answering
 from evals.suites.locomo.data import list_files
 from evals.suites.locomo.matching import Matching
 from evals.summary import select_kind
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 NO_MODEL = "none, the sentence encoder alone"
 

@@ -17,7 +17,7 @@ from evals.summary import (
     split_cells,
     values_by_key,
 )
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 
 _ONE_PASS = "+one_pass"
 _PER_EPISODE = "+per_episode"

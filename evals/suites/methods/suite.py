@@ -21,7 +21,7 @@ from evals.suite import Record, Suite
 from evals.suites.fidelity import list_places, read_messages, user_text
 from evals.suites.methods.cases import Case, CaseSize, build_case
 from evals.summary import group_by, mean, mean_row, select_kind, split_cells
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 from workers.scheduler.scheduler import Scheduler
 
 BUDGETS = ("1/16", "1/8", "1/4", "1/2")

@@ -31,7 +31,7 @@ from evals.suites.mq_niah.rows import GROUP_KEYS, common_columns, right_values
 from evals.suites.mq_niah.suite import list_cases, protocol_columns
 from evals.suites.mq_niah.timed import TimedResult, refresh_in_time, summary_in_time
 from evals.summary import group_by, mean, mean_row, select_kind
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 
 K = 48
 NEEDLES = 4

@@ -45,7 +45,7 @@ from evals.suites.mq_niah.rows import (
 )
 from evals.suites.mq_niah.suite import BASE_BUDGETS, protocol_columns
 from evals.summary import Key, difference_row, group_by, mean_row
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 NEEDLES = 8
 # Needles of each turn, counted from the context's beginning.

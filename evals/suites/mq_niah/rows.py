@@ -16,7 +16,7 @@ from evals.summary import (
     split_cells,
     values_by_key,
 )
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 
 GROUP_KEYS = ("needles", "policy", "condition", "k")
 _PAIR_KEYS = ("seed", "partition")

@@ -15,7 +15,7 @@ from evals.errors import BadExample
 from evals.languages.base import contains_value
 from evals.recordings import read_all
 from evals.suites.multiturn.dialogue import CANDIDATES, CUE, Dialogue, Size, Turn, draw_class
-from kvrecall.replay.recording import Recording
+from kvrecall_server.replay.recording import Recording
 
 # Fields that name an object.
 _NAMES = ("reservation_id", "flight_number")

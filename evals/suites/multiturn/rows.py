@@ -15,7 +15,7 @@ from evals.summary import (
     split_cells,
     values_by_key,
 )
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 # Measures that are reported whatever the full cache answers.
 _NOT_OF_ANSWERS = (KL, TOP1, DENSITY)

@@ -5,7 +5,7 @@ from typing import Any
 
 from evals.suite import Record
 from evals.summary import Key, difference_row, group_by, mean_row, split_cells, values_by_key
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 
 FULL = "full cache"
 QUESTIONS = "questions"

@@ -14,9 +14,9 @@ from evals.harness import Message, load
 from evals.replay_session import run_steps
 from evals.spans import decode_with_offsets, overlapping
 from evals.suites.planted.facts import Fact
-from kvrecall.app.wiring import build_store
 from kvrecall.protocol.convert import chat_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.app.wiring import build_store
 from workers.engine.engine import Engine, Parts
 from workers.engine.session import Distribution, ResidentSession
 from workers.engine.settings import WorkerSettings

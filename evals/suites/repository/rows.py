@@ -6,7 +6,7 @@ from typing import Any
 from evals.conditions import MATCHED, OLDEST, RANDOM, STALE, WITHOUT_K, WRONG
 from evals.suite import Record
 from evals.summary import Key, difference_row, group_by, mean, mean_row, values_by_key
-from kvrecall.reporting.results import Row, speed_row
+from kvrecall_server.reporting.results import Row, speed_row
 
 CONTROL = "best non-query control"
 CONTROLS = (RANDOM, OLDEST, STALE, WRONG)

@@ -16,7 +16,7 @@ from evals.harness import Message, Session, Setup
 from evals.suite import Record, Suite
 from evals.suites.sampling.prompts import FACTS, OPEN, TALKS, Split
 from evals.summary import group_by, mean_row, select_kind
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 FACT_TOKENS = 48
 OPEN_TOKENS = 160

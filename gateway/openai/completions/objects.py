@@ -11,12 +11,12 @@ from typing import Any
 
 from gateway.openai.errors import to_openai_error
 from gateway.openai.schemas import StreamOptions
-from gateway.openai.usage import build_counts
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
 from services.turn_stream import TextDelta, TurnProgress
+from services.usage import build_counts
 
 Json = dict[str, Any]
 

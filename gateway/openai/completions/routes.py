@@ -8,14 +8,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from gateway.answers import require_model, respond
-from gateway.directives import read_directives, report_changes
+from gateway.conversation.answers import require_model, respond
+from gateway.conversation.directives import read_directives, report_changes
+from gateway.http.settings import GatewaySettings
+from gateway.http.sse import get_outcome
+from gateway.http.tenants import Tenant
 from gateway.openai.completions.objects import Asked, TextChunks, build_completion
 from gateway.openai.completions.schemas import NO_LIMIT, CompletionBody, Prompt
 from gateway.openai.schemas import StreamOptions
-from gateway.settings import GatewaySettings
-from gateway.sse import get_outcome
-from gateway.tenants import Tenant
 from kvrecall.domain.errors import ContextExceeded, InvalidRequest
 from services.conversations.choices import Completions
 from services.service import SessionService

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gateway.http.sse import read_outcome
 from gateway.openai.responses import objects
 from gateway.openai.responses.compaction import INSTRUCTION, build_compacted
 from gateway.openai.responses.events import ResponseEvents
@@ -23,7 +24,6 @@ from gateway.openai.responses.items import (
 )
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.openai.responses.tools import Toolbox
-from gateway.sse import read_outcome
 from kvrecall.domain.errors import (
     CallsOutstanding,
     InvalidRequest,

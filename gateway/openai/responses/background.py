@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.errors import log_unexpected_error, to_problem
+from gateway.http.errors import log_unexpected_error, to_problem
 from gateway.openai.responses import objects
 from gateway.openai.responses.answering import IN_PROGRESS, Answering
 from gateway.openai.responses.events import ResponseEvents, encode_event

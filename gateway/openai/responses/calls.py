@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from gateway.conversation_bodies import CallId, Wire
+from gateway.conversation.bodies import CallId, Wire
 from gateway.openai.custom_tools import read_input, write_arguments
 from gateway.openai.responses.tools import Toolbox, flatten
 from gateway.rest.schemas.base import Name

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from gateway.errors import get_vendor_status
+from gateway.conversation.pieces import CallPiece, CallProgress
+from gateway.http.errors import get_vendor_status
 from gateway.openai.custom_tools import InputGrowth
 from gateway.openai.errors import to_openai_error
 from gateway.openai.logprobs import build_logprobs
@@ -19,7 +20,6 @@ from gateway.openai.responses.calls import build_call, get_kind
 from gateway.openai.responses.ids import TurnName
 from gateway.openai.responses.items import build_answer, build_reasoning, build_text
 from gateway.openai.responses.tools import place_tools
-from gateway.pieces import CallPiece, CallProgress
 from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import ToolCall, json_object
 from kvrecall.domain.reports import TurnOutcome

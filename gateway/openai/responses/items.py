@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, ValidationError
 
-from gateway.conversation_bodies import Wire
-from gateway.ignored import Tolerance
+from gateway.conversation.bodies import Wire
+from gateway.conversation.ignored import Tolerance
 from gateway.openai.chat_messages import ROLES
 from gateway.openai.parts import is_text, join_parts
 from gateway.openai.responses.calls import (

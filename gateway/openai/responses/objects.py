@@ -6,9 +6,9 @@ from typing import Any
 from gateway.openai.errors import OVERFLOW_CODE
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.openai.responses.tools import describe_tools
-from gateway.openai.usage import build_receipt, count_tokens
 from kvrecall.domain.messages import Sampling
 from kvrecall.domain.reports import TurnOutcome
+from services.usage import build_receipt, count_tokens
 
 Json = dict[str, Any]
 

@@ -5,19 +5,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.answers import read_answer, require_model, respond
-from gateway.directives import read_directives, report_changes
-from gateway.errors import find_overflow, to_problem
-from gateway.idempotency import Key, get_idempotency_key
-from gateway.middleware import CLIENT_CLOSED_REQUEST
+from gateway.conversation.answers import read_answer, require_model, respond
+from gateway.conversation.directives import read_directives, report_changes
+from gateway.http.errors import find_overflow, to_problem
+from gateway.http.idempotency import Key, get_idempotency_key
+from gateway.http.middleware import CLIENT_CLOSED_REQUEST
+from gateway.http.settings import GatewaySettings
+from gateway.http.sse import ClientDisconnected, EventStream, run_while_connected
+from gateway.http.tenants import Tenant
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
 from gateway.openai.responses.background import AsTheyAre, BackgroundResponses, Begun
 from gateway.openai.responses.items import read_input_items
 from gateway.openai.responses.schemas import ResponseBody
-from gateway.settings import GatewaySettings
-from gateway.sse import ClientDisconnected, EventStream, run_while_connected
-from gateway.tenants import Tenant
 from kvrecall.domain.errors import ServiceError
 from services.service import SessionService
 

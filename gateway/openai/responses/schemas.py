@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from gateway.conversation_bodies import MAX_MESSAGES, MAX_TOOLS, Wire
+from gateway.conversation.bodies import MAX_MESSAGES, MAX_TOOLS, Wire
 from gateway.openai.responses.tools import Toolbox, read_tools
 from gateway.openai.schemas import RequestOptions
 from gateway.rest.schemas.base import Length, Name

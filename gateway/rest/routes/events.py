@@ -2,10 +2,10 @@
 
 from fastapi import APIRouter, Request
 
-from gateway.errors import problem_responses
-from gateway.idempotency import Key, get_idempotency_key
+from gateway.http.errors import problem_responses
+from gateway.http.idempotency import Key, get_idempotency_key
+from gateway.http.tenants import Tenant
 from gateway.rest.schemas.events import EventBody, to_receipt
-from gateway.tenants import Tenant
 from kvrecall import client
 from services.service import SessionService
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.errors import problem_responses
+from gateway.http.errors import problem_responses
+from gateway.http.tenants import Tenant
 from gateway.rest.conditional import NOT_MODIFIED, respond_unless_current
 from gateway.rest.schemas.family import to_family
 from gateway.rest.schemas.log import TurnLog, to_turn_log
 from gateway.rest.schemas.memory_map import to_memory_map, to_memory_tokens
 from gateway.rest.schemas.pauses import to_pauses
-from gateway.tenants import Tenant
 from kvrecall import client
 from services.reading.reader import MAX_TOKENS
 from services.reading.versions import get_version

@@ -5,8 +5,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.errors import problem_responses
-from gateway.idempotency import Key, get_idempotency_key
+from gateway.http.errors import problem_responses
+from gateway.http.idempotency import Key, get_idempotency_key
+from gateway.http.tenants import Tenant
 from gateway.rest.conditional import NOT_MODIFIED, respond_if_changed
 from gateway.rest.rendered import RenderedSessions
 from gateway.rest.schemas.episodes import to_episodes
@@ -19,7 +20,6 @@ from gateway.rest.schemas.sessions import (
     to_session,
     to_session_page,
 )
-from gateway.tenants import Tenant
 from kvrecall import client
 from services.catalog.records import REPAIRS_RETAINED
 from services.reading.search import Order, SessionQuery, State

@@ -4,19 +4,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.errors import problem_responses
-from gateway.idempotency import Key, get_idempotency_key
-from gateway.middleware import CLIENT_CLOSED_REQUEST
-from gateway.rest.schemas.turns import Turn, TurnBody, to_turn
-from gateway.settings import GatewaySettings
-from gateway.sse import (
+from gateway.http.errors import problem_responses
+from gateway.http.idempotency import Key, get_idempotency_key
+from gateway.http.middleware import CLIENT_CLOSED_REQUEST
+from gateway.http.settings import GatewaySettings
+from gateway.http.sse import (
     ClientDisconnected,
     EventStream,
     SessionEvents,
     read_outcome,
     run_while_connected,
 )
-from gateway.tenants import Tenant
+from gateway.http.tenants import Tenant
+from gateway.rest.schemas.turns import Turn, TurnBody, to_turn
 from kvrecall.domain.events import TurnStarted
 from services.service import SessionService
 from services.turn_stream import TurnProgress, TurnStream

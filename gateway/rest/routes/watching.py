@@ -7,11 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from gateway.errors import problem_responses
+from gateway.http.errors import problem_responses
+from gateway.http.settings import GatewaySettings
+from gateway.http.sse import EventStream
+from gateway.http.tenants import Tenant
 from gateway.rest.schemas.overview import to_overview
-from gateway.settings import GatewaySettings
-from gateway.sse import EventStream
-from gateway.tenants import Tenant
 from kvrecall import client
 from kvrecall.protocol import PROTOCOL_VERSION
 from services.feed.feed import Subscription

@@ -10,6 +10,8 @@ from rich.console import Console
 
 from evals.conditions import CONDITIONS, FULL, MATCHED, OLDEST, RANDOM, REPAIR, SPREAD
 from evals.errors import BadSuite
+from evals.reporting.eval_plots import build_figure
+from evals.reporting.eval_tables import build_tables
 from evals.suite import Record
 from evals.suites.mq_niah import anytime as mq_niah_anytime
 from evals.suites.mq_niah import policies as mq_niah_policies
@@ -21,10 +23,8 @@ from evals.suites.mq_niah.rows import result_rows
 from evals.suites.mq_niah.suite import Frontier
 from evals.suites.mq_niah.suite import run as run_frontier
 from evals.suites.mq_niah.variants import SuiteRequest, build_suite
-from kvrecall.reporting.eval_plots import build_figure
-from kvrecall.reporting.eval_tables import build_tables
-from kvrecall.reporting.figures import svg
-from kvrecall.reporting.results import Results, Row
+from kvrecall_server.reporting.figures import svg
+from kvrecall_server.reporting.results import Results, Row
 from reference import MODEL_PATH
 
 SMALL = Protocol(str(MODEL_PATH), 4, "1/6", 700, 2)

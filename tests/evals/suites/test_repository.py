@@ -8,6 +8,7 @@ import pytest
 from evals import harness
 from evals.conditions import FULL, MATCHED, REPAIR
 from evals.errors import BadExample
+from evals.reporting.eval_plots import build_figure
 from evals.suite import Record
 from evals.suites.repository import suite as repository
 from evals.suites.repository.examples import (
@@ -19,8 +20,7 @@ from evals.suites.repository.examples import (
 from evals.suites.repository.modules import load_modules
 from evals.suites.repository.rows import CONTROL, CONTROLS, result_rows
 from evals.suites.repository.suite import ANCHOR, COMPARED, GATED, TOOL_FILE, CodeCase
-from kvrecall.reporting.eval_plots import build_figure
-from kvrecall.reporting.results import Results
+from kvrecall_server.reporting.results import Results
 from reference import MODEL_PATH
 
 TOKENS = 3000

@@ -7,7 +7,7 @@ import pytest
 
 from evals.suites.sampling.prompts import FACTS, OPEN, TALKS
 from evals.suites.sampling.suite import has_word, loops, result_rows, suite
-from kvrecall.cli.eval.run import build_setup
+from kvrecall_server.cli.eval.run import build_setup
 
 COLD = '{"temperature": 0.2}'
 

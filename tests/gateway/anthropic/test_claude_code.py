@@ -7,7 +7,7 @@ import pytest
 from anthropic.types import ToolUnionParam, beta
 
 from gateway.anthropic.tools import ToolWire
-from gateway.ignored import IgnoredParts
+from gateway.conversation.ignored import IgnoredParts
 from tests.gateway.vendor_types import get_types
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from anthropic import AsyncAnthropic, BadRequestError, NotFoundError, beta_async
 from anthropic.types import ToolUseBlock
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 
 ASKED: list[str] = []
 

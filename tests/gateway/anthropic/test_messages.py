@@ -9,7 +9,7 @@ import pytest
 
 from gateway.anthropic.messages import MessageEvents, build_message
 from gateway.anthropic.schemas import MessagesBody
-from gateway.sse import read_outcome
+from gateway.http.sse import read_outcome
 from kvrecall.domain.answer.constraints import Constraint, ToolChoice
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.events import TurnFinished

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.console.guards import get_name
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 
 BODY = {"budget": 64, "seed": 1}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.console.mount import HEADERS, STATIC
-from gateway.settings import GatewaySettings
-from kvrecall.app.settings import Settings
+from gateway.http.settings import GatewaySettings
+from kvrecall_server.app.settings import Settings
 from services.access.authenticator import AccessPolicy
 
 PAGES = ("/console/", "/console/sessions", "/console/sessions/s_1/repairs", "/console/playground")

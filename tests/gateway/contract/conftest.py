@@ -15,9 +15,9 @@ import uvicorn
 from gateway.app import create_app
 from gateway.grpc.server import GrpcServer
 from gateway.grpc.settings import GrpcSettings
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 from tests.gateway.contract.clients import Client, RestClient

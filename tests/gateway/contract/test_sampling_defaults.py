@@ -6,7 +6,7 @@ import pytest
 
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 from tests.gateway.contract.clients import Client
 
 MESSAGES = {"messages": [{"role": "user", "content": "hello"}]}

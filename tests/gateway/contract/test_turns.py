@@ -9,7 +9,7 @@ import pytest
 
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.protocol.v1 import worker_pb2
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 from tests.gateway.contract.clients import Client, Refused
 from tests.gateway.contract.conftest import Both
 

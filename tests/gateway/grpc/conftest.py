@@ -14,11 +14,11 @@ from limits.aio.storage import MemoryStorage
 from gateway.app import create_app
 from gateway.grpc.server import GrpcServer
 from gateway.grpc.settings import GrpcSettings
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.sessions_v1.sessions_pb2_grpc import SessionsStub
 from kvrecall.telemetry.spans import Tracer
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 from services.access.authenticator import AccessPolicy
 from services.access.control import AccessControl
 from services.access.rates import Rates

@@ -7,8 +7,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status.rpc_status import to_status
 
-from gateway.errors import build_problem
 from gateway.grpc.errors import build_status, get_status_code
+from gateway.http.errors import build_problem
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from tests.gateway.contract.grpc_client import read_status

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from gateway.grpc.server import CannotListen, GrpcServer
 from gateway.grpc.settings import GrpcSettings
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from kvrecall.protocol.sessions_v1.sessions_pb2_grpc import SessionsStub
 from tests.gateway.contract.grpc_client import read_status

@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import ModelInfo
 from openai.types import Model
 
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import GatewaySettings
+from gateway.http.settings import GatewaySettings
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.protocol.v1 import worker_pb2 as pb

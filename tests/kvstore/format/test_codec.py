@@ -164,7 +164,7 @@ def test_a_payload_of_a_wrong_length_is_refused(tokens: int) -> None:
 def trained_rows() -> Tensor:
     """Rows of 512 tokens of text from the reference model."""
     model = AutoModelForCausalLM.from_pretrained(MODEL_PATH)
-    text = (resources.files("kvrecall.app") / "calibration.txt").read_text()
+    text = (resources.files("kvrecall_server.app") / "calibration.txt").read_text()
     ids = AutoTokenizer.from_pretrained(MODEL_PATH)(text, return_tensors="pt").input_ids[:, :512]
     with torch.no_grad():
         layers = model(ids, use_cache=True).past_key_values.layers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import CatalogError, InsufficientScope, InvalidRequest, Unauthenticated
-from kvrecall.testing import open_catalog
+from kvrecall_server.testing import open_catalog
 from services.access import authenticator, cache
 from services.access.authenticator import AccessPolicy, Authenticator
 from services.access.keys import ApiKey, digest_key, get_pepper_id, make_key

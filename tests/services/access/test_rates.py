@@ -10,9 +10,9 @@ import pytest
 from limits.aio.storage import MemoryStorage, Storage
 from limits.errors import StorageError
 
-from kvrecall.app.rates import build_redis_storage
 from kvrecall.domain.errors import RateLimited
 from kvrecall.domain.events import GrammarCompiled, TokensComputed
+from kvrecall_server.app.rates import build_redis_storage
 from services.access import rates as module
 from services.access.principals import Principal, acting_as
 from services.access.rates import Rates, build_token_window

@@ -7,7 +7,6 @@ from uuid import uuid4
 
 import pytest
 
-from kvrecall.app.redis import redis_client
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import (
     Fidelity,
@@ -19,6 +18,7 @@ from kvrecall.domain.reports import (
 )
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import SessionSettings
+from kvrecall_server.app.redis import redis_client
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit
 from services.catalog.redis.catalog import RedisCatalog

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from kvrecall.app.redis import redis_client
 from kvrecall.domain import session_settings
 from kvrecall.domain.session import Session
+from kvrecall_server.app.redis import redis_client
 from services.catalog.base import Catalog
 from services.catalog.records import ForkCommit, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog

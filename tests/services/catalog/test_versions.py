@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import pytest
 
-from kvrecall.app import catalog as app_catalog
-from kvrecall.app.errors import CannotServe
-from kvrecall.app.redis import redis_client
-from kvrecall.app.settings import Settings
 from kvrecall.domain.errors import CatalogError, CatalogVersion
+from kvrecall_server.app import catalog as app_catalog
+from kvrecall_server.app.errors import CannotServe
+from kvrecall_server.app.redis import redis_client
+from kvrecall_server.app.settings import Settings
 from services.catalog.redis.catalog import SCHEMA_VERSION as REDIS_VERSION
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.redis.keys import Keys

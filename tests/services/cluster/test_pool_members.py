@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from benchmarks.faults.rig.ports import free_port
+from faults.rig.ports import free_port
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.protocol import PROTOCOL_VERSION
 from services.cluster.pool import WorkerPool

@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from kvrecall.app.redis import redis_client
 from kvrecall.domain.errors import RegistryError
 from kvrecall.protocol.v1 import WORKER_RECORD_SECONDS, worker_key
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.app.redis import redis_client
 from services.cluster.pool import WorkerPool
 from services.cluster.registry import RedisRegistry
 from services.cluster.settings import WireSettings

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from redis.asyncio import Redis
 
-from kvrecall.app.redis import server_clients
+from kvrecall_server.app.redis import server_clients
 from services.feed.notices import Notice
 from services.feed.relay import RedisRelay
 

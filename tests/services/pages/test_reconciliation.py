@@ -12,7 +12,7 @@ from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall.testing import StubWorker, open_catalog
+from kvrecall_server.testing import StubWorker, open_catalog
 from services.catalog.base import Catalog
 from services.context import ServiceContext
 from services.pages import reconciliation

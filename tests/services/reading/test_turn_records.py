@@ -12,7 +12,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import SessionSettings
-from kvrecall.testing import open_catalog
+from kvrecall_server.testing import open_catalog
 from services.catalog.base import Catalog
 from services.catalog.records import SessionDump
 from services.reading.turn_records import find_turns, read_turns

@@ -12,7 +12,7 @@ from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession, resolve_settings
 from kvrecall.protocol.convert import worker_info_from_wire
-from kvrecall.testing import StubWorker
+from kvrecall_server.testing import StubWorker
 from services.sessions.manager import SessionManager
 
 HELLO = Message("user", "hello there")

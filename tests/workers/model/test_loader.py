@@ -19,8 +19,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from kvrecall.app.models import check_model
 from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
+from kvrecall_server.app.models import check_model
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused

@@ -8,7 +8,7 @@ from benchmarks.peers.agent import rows
 from benchmarks.peers.agent.journal import PeerRun, find_run, store_run
 from benchmarks.peers.agent.session import Measured
 from benchmarks.peers.plan import Plan
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 PLAN = Plan("smollm2", (), 1, 4, 1000, 20, 0.0, 2)
 

@@ -2,7 +2,7 @@
 
 from benchmarks.peers.agent import rows as kinds
 from benchmarks.peers.agent.tables import build_tables
-from kvrecall.reporting.results import Row
+from kvrecall_server.reporting.results import Row
 
 ROWS: list[Row] = [
     {

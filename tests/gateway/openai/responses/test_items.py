@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
-from gateway.ignored import IgnoredParts, Tolerance
+from gateway.conversation.ignored import IgnoredParts, Tolerance
 from gateway.openai.responses.items import (
     LEFT_OUT_ITEMS,
     SETTING_ITEMS,

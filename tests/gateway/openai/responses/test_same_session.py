@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.ignored import IgnoredParts, Tolerance
+from gateway.conversation.ignored import IgnoredParts, Tolerance
 from gateway.openai.responses.items import parse_item, read_turn, to_messages
 from gateway.openai.responses.schemas import ResponseBody
 from gateway.openai.responses.tools import Toolbox

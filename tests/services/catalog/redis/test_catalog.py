@@ -12,12 +12,12 @@ from uuid import uuid4
 import pytest
 from redis import ResponseError
 
-from kvrecall.app.redis import redis_client
 from kvrecall.domain.errors import CatalogError, CatalogVersion, UnknownSession
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.session import Session
+from kvrecall_server.app.redis import redis_client
 from services.catalog.records import (
     EpisodeSet,
     ForkCommit,

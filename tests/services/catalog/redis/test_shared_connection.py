@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
-from kvrecall.app.redis import redis_client
+from kvrecall_server.app.redis import redis_client
 from services.catalog.redis.shared_connection import SharedConnection
 
 Connect = Callable[..., SharedConnection]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.rig.disks import Disk, Tmpfs, new_disk
+from faults.rig.disks import Disk, Tmpfs, new_disk
 from kvrecall.domain.errors import StorageFull
 from services.catalog.responses import StoredConversation, StoredItem
 from services.catalog.sqlite.catalog import SqliteCatalog

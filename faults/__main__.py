@@ -1,0 +1,63 @@
+"""`python -m faults`: rounds of faults up to a total, then the counts."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from faults import report
+from faults.runs import DRILL_ROUND, SETUPS, TURNS, Plan, Run
+from kvrecall_server.reporting.results import build_results
+
+RESULT = Path(__file__).parents[1] / "results" / "faults.json"
+UNFINISHED = 3
+
+
+def main() -> None:
+    """Read the command line, run, print and write the counts.
+
+    Exits with 1 on failures, with 3 if rounds are left to a later call.
+    """
+    parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
+    parser.add_argument("--faults", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--round", type=int, default=40, help="faults of one set-up before its checks"
+    )
+    parser.add_argument("--at-once", type=int, default=3, help="rounds that run concurrently")
+    parser.add_argument(
+        "--setup", choices=(*SETUPS, DRILL_ROUND), action="append", help="default: all, in turn"
+    )
+    parser.add_argument("--kind", action="append", default=[], help="default: all of the set-up")
+    parser.add_argument(
+        "--work", type=Path, help="folder of the rounds' findings; done rounds are not run again"
+    )
+    parser.add_argument("--minutes", type=float, help="begin no round later than this")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given = parser.parse_args()
+    plan = Plan(
+        given.seed,
+        given.faults,
+        given.round,
+        given.at_once,
+        given.setup or TURNS,
+        given.kind,
+    )
+    work = given.work or Path("runs") / "faults" / f"{plan.faults}-{plan.seed}"
+    console = Console()
+    run = Run(plan, work.resolve(), console)
+    if given.minutes is not None:
+        run.stop_at = time.monotonic() + 60 * given.minutes
+    found = run.run()
+    if found is None:
+        console.print(f"rounds are left; the same command goes on ({work})", soft_wrap=True)
+        sys.exit(UNFINISHED)
+    report.print_report(found, console)
+    build_results("faults", plan.seed, "reference", report.build_rows(found)).write(given.out)
+    sys.exit(0 if found.clean else 1)
+
+
+if __name__ == "__main__":
+    main()

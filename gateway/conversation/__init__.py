@@ -1,0 +1,1 @@
+"""What the APIs of conversations share: messages in, directives, answers out."""

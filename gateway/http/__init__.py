@@ -1,0 +1,1 @@
+"""What all APIs need of HTTP: bodies, errors, keys, tenants, streams."""

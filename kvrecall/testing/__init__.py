@@ -1,6 +1,0 @@
-"""Test doubles for code that is built on kvrecall."""
-
-from kvrecall.testing.catalog import open_catalog
-from kvrecall.testing.stub_worker import StubWorker
-
-__all__ = ["StubWorker", "open_catalog"]

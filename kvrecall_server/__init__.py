@@ -1,0 +1,1 @@
+"""The server of kvrecall: commands, wiring, administration, demo."""

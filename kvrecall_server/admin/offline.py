@@ -1,0 +1,145 @@
+"""Access to the data of a stopped service: catalog, durable tiers, page layout."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from kvrecall.domain.errors import ServiceError
+from kvrecall_server.admin.archive.pages import get_origin
+from kvrecall_server.admin.archive.records import Origin
+from kvrecall_server.admin.validation.bounds import Bounds
+from kvrecall_server.app.catalog import open_catalog
+from kvrecall_server.app.errors import CannotServe
+from kvrecall_server.app.models import check_model, resolve_model
+from kvrecall_server.app.progress import show_progress
+from kvrecall_server.app.settings import Settings
+from kvrecall_server.app.start.preflight import read_shape, read_vocabulary
+from kvrecall_server.app.tiers import durable_tiers
+from kvstore.errors import KvStoreError
+from kvstore.format.page import PageLayout
+from kvstore.tiers.base import Tier
+from services.catalog.base import Catalog
+from workers.errors import ModelRefused
+
+_CLAIM_SECONDS = 600.0
+
+
+def catalog_file(settings: Settings) -> Path:
+    """Path of the SQLite catalog."""
+    return settings.data / "catalog.sqlite3"
+
+
+def pages_folder(settings: Settings) -> Path:
+    """Folder of the NVMe tier's segment files."""
+    return settings.data / "pages"
+
+
+def has_catalog(settings: Settings) -> bool:
+    """True if a catalog exists; opening a missing one would create it."""
+    return settings.catalog_url is not None or catalog_file(settings).exists()
+
+
+def has_pages(settings: Settings) -> bool:
+    """True if a folder of pages exists; opening a missing one would create it."""
+    return pages_folder(settings).is_dir()
+
+
+@asynccontextmanager
+async def open_stopped_catalog(settings: Settings) -> AsyncIterator[Catalog]:
+    """The catalog, closed at the end. Raises CannotServe, also for service errors within."""
+    catalog = await open_catalog(settings)
+    try:
+        yield catalog
+    except ServiceError as error:
+        raise CannotServe(error.message) from error
+    finally:
+        await catalog.close()
+
+
+@asynccontextmanager
+async def claimed(catalog: Catalog, session: str) -> AsyncIterator[None]:
+    """Hold the session's lease meanwhile. Raises UnknownSession, SessionBusy."""
+    holder = f"stopped-{secrets.token_hex(8)}"
+    await catalog.leases.claim(session, holder, _CLAIM_SECONDS)
+    try:
+        yield
+    finally:
+        await catalog.leases.release(session, holder)
+
+
+@contextmanager
+def open_tiers(settings: Settings) -> Iterator[list[Tier]]:
+    """The durable tiers, fastest first, closed at the end; the last one is authoritative.
+
+    The model is loaded only where a tier is in Redis. Raises CannotServe, also for storage errors
+    within.
+    """
+    layout = None if settings.store.redis_url is None else load_layout(settings)
+    tiers: list[Tier] = []
+    try:
+        tiers = durable_tiers(layout, settings.data, settings.store)
+        yield tiers
+    except KvStoreError as error:
+        raise CannotServe(f"pages cannot be used: {error}") from error
+    finally:
+        for tier in tiers:
+            tier.close()
+
+
+def find_origin(settings: Settings, tiers: Sequence[Tier]) -> Origin:
+    """The model and layout of the stored rows: of any page, or of the model where there is none.
+
+    Only then the model is loaded. Raises CannotServe.
+    """
+    pages = (header for tier in tiers for header in tier.session_headers())
+    header = next(pages, None)
+    return get_origin(load_layout(settings) if header is None else header)
+
+
+def read_origin(settings: Settings) -> Origin:
+    """The same of a data directory, which is not created where it is missing. Raises CannotServe."""
+    if not has_pages(settings):
+        return get_origin(load_layout(settings))
+    with open_tiers(settings) as tiers:
+        return find_origin(settings, tiers)
+
+
+def find_bounds(settings: Settings, origin: Origin) -> Bounds:
+    """The bounds of sessions whose rows are of this origin.
+
+    The vocabulary is known where the configured model is on this machine and has such rows.
+    """
+    bounds = Bounds(n_layers=origin.n_layers, n_kv_heads=origin.n_kv_heads)
+    shape, vocabulary = read_shape(settings), read_vocabulary(settings)
+    if shape is None or vocabulary is None:
+        return bounds
+    found = (shape.n_layers, shape.n_kv_heads, shape.head_dim)
+    known = found == (origin.n_layers, origin.n_kv_heads, origin.head_dim)
+    return replace(bounds, vocabulary=vocabulary) if known else bounds
+
+
+def load_layout(settings: Settings) -> PageLayout:
+    """The page layout of the configured model, which is loaded on the CPU. Raises CannotServe."""
+    try:
+        check_model(settings.model)
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error
+    with show_progress(f"loading {settings.model}, to know its rows"):
+        return _load_layout(settings)
+
+
+def _load_layout(settings: Settings) -> PageLayout:
+    # torch takes seconds to import: data directories with pages do without.
+    import torch
+
+    from kvrecall_server.app.wiring import page_layout
+    from workers.model.loader import load_model
+
+    dtype = getattr(torch, settings.dtype) if settings.dtype else None
+    try:
+        path = resolve_model(settings.model)
+        return page_layout(load_model(path, dtype, "cpu", quantize=settings.quantize))
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error

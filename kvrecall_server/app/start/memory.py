@@ -1,0 +1,118 @@
+"""Memory of the active rows: what a worker's slots take, and what the machine has."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvrecall_server.app.errors import CannotServe
+from workers.engine.settings import WorkerSettings
+
+# Of a row beside key and value: position, mark of a promotion, sum of observations.
+_BOOKKEEPING_BYTES = 4 + 1 + 4
+_MEMINFO = Path("/proc/meminfo")
+# Limit of a container's memory, and what of it cannot be freed: of version 2 and 1 of cgroups.
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.stat", "anon"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+        "total_rss",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """What decides the bytes of a token's rows: layers, KV heads, numbers of a key, bytes of one."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    itemsize: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token that is active in every head."""
+        row = 2 * self.head_dim * self.itemsize + _BOOKKEEPING_BYTES
+        return self.n_layers * self.n_kv_heads * row
+
+
+def get_pool_bytes(shape: RowShape, settings: WorkerSettings) -> int:
+    """Bytes of all slots, which are allocated when a worker starts."""
+    return settings.slots * settings.slot_rows * shape.token_bytes
+
+
+def require_room(shape: RowShape, settings: WorkerSettings, free: int, where: str) -> None:
+    """Raise CannotServe if the slots do not fit `free` bytes of `where`: memory or a GPU's memory."""
+    needed = get_pool_bytes(shape, settings)
+    if needed <= free:
+        return
+    slots = free // (settings.slot_rows * shape.token_bytes)
+    beside = settings.slot_rows - settings.max_budget
+    budget = free // (settings.slots * shape.token_bytes) - beside
+    ways = [f"--slots {slots}"] if slots else []
+    ways += [f"--budget {budget}"] if budget >= settings.min_budget else []
+    raise CannotServe(
+        f"the active rows do not fit {where}: {settings.slots:,} slots x {settings.slot_rows:,} rows "
+        f"(budget {settings.max_budget:,}, and {beside:,} of a block and a prompt) x "
+        f"{shape.token_bytes:,} bytes are {to_gibibytes(needed)}, and {to_gibibytes(free)} are free; "
+        f"lower --slots and --budget{', at most to ' + ' or '.join(ways) if ways else ''}"
+    )
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of the host's memory that a worker is to have for rows, beside the model.
+
+    `cache`: the setting of the host cache; None if it takes its share of what is there.
+    """
+
+    slots: int
+    ram_tier: int
+    cache: int | None
+
+
+def divide_memory(wanted: HostMemory, free: int | None) -> int:
+    """Return the host cache's bytes, so that all of `wanted` fits `free` bytes; None: unknown.
+
+    Raises CannotServe if it does not.
+    """
+    # Gateways have none of the worker's libraries, and their commands are beside `doctor`.
+    from workers.engine.host_memory import get_host_cache_bytes
+
+    needed = wanted.slots + wanted.ram_tier
+    cache = get_host_cache_bytes(wanted.cache, None if free is None else free - needed)
+    if free is not None and needed + cache > free:
+        raise CannotServe(
+            f"the rows do not fit memory: slots {to_gibibytes(wanted.slots)}, RAM tier "
+            f"{to_gibibytes(wanted.ram_tier)} and host cache {to_gibibytes(cache)} are "
+            f"{to_gibibytes(needed + cache)}, and {to_gibibytes(free)} are free; lower --ram"
+            f"{', KVRECALL_WORKER__HOST_CACHE_BYTES' if cache else ''}, --slots or --budget"
+        )
+    return cache
+
+
+def get_free_memory() -> int | None:
+    """Bytes that this process may still allocate, by the machine and its container; None: unknown."""
+    found = list(_iter_free())
+    return min(found) if found else None
+
+
+def to_gibibytes(count: int) -> str:
+    """A number of bytes in GiB."""
+    return f"{count / (1 << 30):,.1f} GiB"
+
+
+def _iter_free() -> Iterator[int]:
+    with suppress(OSError, ValueError, KeyError):
+        yield int(_read_table(_MEMINFO)["MemAvailable:"]) << 10
+    for limit, usage, name in _CGROUPS:
+        with suppress(OSError, ValueError, KeyError):  # the limit may be "max": none
+            yield int(Path(limit).read_text()) - int(_read_table(Path(usage))[name])
+
+
+def _read_table(path: Path) -> dict[str, str]:
+    """Read lines of a name and a number."""
+    words = (line.split() for line in path.read_text().splitlines())
+    return {name: number for name, number, *_ in words}

@@ -1,0 +1,221 @@
+"""Construction of a worker: model, tokenizer, tiers, row store, engine, scheduler.
+
+Imports nothing of the services, so that a worker's process needs no libraries of the gateway.
+"""
+
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import structlog
+import torch
+
+from kvrecall.metrics.page import Metrics
+from kvrecall.sandbox.settings import SandboxSettings
+from kvrecall_server.app.calibration import find_profile, measure_once
+from kvrecall_server.app.errors import CannotServe
+from kvrecall_server.app.logs import adopt_loggers, hide_variables
+from kvrecall_server.app.models import get_recommended_sampling, resolve_model
+from kvrecall_server.app.settings import Quantization, Settings
+from kvrecall_server.app.start.memory import (
+    HostMemory,
+    RowShape,
+    divide_memory,
+    get_free_memory,
+    get_pool_bytes,
+    require_room,
+)
+from kvrecall_server.app.start.preflight import describe_lock
+from kvrecall_server.app.tiers import TIERS, durable_tiers
+from kvstore.errors import (
+    DirectoryLockedError,
+    ForeignPageError,
+    KvStoreError,
+    TierError,
+    TierSettingsError,
+)
+from kvstore.format.page import PageLayout
+from kvstore.settings import StoreSettings
+from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
+from kvstore.tiers.ram import RamTier
+from workers.engine.engine import Engine, Parts
+from workers.engine.settings import WorkerSettings
+from workers.errors import ModelRefused, ProfileRefused
+from workers.metrics.catalogue import create_metrics
+from workers.model import layer_sensitivity
+from workers.model.embedder import Embedder
+from workers.model.loader import LoadedModel, load_model
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.rpc.catalog_binding import CatalogBinding
+from workers.rpc.service import WorkerService
+from workers.scheduler.scheduler import Scheduler
+
+
+def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerService:
+    """The worker service that an operator's settings describe. Raises CannotServe.
+
+    `metrics`: those of `create_metrics`; by default of a worker in its gateway's process.
+    """
+    adopt_loggers()  # transformers and others, which are imported by now
+    try:
+        return build_worker_service(
+            settings.model,
+            settings.data,
+            settings.worker,
+            ram_bytes=settings.ram_bytes,
+            dtype=settings.dtype,
+            quantize=settings.quantize,
+            tiers=settings.store,
+            metrics=metrics,
+            sandbox=settings.sandbox,
+        )
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error
+    except ProfileRefused as error:
+        raise CannotServe(str(error)) from error
+    except (KvStoreError, OSError) as error:
+        raise CannotServe(_describe_store_error(settings.data, error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise CannotServe(
+            f"the model and its active rows do not fit {'the GPU' if torch.cuda.is_available() else 'memory'}: "
+            f"{str(error).splitlines()[0]}; lower --slots and --budget, or take a smaller model"
+        ) from error
+
+
+def build_worker_service(
+    model: str | Path,
+    data: Path,
+    settings: WorkerSettings,
+    *,
+    ram_bytes: int,
+    dtype: str | None = None,
+    quantize: Quantization | None = None,
+    tiers: StoreSettings = TIERS,
+    metrics: Metrics | None = None,
+    sandbox: SandboxSettings | None = None,
+) -> WorkerService:
+    """The worker service of a model: rows under `data`/pages, layer profile under `data`/profiles.
+
+    `ram_bytes` is the size of the RAM tier. Raises ModelRefused, ProfileRefused, and kvstore errors
+    when the directory is in use or holds another model's pages; CannotServe where slots, RAM tier and
+    host cache do not fit the memory together.
+    """
+    hide_variables()
+    loaded, tokenizer = _load(str(model), dtype, quantize)
+    tokenizer = replace(tokenizer, template_seconds=settings.template_seconds)
+    host_cache_bytes = _divide_memory(loaded, settings, ram_bytes)
+    settings = settings.model_copy(update={"host_cache_bytes": host_cache_bytes})
+    profile = find_profile(data, loaded)
+    measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
+    metrics = metrics or create_metrics()
+    store = build_store(loaded, data, ram_bytes, tiers, metrics)
+    parts = Parts(
+        loaded,
+        tokenizer,
+        store,
+        settings,
+        profile.sensitivity if profile else None,
+        partial(measure_once, loaded, tokenizer, data, str(model)) if measurable else None,
+        metrics,
+        sandbox,
+    )
+    return WorkerService(
+        Scheduler(Engine(parts)),
+        Embedder(settings.embedder, loaded.device),
+        str(model),
+        CatalogBinding(data / "pages" / "catalog-id"),
+    )
+
+
+def _load(
+    name: str, dtype: str | None, quantize: Quantization | None
+) -> tuple[LoadedModel, ChatTokenizer]:
+    """Load a model by any name that `resolve_model` knows. Raises ModelRefused."""
+    log = structlog.get_logger()
+    log.info("loading the model", model=name)
+    started = time.perf_counter()
+    path = resolve_model(name)
+    model = load_model(path, dtype=getattr(torch, dtype) if dtype else None, quantize=quantize)
+    model = replace(model, sampling=get_recommended_sampling(name) or model.sampling)
+    tokenizer = load_tokenizer(path, model.eos_token_ids)
+    log.info(
+        "model loaded",
+        layers=model.shape.n_layers,
+        context=model.max_context,
+        dtype=str(model.dtype).removeprefix("torch."),
+        quantize=quantize or "none",
+        device=str(model.device),
+        sampling=asdict(model.sampling),
+        seconds=round(time.perf_counter() - started, 1),
+    )
+    return model, tokenizer
+
+
+def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int) -> int:
+    """Divide the free memory between slots, RAM tier and host cache; return the cache's bytes.
+
+    Raises CannotServe where they do not fit it, or the slots a GPU's.
+    """
+    shape = model.shape
+    rows = RowShape(shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype.itemsize)
+    free = get_free_memory()
+    on_host = model.device.type != "cuda"
+    if not on_host:
+        require_room(rows, settings, torch.cuda.mem_get_info(model.device)[0], "the GPU's memory")
+    elif free is not None:
+        require_room(rows, settings, free, "memory")
+    pool = get_pool_bytes(rows, settings) if on_host else 0
+    return divide_memory(HostMemory(pool, ram_bytes, settings.host_cache_bytes), free)
+
+
+def build_store(
+    model: LoadedModel,
+    data: Path,
+    ram_bytes: int,
+    tiers: StoreSettings = TIERS,
+    metrics: Metrics | None = None,
+) -> RowStore:
+    """The row store of a model: a RAM tier of `ram_bytes`, then `durable_tiers`."""
+    on_call = None if metrics is None else partial(_observe_call, metrics)
+    layout = page_layout(model)
+    stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
+    return RowStore(layout, stack, codecs=tiers.codecs, on_call=on_call)
+
+
+def _observe_call(metrics: Metrics, tier: str, operation: str, seconds: float) -> None:
+    metrics.observe("tier_call_seconds", seconds, tier=tier, op=operation)
+
+
+def page_layout(model: LoadedModel) -> PageLayout:
+    """The page layout of a model's rows: shape, dtype, fingerprint of the weights."""
+    shape = model.shape
+    return PageLayout(
+        n_layers=shape.n_layers,
+        n_kv_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+        fingerprint=model.fingerprint,
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
+        error
+    )
+
+
+def _describe_store_error(data: Path, error: Exception) -> str:
+    if isinstance(error, DirectoryLockedError):
+        return describe_lock(data)
+    if isinstance(error, ForeignPageError):
+        return (
+            f"data directory {data} holds another model's rows, or another --dtype's or "
+            "--quantize's; choose another with --data"
+        )
+    if isinstance(error, (TierError, TierSettingsError)):
+        return f"rows cannot be stored: {error}"
+    return f"data directory {data} cannot be used: {error}"
