@@ -27,12 +27,13 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python3 -m venv /opt/kvrecall
 # Requirements first: a change of the code alone builds one layer.
 COPY pyproject.toml constraints.txt deploy/requirements.py ./
+COPY kvrecall/pyproject.toml kvrecall/
 
 FROM build AS build-gateway
 RUN python3 requirements.py gateway otel > requirements.txt \
  && /opt/kvrecall/bin/pip install --quiet -c constraints.txt -r requirements.txt
 COPY . .
-RUN /opt/kvrecall/bin/pip install --quiet --no-deps .
+RUN /opt/kvrecall/bin/pip install --quiet --no-deps ./kvrecall .
 
 # PyPI's torch for Linux is the CUDA build, some 5 GB with its libraries: the CPU build has an index of its own.
 FROM build AS build-worker
@@ -42,13 +43,13 @@ RUN python3 requirements.py torch > torch.txt \
 RUN python3 requirements.py worker otel > requirements.txt \
  && /opt/kvrecall/bin/pip install --quiet -c constraints.txt -r requirements.txt
 COPY . .
-RUN /opt/kvrecall/bin/pip install --quiet --no-deps .
+RUN /opt/kvrecall/bin/pip install --quiet --no-deps ./kvrecall .
 
 FROM build AS build-worker-cuda
 RUN python3 requirements.py worker otel > requirements.txt \
  && /opt/kvrecall/bin/pip install --quiet -c constraints.txt -r requirements.txt
 COPY . .
-RUN /opt/kvrecall/bin/pip install --quiet --no-deps .
+RUN /opt/kvrecall/bin/pip install --quiet --no-deps ./kvrecall .
 
 FROM base AS gateway
 ARG VERSION=unknown

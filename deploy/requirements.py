@@ -1,13 +1,14 @@
 """The requirements of kvrecall with some extras, or of one of its libraries, a line each.
 
 `python deploy/requirements.py gateway otel`: for images, which install them before they copy the code.
-Reads pyproject.toml in the current directory. Standard library only.
+Reads pyproject.toml and kvrecall/pyproject.toml in the current directory. Standard library only.
 """
 
 import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 
 def get_requirements(names: list[str]) -> list[str]:
@@ -15,15 +16,20 @@ def get_requirements(names: list[str]) -> list[str]:
 
     Raises KeyError for a name that is neither.
     """
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras: dict[str, list[str]] = project["optional-dependencies"]
+    extras: dict[str, list[str]] = _read_project("pyproject.toml")["optional-dependencies"]
+    shared: list[str] = _read_project("kvrecall/pyproject.toml")["dependencies"]
     lines = []
     for name in names:
         if name in extras:
-            lines += project["dependencies"] + extras[name]
+            lines += shared + extras[name]
         else:
             lines.append(_find_library(name, extras))
     return list(dict.fromkeys(lines))
+
+
+def _read_project(file: str) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads(Path(file).read_text(encoding="utf-8"))["project"]
+    return project
 
 
 def _find_library(name: str, extras: dict[str, list[str]]) -> str:

@@ -1,6 +1,6 @@
 """Agent over the gRPC API: a streamed turn, a tool call with its result, and an error with details.
 
-The stubs come with the package: pip install '.[grpc]'. The server needs --grpc HOST:PORT.
+The stubs come with the package: pip install './kvrecall[grpc]'. The server needs --grpc HOST:PORT.
 """
 
 import argparse

@@ -51,6 +51,7 @@ INTEGRATION_PATHS = (
     "kvrecall_server/cli",
     "kvrecall/client",
     "kvrecall_server/demo",
+    "kvrecall_server/test_distributions.py",
     "kvrecall/domain/test_episodes.py",
     "kvstore/test_crash.py",
     "kvstore/test_store_fault_states.py",

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from kvrecall_server.reporting import eval_repair_plots
+from evals.reporting import eval_repair_plots
 from kvrecall_server.reporting.figures import COLOURS, STYLE
 from kvrecall_server.reporting.results import Results, Row
 

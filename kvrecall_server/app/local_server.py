@@ -21,7 +21,8 @@ from workers.errors import ModelRefused
 
 START_SECONDS = 900.0
 STOP_SECONDS = 45.0
-PROGRAM = ("-m", "kvrecall_server.cli")
+# -P: a folder `services/` of the application that starts it hides none of ours.
+PROGRAM = ("-P", "-m", "kvrecall_server.cli")
 
 
 class Serving(Protocol):

@@ -2,8 +2,13 @@
 
 import os
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 from kvrecall_server.cli.extras import MissingLibraries, require_extra
+
+# Names that an application may have as well.
+PACKAGES = ("gateway", "services", "workers", "kvstore", "evals", "reference")
 
 
 def main() -> None:
@@ -17,10 +22,35 @@ def main() -> None:
     if not sys.stderr.isatty():
         # Read when tqdm is imported, for transformers' progress bars: they have no place in a log.
         os.environ.setdefault("TQDM_DISABLE", "1")
-    # Imported after the check: the commands need typer, which the base install does not have.
-    from kvrecall_server.cli.commands import app
+    # Imported after the check: the commands need typer, which an install without extras does not have.
+    try:
+        from kvrecall_server.cli.commands import app
+    except ImportError:
+        if (foreign := find_foreign_package()) is None:
+            raise
+        print(foreign, file=sys.stderr)
+        sys.exit(2)
 
     app()
+
+
+def find_foreign_package() -> str | None:
+    """Explain which of the server's packages Python takes from another folder; None if none.
+
+    Folders of an application's own (`services/`, `workers/`) hide the server's where PYTHONPATH or
+    `python -m` puts them first.
+    """
+    home = Path(__file__).parents[2]
+    for name in PACKAGES:
+        spec = find_spec(name)
+        found = [] if spec is None else list(spec.submodule_search_locations or [spec.origin])
+        if str(home / name) not in map(str, found):
+            return (
+                f"kvrecall needs its own package '{name}', and Python finds another at "
+                f"{', '.join(map(str, found)) or 'no place'}: start the command `kvrecall` in another "
+                "folder, and without that one in PYTHONPATH"
+            )
+    return None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Installed libraries against the extra that a command needs. Imports the standard library only.
 
-`pip install .` brings the HTTP client; every command needs one of the extras. The table of
+`kvrecall-server` alone brings the client; every command needs one of the extras. The table of
 modules repeats pyproject.toml's extras by the names that are imported; a test compares the two.
 """
 

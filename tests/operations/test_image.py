@@ -125,7 +125,7 @@ def test_the_context_has_the_packages_and_little_else() -> None:
     assert next(line for line in lines if not line.startswith("#")) == "*"
     taken = {line[1:] for line in lines if line.startswith("!")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    patterns = ["kvrecall", *project["tool"]["setuptools"]["packages"]["find"]["include"]]
     packages = {
         entry.name
         for entry in os.scandir(ROOT)

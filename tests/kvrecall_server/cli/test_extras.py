@@ -21,7 +21,7 @@ from kvrecall_server.cli.extras import (
     require_extra,
 )
 
-PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+ROOT = Path(__file__).parents[3]
 # A start of the interpreter and the import of a command's libraries, on a machine under load.
 SECONDS = 300
 
@@ -37,12 +37,17 @@ def run_without(modules: tuple[str, ...], *arguments: str) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
+def read_project(file: str) -> dict[str, Any]:
+    """The table `project` of one of the two distributions."""
+    return cast("dict[str, Any]", tomllib.loads((ROOT / file).read_text("utf-8"))["project"])
+
+
 def required(extra: str) -> set[str]:
     """Distributions that an extra of pyproject.toml names, also through other extras."""
-    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     names: set[str] = set()
-    for requirement in [*project["dependencies"], *project["optional-dependencies"][extra]]:
-        if nested := re.fullmatch(r"kvrecall\[(.+)\]", requirement):
+    requirements = read_project("pyproject.toml")["optional-dependencies"][extra]
+    for requirement in [*read_project("kvrecall/pyproject.toml")["dependencies"], *requirements]:
+        if nested := re.fullmatch(r"kvrecall-server\[(.+)\]", requirement):
             names = names.union(*(required(each) for each in nested[1].split(",")))
         else:
             names.add(re.split(r"[\[<>=]", requirement)[0])
@@ -69,9 +74,11 @@ def closure(names: set[str]) -> set[str]:
     return found
 
 
-def test_the_base_install_is_httpx_alone() -> None:
-    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
-    assert [re.split(r"[<>=]", each)[0] for each in project["dependencies"]] == ["httpx"]
+def test_the_client_needs_httpx_alone_and_the_server_the_client_of_its_version() -> None:
+    client, server = read_project("kvrecall/pyproject.toml"), read_project("pyproject.toml")
+    assert [re.split(r"[<>=]", each)[0] for each in client["dependencies"]] == ["httpx"]
+    assert server["dependencies"] == [f"{client['name']}=={server['version']}"]
+    assert client["version"] == server["version"]
 
 
 def test_the_gateway_extra_brings_no_torch() -> None:
