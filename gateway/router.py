@@ -9,7 +9,7 @@ from gateway.anthropic.routes import add_anthropic_routes
 from gateway.http.bodies.parsing import ParsedRoute
 from gateway.http.errors import problem_responses
 from gateway.http.settings import GatewaySettings
-from gateway.http.tenants import create_tenant_route
+from gateway.http.tenant_routes import create_tenant_route
 from gateway.openai.errors import OPENAI_FORMAT, error_responses
 from gateway.openai.routes import add_openai_routes
 from gateway.openai.tokens import add_token_routes

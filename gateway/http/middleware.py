@@ -11,8 +11,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.errors import error_response, find_format, log_unexpected_error
-from gateway.http.scopes import get_path
-from gateway.observation.identity import OWN_ID
+from gateway.observation.identity import OWN_ID, get_path
 from gateway.observation.spans import PROBES
 
 _REQUEST_ID = b"x-request-id"

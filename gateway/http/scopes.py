@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.routing import BaseRoute
 
+from gateway.observation.identity import get_path
 from services.access.principals import ALL_SCOPES, Scope
 
 
@@ -53,8 +54,3 @@ def require_rules(routes: Iterable[BaseRoute]) -> None:
     unknown = [path for route in routes if get_rule(path := get_path(route)) is _NO_ROUTE]
     if unknown:
         raise ValueError(f"gateway/http/scopes.py has no rule for {', '.join(unknown)}")
-
-
-def get_path(route: BaseRoute) -> str:
-    """Return the path of a route, with its parameters in braces."""
-    return str(getattr(route, "path", ""))

@@ -1,9 +1,8 @@
 """Responses of turns: one outcome or server-sent events. A disconnected client cancels its turn."""
 
 import asyncio
-import json
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
@@ -11,21 +10,14 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import log_unexpected_error, to_problem
-from gateway.rest.schemas.messages import to_tool_call
-from gateway.rest.schemas.public import PublicValue, to_dict, to_json
-from gateway.rest.schemas.turns import to_logprobs, to_turn
 from kvrecall.domain.errors import ServiceError, WorkerLost
-from kvrecall.domain.events import TurnFinished, TurnStarted
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
-    ArgumentsDelta,
     ClosableStream,
     ProgressStream,
-    ReasoningDelta,
     TextDelta,
-    ToolCallEmitted,
-    TurnPlanned,
     TurnProgress,
 )
 
@@ -104,35 +96,6 @@ class Encoder(Protocol[Item_contra]):
         ...
 
 
-class SessionEvents:
-    """The session API's events: reasoning, token, arguments_delta, tool_call, last `done` or `error`."""
-
-    def begin(self) -> bytes:
-        """Encode nothing."""
-        return b""
-
-    def encode(self, progress: TurnProgress) -> bytes:
-        """Encode a piece of progress; nothing for the turn's start."""
-        match progress:
-            case TurnStarted() | TurnPlanned():
-                return b""
-            case ReasoningDelta(text):
-                return _encode("reasoning", {"text": text})
-            case TextDelta(text, logprobs):
-                found = [to_dict(each) for each in to_logprobs(logprobs)]
-                return _encode("token", {"text": text, **({"logprobs": found} if found else {})})
-            case ArgumentsDelta():
-                return _encode("arguments_delta", asdict(progress))
-            case ToolCallEmitted(call):
-                return _encode("tool_call", to_tool_call(call))
-            case TurnFinished(outcome):
-                return _encode("done", to_turn(outcome))
-
-    def fail(self, problem: Mapping[str, Any]) -> bytes:
-        """Encode an error."""
-        return _encode("error", dict(problem))
-
-
 class EventStream(Response, Generic[Item]):
     """Started turn, or several, as server-sent events of an API."""
 
@@ -199,8 +162,3 @@ class EventStream(Response, Generic[Item]):
 async def _send_chunk(send: Send, chunk: bytes) -> None:
     if chunk:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-def _encode(event: str, data: PublicValue | dict[str, Any]) -> bytes:
-    text = json.dumps(data).encode() if isinstance(data, dict) else to_json(data)
-    return f"event: {event}\ndata: ".encode() + text + b"\n\n"

@@ -4,6 +4,7 @@ import re
 from hashlib import sha256
 
 import structlog
+from starlette.routing import BaseRoute
 
 # Ids that the service makes: of sessions, responses and the like.
 OWN_ID = re.compile(r"[a-z]{1,8}_[A-Za-z0-9]{8,64}")
@@ -24,3 +25,8 @@ def digest_tenant(tenant: str) -> str:
 def hide_foreign(text: str) -> str:
     """Return an id of ours as it is, and `*` for what a client chose."""
     return text if OWN_ID.fullmatch(text) else "*"
+
+
+def get_path(route: BaseRoute) -> str:
+    """Return the path of a route, with its parameters in braces."""
+    return str(getattr(route, "path", ""))

@@ -11,8 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.scopes import get_path
-from gateway.observation.identity import OWN_ID
+from gateway.observation.identity import OWN_ID, get_path
 from kvrecall.domain.events import (
     EpisodesBuilt,
     PagesRebuilt,

@@ -43,11 +43,11 @@ def find_foreign_package() -> str | None:
     home = Path(__file__).parents[2]
     for name in PACKAGES:
         spec = find_spec(name)
-        found = [] if spec is None else list(spec.submodule_search_locations or [spec.origin])
-        if str(home / name) not in map(str, found):
+        found = [] if spec is None else list(spec.submodule_search_locations or ())
+        if str(home / name) not in found:
             return (
                 f"kvrecall needs its own package '{name}', and Python finds another at "
-                f"{', '.join(map(str, found)) or 'no place'}: start the command `kvrecall` in another "
+                f"{', '.join(found) or 'no folder'}: start the command `kvrecall` in another "
                 "folder, and without that one in PYTHONPATH"
             )
     return None

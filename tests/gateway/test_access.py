@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.http.scopes import get_path, get_rule, require_rules
+from gateway.http.scopes import get_rule, require_rules
+from gateway.observation.identity import get_path
 from services.access.authenticator import AccessPolicy
 from services.access.keys import digest_key, get_pepper_id, make_key
 from services.access.principals import Scope

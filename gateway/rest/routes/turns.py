@@ -11,12 +11,12 @@ from gateway.http.settings import GatewaySettings
 from gateway.http.sse import (
     ClientDisconnected,
     EventStream,
-    SessionEvents,
     read_outcome,
     run_while_connected,
 )
 from gateway.http.tenants import Tenant
 from gateway.rest.schemas.turns import Turn, TurnBody, to_turn
+from gateway.rest.session_events import SessionEvents
 from kvrecall.domain.events import TurnStarted
 from services.service import SessionService
 from services.turn_stream import TurnProgress, TurnStream
