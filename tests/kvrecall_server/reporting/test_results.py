@@ -59,14 +59,14 @@ def test_a_command_line_has_no_folders_of_the_machine(tmp_path: Path) -> None:
     assert text == "kvrecall replay 'my file.json' --limit 3"
     assert command_line(["/somewhere/script.py"]) == "python script.py"
     benchmarks = tmp_path / "benchmarks"
-    for folder in (benchmarks, benchmarks / "faults"):
+    for folder in (benchmarks, benchmarks / "fuzz"):
         folder.mkdir()
         (folder / "__init__.py").touch()
     commands = {
         "__main__.py": "python -m benchmarks --seed 1",
         "throughput.py": "python -m benchmarks.throughput --seed 1",
-        "faults/__main__.py": "python -m faults --seed 1",
-        "faults/checks.py": "python -m faults.checks --seed 1",
+        "fuzz/__main__.py": "python -m benchmarks.fuzz --seed 1",
+        "fuzz/checks.py": "python -m benchmarks.fuzz.checks --seed 1",
     }
     for file, command in commands.items():
         assert command_line([str(benchmarks / file), "--seed", "1"]) == command
