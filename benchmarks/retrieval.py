@@ -17,12 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.subjects import clock
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
-from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
 
 HEADS, GROUP, HEAD_DIM = 4, 7, 128

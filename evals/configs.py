@@ -4,15 +4,15 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from evals.errors import BadBudget, BadConfig
 from kvrecall.domain.session_settings import EpisodeBuild, LayerBudgets
+from kvrecall.domain.settings.retrieval import Retrieval
 from workers import methods
 from workers.errors import WorkerError
-from workers.retrieval.settings import Retrieval
 
 Build = Literal["none", EpisodeBuild]
 FULL = "full"
@@ -57,15 +57,15 @@ class RunConfig:
         return methods.METHODS[self.method].evicts
 
     @property
-    def worker_options(self) -> dict[str, str]:
+    def worker_options(self) -> dict[str, Any]:
         """The session's options that act in the worker, `WorkerOptions` as JSON values."""
-        options = {}
+        options: dict[str, Any] = {}
         if self.retrieve:
-            options["retrieve"] = self.retrieve
+            options["retrieve"] = json.loads(self.retrieve)
         if self.attend:
-            options["prefill"] = json.dumps({"attend": self.attend})
+            options["prefill"] = {"attend": self.attend}
         elif self.cover:
-            options["prefill"] = json.dumps({"sparse": "on", "alpha": self.cover})
+            options["prefill"] = {"sparse": "on", "alpha": self.cover}
         return options
 
     @property

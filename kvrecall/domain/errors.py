@@ -66,6 +66,12 @@ class UnknownMethod(InvalidRequest):
     code = ErrorCode.UNKNOWN_METHOD
 
 
+class BadSettings(InvalidRequest):
+    """A setting of the method is unknown or out of its range; `field` is its path."""
+
+    code = ErrorCode.BAD_SETTINGS
+
+
 class UnknownModel(InvalidRequest):
     """The worker does not serve that model."""
 

@@ -5,8 +5,8 @@ Nothing is left to be chosen later.
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from kvrecall.domain.automatic_budget import choose_budget
 from kvrecall.domain.errors import (
@@ -24,6 +24,8 @@ from kvrecall.domain.session_settings import (
     SessionSettings,
     WorkerOptions,
 )
+from kvrecall.domain.settings.methods import check_method_settings
+from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
 
@@ -39,14 +41,14 @@ class CreateSession(WorkerOptions):
     repair_rows: int | None = None
     repair_on: frozenset[RepairTrigger] | None = None
     method: str | None = None
-    method_settings: str = "{}"
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     tools: tuple[str, ...] = ()
     metadata: Mapping[str, str] | None = None
     model: str | None = None
     episodes: EpisodeSettings | Literal["default"] | None = "default"
     layer_budgets: LayerBudgets | None = None
-    repair_settings: str = "{}"
+    repair_settings: RepairSettings | None = None
     tenant: str = ""
     expires_after_seconds: float | None = None
     matched: bool = False
@@ -59,13 +61,14 @@ def resolve_settings(
 ) -> SessionSettings:
     """The request with everything chosen.
 
-    Raises UnknownModel, UnknownMethod, BudgetOutOfRange, EpisodesUnsupported.
+    Raises UnknownModel, UnknownMethod, BadSettings, BudgetOutOfRange, EpisodesUnsupported.
     """
     if request.model is not None and request.model != info.model:
         raise UnknownModel(
             "model", f"model {request.model!r} is not served here; {info.model!r} is"
         )
     method = _method(request.method or settings.default_method, info)
+    check_method_settings(method.name, request.method_settings)
     budget = _choose_budget(request, info, settings)
     return SessionSettings(
         budget=budget,
@@ -100,7 +103,7 @@ def _method(name: str, info: WorkerInfo) -> MethodInfo:
     found = next((known for known in info.methods if known.name == name), None)
     if found is None:
         names = ", ".join(known.name for known in info.methods)
-        raise UnknownMethod("method", f"method {name!r} is none of {names}")
+        raise UnknownMethod("method", f"unknown method {name!r}; expected one of {names}")
     return found
 
 

@@ -1,12 +1,15 @@
 """The settings that are fixed when a session is created."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
+
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.retrieval import Retrieval
 
 
 class RepairTrigger(StrEnum):
@@ -91,33 +94,31 @@ class WorkerOptions:
     """Options that act in the worker alone: gateway and services pass them on unchanged.
 
     `repair_seconds`: deadline of one repair; None: none. `reselect`: None leaves it to the method.
-    `prefill`: a JSON object, what prompts attend to. `retrieve`: a JSON object, the
-    settings of retrieval while decoding; an empty one leaves it to the method.
-    `template_arguments`: a JSON object, further arguments of the model's chat template.
+    `prefill`: what prompts attend to; None leaves it to the method. `retrieve`: retrieval while
+    decoding; None leaves it to the method. `template_arguments`: the text of a JSON object, further
+    arguments of the model's chat template, which is a client's own and may hold anything.
     """
 
     repair_seconds: float | None = None
     reselect: Reselection | None = None
-    prefill: str = "{}"
-    retrieve: str = "{}"
+    prefill: Prefill | None = None
+    retrieve: Retrieval | None = None
     template_arguments: str = "{}"
 
     @property
     def prefills_sparsely(self) -> bool:
         """Return whether rows depend on `prefill`, and on the session's seed."""
-        return bool(json.loads(self.prefill).get("sparse", "off") != "off")
+        return self.prefill is not None and self.prefill.sparse != "off"
 
     @property
     def attends_stored(self) -> bool | None:
         """Return whether prompts attend to every stored row; None leaves it to the method."""
-        given = json.loads(self.prefill)
-        return given.get("attend") == "stored" if given else None
+        return None if self.prefill is None else self.prefill.attend == "stored"
 
     @property
     def retrieves(self) -> bool | None:
         """Return whether decoding retrieves rows; None leaves it to the method."""
-        given = json.loads(self.retrieve)
-        return given.get("share") != 0 if given else None
+        return None if self.retrieve is None else self.retrieve.share > 0
 
     @property
     def worker_options(self) -> "WorkerOptions":
@@ -137,7 +138,8 @@ BRANCH_SECONDS = 600.0
 class SessionSettings(WorkerOptions):
     """Settings that are fixed at creation.
 
-    `method_settings`, `repair_settings` and each tool are JSON objects.
+    `method_settings`: those that differ from the method's own, checked against its class in
+    `METHOD_SETTINGS`. `repair_settings`: None is the default. Each tool is the text of a JSON object.
 
     - `budget`: rows per KV head; None: chosen by the worker, by the rows that the session has.
     - `episodes`: None disables them.
@@ -155,13 +157,13 @@ class SessionSettings(WorkerOptions):
     repair_rows: int
     method: str
     repair_on: frozenset[RepairTrigger] = PAUSE_TRIGGERS
-    method_settings: str = "{}"
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     tools: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     episodes: EpisodeSettings | None = None
     layer_budgets: LayerBudgets | None = None
-    repair_settings: str = "{}"
+    repair_settings: RepairSettings | None = None
     tenant: str = ""
     forked_from: ForkOrigin | None = None
     expires_after_seconds: float | None = None

@@ -1,5 +1,6 @@
 """Conversion between domain values and the wire's messages: the only place where both meet."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -22,10 +23,12 @@ from kvrecall.domain.reports import (
 )
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
+from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 _WORKER_OPTIONS = TypeAdapter(WorkerOptions)
+_REPAIR_SETTINGS = TypeAdapter(RepairSettings)
 
 
 def message_to_wire(message: Message) -> pb.Message:
@@ -212,11 +215,11 @@ def session_spec_to_wire(
         budget=settings.budget or 0,
         repair_rows=settings.repair_rows,
         method=settings.method,
-        method_settings=settings.method_settings,
+        method_settings=json.dumps(dict(settings.method_settings)),
         seed=settings.seed,
         tools=settings.tools,
         layer_budgets=settings.layer_budgets or "",
-        repair_settings=settings.repair_settings,
+        repair_settings=_dump_repair(settings.repair_settings),
         options=_WORKER_OPTIONS.dump_json(settings.worker_options).decode(),
         shared=shared_pages_to_wire(session.shared),
         history=history_to_wire(history),
@@ -225,8 +228,15 @@ def session_spec_to_wire(
     )
 
 
+def _dump_repair(settings: RepairSettings | None) -> str:
+    return "" if settings is None else _REPAIR_SETTINGS.dump_json(settings).decode()
+
+
 def worker_options_from_wire(spec: pb.SessionSpec) -> WorkerOptions:
-    """Parse the options that act in the worker; defaults when the spec has none."""
+    """Parse the options that act in the worker; defaults when the spec has none.
+
+    Raises pydantic.ValidationError.
+    """
     return _WORKER_OPTIONS.validate_json(spec.options) if spec.options else WorkerOptions()
 
 

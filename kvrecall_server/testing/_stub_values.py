@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvrecall.domain.session_settings import WorkerOptions
-from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 PAGE_TOKENS = 4
@@ -79,17 +78,6 @@ def worker_stats(sessions: int) -> pb.WorkerStats:
         rebuilt_pages=2,
         prefilled_tokens=11,
     )
-
-
-def bad_settings(spec: pb.SessionSpec) -> list[str]:
-    """Name the settings of a session that have a member `bad`."""
-    settings = {
-        "method_settings": spec.method_settings,
-        "repair_settings": spec.repair_settings,
-        "prefill": worker_options_from_wire(spec).prefill,
-        "retrieve": worker_options_from_wire(spec).retrieve,
-    }
-    return [name for name, text in settings.items() if '"bad"' in text]
 
 
 def words_of_message(message: pb.Message) -> list[str]:
@@ -243,7 +231,7 @@ def turn_reports(
         reports["prefill"] = pb.PrefillReport(
             blocks=2, cover_min=0.9375, cover_mean=0.96875, density=0.25
         )
-    if options.retrieve != "{}" and request.generate:
+    if options.retrieve is not None and request.generate:
         reports["retrieval"] = pb.RetrievalReport(steps=5, rows=80, seconds=0.125)
     return reports
 

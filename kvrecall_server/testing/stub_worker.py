@@ -15,7 +15,6 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.testing._stub_values import (
     PAGE_TOKENS,
     answer_message,
-    bad_settings,
     built_episode,
     cut_at_stop,
     drop_answer,
@@ -155,12 +154,10 @@ class StubWorker:
         self.forgotten.append(session)
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
-        """Take over the state of the request. Raises WorkerRefused for settings named `bad`."""
+        """Take over the state of the request."""
         self._fault("open")
         session = request.spec.session
         self.call_log.append(f"open {request.state.length}")
-        for name in bad_settings(request.spec):
-            raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
         self._note_open(request.spec)
         self.sessions[session] = pb.SessionState.FromString(request.state.SerializeToString())

@@ -151,6 +151,7 @@ FAULTS = [
         422,
         "bad_settings",
         ("method_settings", "window", "1"),
+        "method_settings.window",
     ),
     Fault(
         "unknown method setting",
@@ -159,6 +160,7 @@ FAULTS = [
         422,
         "bad_settings",
         ("method_settings", "colour"),
+        "method_settings.colour",
     ),
     Fault("unknown model", NEW, {"model": "gpt"}, 422, "unknown_model", ("gpt",), "model"),
     Fault("unknown field", NEW, {"bugdet": 128}, 422, "invalid_request", ("bugdet",), "bugdet"),

@@ -56,10 +56,10 @@ def test_options_of_the_session_follow_the_budgets_over_layers() -> None:
     }
     narrowed = parse_config('icecache~{"index": "summaries", "nodes": 64}')
     assert narrowed.name == 'icecache~{"index": "summaries", "nodes": 64}'
-    assert narrowed.worker_options == {"retrieve": '{"index": "summaries", "nodes": 64}'}
+    assert narrowed.worker_options == {"retrieve": {"index": "summaries", "nodes": 64}}
     sparse = parse_config("full^.98")
     assert sparse.name == "full^0.98"
-    assert json.loads(sparse.worker_options["prefill"]) == {"sparse": "on", "alpha": 0.98}
+    assert sparse.worker_options["prefill"] == {"sparse": "on", "alpha": 0.98}
     assert parse_config("snapkv").options == ""
 
 

@@ -1,7 +1,9 @@
 """Repairs between turns: order, triggers and turns that do not wait for them."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
@@ -16,6 +18,7 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
@@ -229,11 +232,11 @@ async def test_a_session_s_deadline_holds_for_each_of_its_repairs(harness, call:
 
 
 async def test_how_a_session_repairs_is_told_to_the_worker(harness) -> None:
-    session = await harness.session(repair_settings='{"hops": 2}')
+    session = await harness.session(repair_settings=RepairSettings(hops=2))
     spec = harness.worker.specs[session]
-    assert spec.repair_settings == '{"hops": 2}'
+    assert json.loads(spec.repair_settings) == asdict(RepairSettings(hops=2))
     other = harness.worker.specs[await harness.session()]
-    assert other.repair_settings == "{}"
+    assert other.repair_settings == ""
 
 
 async def test_the_last_answer_is_a_signal_in_the_idle_time_before_the_next_turn(harness) -> None:

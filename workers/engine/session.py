@@ -15,17 +15,17 @@ from kvrecall.domain.session_settings import (
     Reselection,
     WorkerOptions,
 )
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.retrieval import Retrieval
 from workers.cache.active_cache import ActiveCache, SlotRows
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.methods import Method, RepairKV
 from workers.model.tokenizer import ChatMessage
-from workers.prefill.settings import Prefill
 from workers.prefill.sparse_block import SparseReport
 from workers.primitives.observation import Observed, RecentQueries
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
-from workers.retrieval.settings import Retrieval
 
 # Objects of a session, its configuration and its entries in tables.
 _SESSION_BYTES = 4096

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from pydantic import ValidationError
+
 from kvrecall.domain.automatic_budget import choose_budget
 from kvrecall.domain.fairness.share import Share
-from kvrecall.domain.session_settings import LayerBudgets, Reselection
+from kvrecall.domain.session_settings import LayerBudgets, Reselection, WorkerOptions
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers import methods
@@ -15,9 +19,7 @@ from workers.engine.settings import WorkerSettings
 from workers.errors import BadSettings
 from workers.methods import Method, RepairKV
 from workers.model.loader import LoadedModel
-from workers.prefill.settings import Prefill
 from workers.primitives import budgets
-from workers.retrieval.settings import Retrieval
 
 # A specification's budget that is chosen by the rows that the session has.
 AUTOMATIC = 0
@@ -39,7 +41,7 @@ def build_config(
     session that fits its budget: the session gets another configuration when it grows.
     """
     method = methods.build(spec.method, spec.method_settings)
-    options = worker_options_from_wire(spec)
+    options = _read_options(spec)
     read_json("template_arguments", options.template_arguments)
     repair = methods.build_repair(spec.repair_settings)
     split = _parse_layer_budgets(spec, method)
@@ -48,7 +50,7 @@ def build_config(
             f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
         )
     _require_eviction(method, options.reselect or method.reselection)
-    retrieval = _build_retrieval(options.retrieve, method)
+    retrieval = _choose_retrieval(options.retrieve, method)
     reserve = 0 if repair.swap else spec.repair_rows
     uniform = split == "uniform"
     automatic = spec.budget == AUTOMATIC and uniform
@@ -75,7 +77,7 @@ def build_config(
         tools=_parse_tools(spec),
         share=Share(spec.tenant, spec.session, spec.weight or 1.0),
         repair=repair,
-        prefill=_build_prefill(options.prefill, method),
+        prefill=_choose_prefill(options.prefill, method),
         retrieval=retrieval,
         retrieved=retrieved,
         options=options,
@@ -165,13 +167,21 @@ def _parse_layer_budgets(spec: pb.SessionSpec, method: Method) -> LayerBudgets:
     )
 
 
-def _build_prefill(settings: str, method: Method) -> Prefill:
-    """Build the settings of a session's prefill. Raises BadSettings where they act in no block.
+def _read_options(spec: pb.SessionSpec) -> WorkerOptions:
+    """Read the options that act in the worker. Raises BadSettings naming the invalid one."""
+    try:
+        return worker_options_from_wire(spec)
+    except ValidationError as error:
+        raise BadSettings(methods.describe_error(error)) from error
+
+
+def _choose_prefill(given: Prefill | None, method: Method) -> Prefill:
+    """Return a session's prefill, by default its method's. Raises BadSettings where it acts in no block.
 
     A method that accumulates over every query computes all of their weights, and would undo what is
     sparse.
     """
-    prefill = methods.build_prefill(method, settings)
+    prefill = method.prefill if given is None else given
     sparse = prefill.sparse != "off"
     if prefill.attend == "stored" and not method.evicts:
         raise BadSettings(
@@ -192,10 +202,15 @@ def _build_prefill(settings: str, method: Method) -> Prefill:
     return prefill
 
 
-def _build_retrieval(retrieve: str, method: Method) -> Retrieval | None:
-    """Build a session's retrieval. Raises BadSettings where there is never anything to retrieve."""
-    retrieval = methods.build_retrieval(method, retrieve)
-    if retrieval is not None and not method.evicts:
+def _choose_retrieval(given: Retrieval | None, method: Method) -> Retrieval | None:
+    """Return a session's retrieval, by default its method's; None without one.
+
+    Raises BadSettings where there is never anything to retrieve.
+    """
+    retrieval = method.retrieval if given is None else given
+    if retrieval is None or not retrieval.share:
+        return None
+    if not method.evicts:
         raise BadSettings(
             f"retrieve: method {method.name} keeps every row, so there is nothing to retrieve; "
             "leave retrieve out, or take a method that evicts"

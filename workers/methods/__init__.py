@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings, UnknownMethod
 from workers.methods.adakv import AdaKV
@@ -29,8 +31,6 @@ from workers.methods.scissorhands import Scissorhands
 from workers.methods.snapkv import SnapKV
 from workers.methods.streaming_llm import StreamingLLM
 from workers.methods.tova import TOVA
-from workers.prefill.settings import Prefill
-from workers.retrieval.settings import Retrieval
 
 _ALL: tuple[type[Method], ...] = (
     Full,
@@ -60,10 +60,9 @@ __all__ = [
     "Method",
     "RepairKV",
     "build",
-    "build_prefill",
     "build_repair",
-    "build_retrieval",
     "describe",
+    "describe_error",
     "describe_prefill",
     "describe_repair",
     "describe_retrieval",
@@ -88,25 +87,6 @@ def build_repair(settings: str) -> RepairKV:
     Raises BadSettings naming the invalid setting.
     """
     return _validate(RepairKV, settings, "repair_settings")
-
-
-def build_prefill(method: Method, settings: str) -> Prefill:
-    """Build a session's prefill from its settings, a JSON object as text; empty: the method's.
-
-    Raises BadSettings naming the invalid setting.
-    """
-    given = json.loads(settings)
-    return _validate(Prefill, settings, "prefill") if given else method.prefill
-
-
-def build_retrieval(method: Method, settings: str) -> Retrieval | None:
-    """Build a session's retrieval from its settings, a JSON object as text; empty: the method's.
-
-    None without retrieval. Raises BadSettings naming the invalid setting.
-    """
-    given = json.loads(settings)
-    retrieval = _validate(Retrieval, settings, "retrieve") if given else method.retrieval
-    return retrieval if retrieval is not None and retrieval.share else None
 
 
 def describe(name: str) -> pb.MethodInfo:
@@ -143,10 +123,14 @@ def _validate(kind: type[_T], settings: str, label: str) -> _T:
     try:
         validated: _T = TypeAdapter(kind).validate_json(settings or "{}")
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the settings"
-        raise BadSettings(f"{label}: {field}: {first['msg']}") from error
+        raise BadSettings(f"{label}: {describe_error(error)}") from error
     return validated
+
+
+def describe_error(error: ValidationError) -> str:
+    """Name the first invalid setting and say what was expected."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the settings'}: {first['msg']}"
 
 
 def _describe(name: str, kind: type[Any]) -> pb.MethodInfo:

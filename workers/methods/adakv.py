@@ -1,17 +1,17 @@
 """AdaKV: SnapKV with a layer's budget shared unevenly between its heads."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import AdaKVSettings
 from workers.methods.snapkv import SnapKV
 from workers.primitives.selection import newest_first, top_over_heads
 
 
 @dataclass(frozen=True)
-class AdaKV(SnapKV):
+class AdaKV(AdaKVSettings, SnapKV):
     """SnapKV's scores, selected over all heads of a layer with a minimum share for each head.
 
     Source: Feng et al., "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation"
@@ -21,10 +21,6 @@ class AdaKV(SnapKV):
     the uneven split with an even one, `alpha * uneven + (1 - alpha) * even`, which selects other
     rows at the margin. Here uneven heads free memory.
     """
-
-    floor: Annotated[
-        float, Field(ge=0, le=1, description="Share of the budget that every head gets first.")
-    ] = 0.2
 
     name: ClassVar[str] = "adakv"
 

@@ -8,11 +8,11 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from kvrecall.domain.session_settings import LayerBudgets, Reselection
-from workers.prefill.settings import Prefill
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.retrieval import Retrieval
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import AttentionPooling
 from workers.primitives.selection import top_over_heads, top_per_head
-from workers.retrieval.settings import Retrieval
 
 
 @dataclass(frozen=True)

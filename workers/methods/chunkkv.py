@@ -1,11 +1,11 @@
 """ChunkKV: chunks of consecutive tokens are kept or evicted whole."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import ChunkKVSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import attention_scores
@@ -14,7 +14,7 @@ from workers.primitives.tokens import over_chunks, over_heads
 
 
 @dataclass(frozen=True)
-class ChunkKV(Method):
+class ChunkKV(ChunkKVSettings, Method):
     """Attention of the turn's last `window` tokens, summed over chunks that are kept whole.
 
     Source: Liu et al., "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient
@@ -28,17 +28,6 @@ class ChunkKV(Method):
     most half of the budget. Deviation of kvpress: it scores a chunk by its mean, which differs for
     the last, shorter chunk; see `aggregate`.
     """
-
-    window: Annotated[
-        int, Field(ge=1, le=256, description="Number of last tokens whose queries are observed.")
-    ] = 32
-    chunk: Annotated[int, Field(ge=1, le=256, description="Tokens per chunk.")] = 10
-    reuse: Annotated[
-        int, Field(ge=1, le=64, description="Consecutive layers that share one selection.")
-    ] = 2
-    aggregate: Annotated[
-        Literal["sum", "mean"], Field(description="Reduction of the scores within a chunk.")
-    ] = "sum"
 
     name: ClassVar[str] = "chunkkv"
 

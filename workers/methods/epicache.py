@@ -1,19 +1,19 @@
 """EpiCache: one selection per episode of the conversation."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from kvrecall.domain.session_settings import LayerBudgets
+from kvrecall.domain.settings.methods import EpiCacheSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import Reduction, attention_scores, cosine_to_mean, smooth
+from workers.primitives.scoring import attention_scores, cosine_to_mean, smooth
 
 
 @dataclass(frozen=True)
-class EpiCache(Method):
+class EpiCache(EpiCacheSettings, Method):
     """Rows of the active episode's topic; among them the keys least similar to the others.
 
     Source: Kim et al., "EpiCache: Episodic KV Cache Management for Long Conversational Question
@@ -30,39 +30,6 @@ class EpiCache(Method):
     most `prompt_tokens` (256). Before there are episodes, the last `window` tokens are observed
     instead.
     """
-
-    rank: Annotated[
-        Literal["attention", "key_difference"],
-        Field(description="Score of a row: attention (the paper's), or KeyDiff's score."),
-    ] = "key_difference"
-    whole_tokens: Annotated[
-        bool, Field(description="Rank a token by the mean of its ranks over layers and heads.")
-    ] = True
-    topic: Annotated[
-        float,
-        Field(ge=0, le=100, description="Weight of a segment's similarity to the active episode."),
-    ] = 1.0
-    window: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=256,
-            description="Number of last tokens that are observed while there is no episode.",
-        ),
-    ] = 64
-    prompt: Annotated[
-        str,
-        Field(max_length=2000, description="Instruction in front of the medoid segments."),
-    ] = "Extract the essential information of this conversation."
-    reduce: Annotated[
-        Reduction, Field(description="Reduction of attention over tokens and over a head's group.")
-    ] = "max"
-    pool_heads: Annotated[
-        bool, Field(description="Share a layer's budget between its heads by score.")
-    ] = True
-    pool: Annotated[
-        int, Field(ge=1, le=63, description="Width of the pooling of attention; 1 is none.")
-    ] = 7
 
     name: ClassVar[str] = "epicache"
     has_episodes: ClassVar[bool] = True

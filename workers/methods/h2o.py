@@ -1,18 +1,18 @@
 """H2O: heavy hitters, and a share of the budget for the most recent rows."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import H2OSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
 from workers.primitives.selection import newest_first, top_per_head
 
 
 @dataclass(frozen=True)
-class H2O(Method):
+class H2O(H2OSettings, Method):
     """Accumulated attention from every query so far, and the most recent rows.
 
     Source: Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large
@@ -21,13 +21,6 @@ class H2O(Method):
     Deviations: with grouped queries the attention is the mean over the group. The paper's sum
     favours old rows; `per_query` divides it as kvpress does (with `recent=0`).
     """
-
-    recent: Annotated[
-        float, Field(ge=0, le=1, description="Share of the budget for the most recent rows.")
-    ] = 0.5
-    per_query: Annotated[
-        bool, Field(description="Divide the sum by the number of queries that could see the row.")
-    ] = False
 
     name: ClassVar[str] = "h2o"
 

@@ -1,18 +1,18 @@
 """InfiniPot: attention of a request for a summary."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import InfiniPotSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import Reduction, attention_scores
+from workers.primitives.scoring import attention_scores
 
 
 @dataclass(frozen=True)
-class InfiniPot(Method):
+class InfiniPot(InfiniPotSettings, Method):
     """Attention of a fixed prompt that asks for a summary, max over its tokens and heads.
 
     Source: Kim et al., "InfiniPot: Infinite Context Processing on Memory-Constrained LLMs" (2024),
@@ -22,17 +22,6 @@ class InfiniPot(Method):
     Deviations: the paper's second score (a token's surprise under the compressed model) and its
     renumbered positions are left out.
     """
-
-    prompt: Annotated[
-        str, Field(min_length=1, max_length=2000, description="Prompt run after each block.")
-    ] = "Summarize the previous context highlighting the most important parts."
-    tokens: Annotated[
-        Reduction, Field(description="Reduction of attention over the prompt's tokens.")
-    ] = "max"
-    pool_heads: Annotated[
-        bool,
-        Field(description="Share a layer's budget between its heads by score (EpiCache A.2)."),
-    ] = False
 
     name: ClassVar[str] = "infinipot"
 

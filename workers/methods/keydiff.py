@@ -1,17 +1,17 @@
 """KeyDiff: keys that differ from the others."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import KeyDiffSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.scoring import cosine_to_mean
 
 
 @dataclass(frozen=True)
-class KeyDiff(Method):
+class KeyDiff(KeyDiffSettings, Method):
     """Negative cosine of a key to the mean direction of its head's keys.
 
     Source: Park et al., "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM
@@ -20,17 +20,6 @@ class KeyDiff(Method):
     Deviations: `pool_heads` follows EpiCache's comparison (appendix A.2); `whole_tokens` is not in
     the paper.
     """
-
-    pool_heads: Annotated[
-        bool, Field(description="Share a layer's budget between its heads by score.")
-    ] = False
-    whole_tokens: Annotated[
-        bool,
-        Field(
-            description="Rank a token by the mean of its ranks over layers and heads, "
-            "so that it is kept or evicted whole."
-        ),
-    ] = False
 
     name: ClassVar[str] = "keydiff"
 

@@ -1,18 +1,18 @@
 """KVzip: attention while the block is reconstructed."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import KVzipSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import attention_scores
 
 
 @dataclass(frozen=True)
-class KVzip(Method):
+class KVzip(KVzipSettings, Method):
     """Attention while the block is repeated after a request to do so, max over tokens and heads.
 
     Source: Kim et al., "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction"
@@ -22,14 +22,6 @@ class KVzip(Method):
     is split over the layers beforehand; the paper ranks all layers together. In later blocks the
     rows of earlier ones are scored again, by the repeat of the new block.
     """
-
-    prompt: Annotated[
-        str,
-        Field(min_length=1, max_length=2000, description="Request in front of the repeated block."),
-    ] = "Repeat the previous context exactly."
-    pool_heads: Annotated[
-        bool, Field(description="Share a layer's budget between its heads by score.")
-    ] = True
 
     name: ClassVar[str] = "kvzip"
 

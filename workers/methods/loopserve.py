@@ -1,17 +1,16 @@
 """LoopServe: the answer's own queries select the rows anew, every few tokens."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from kvrecall.domain.session_settings import Reselection
+from kvrecall.domain.settings.methods import LoopServeSettings
+from kvrecall.domain.settings.prefill import Prefill
 from workers.methods.snapkv import SnapKV
-from workers.prefill.settings import Prefill
 
 
 @dataclass(frozen=True)
-class LoopServe(SnapKV):
+class LoopServe(LoopServeSettings, SnapKV):
     """Attention of the turn's last `window` tokens; while answering, of the answer's, over all rows.
 
     Source: "LoopServe: An Adaptive Dual-Phase LLM Inference Acceleration System for Multi-Turn
@@ -23,26 +22,6 @@ class LoopServe(SnapKV):
     counts 0.85 of the next one, not the sum; sinks, the recent window and the newest rows of the
     turn stay, as in evictions; rows that are not selected are in the row store, not on the device.
     """
-
-    every: Annotated[
-        int,
-        Field(
-            ge=1, le=256, description="Tokens of an answer between two selections among all rows."
-        ),
-    ] = Reselection.every
-    first: Annotated[
-        int,
-        Field(
-            ge=0,
-            lt=2**31,
-            description="Tokens of an answer before the first such selection; 0: at the prompt's "
-            "end.",
-        ),
-    ] = Reselection.first
-    token_share: Annotated[
-        float,
-        Field(ge=0, le=1, description="Share of the rows that all heads select as whole tokens."),
-    ] = Reselection.token_share
 
     name: ClassVar[str] = "loopserve"
 

@@ -1,18 +1,18 @@
 """Scissorhands: rows that are attended to persistently."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import ScissorhandsSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
 from workers.primitives.selection import newest_first, top_per_head
 
 
 @dataclass(frozen=True)
-class Scissorhands(Method):
+class Scissorhands(ScissorhandsSettings, Method):
     """Share of the queries that gave a row more than uniform attention, and the most recent rows.
 
     Source: Liu et al., "Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM
@@ -22,10 +22,6 @@ class Scissorhands(Method):
     was appended counts, as a share, so that rows of different ages compare. The most recent rows
     take at most half of the budget.
     """
-
-    recent: Annotated[
-        int, Field(ge=0, le=4096, description="Most recent rows that are always kept.")
-    ] = 10
 
     name: ClassVar[str] = "scissorhands"
 

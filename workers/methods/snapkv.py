@@ -1,24 +1,19 @@
 """SnapKV: attention of an observation window."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import SnapKVSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import (
-    AttentionPooling,
-    Reduction,
-    attention_scores,
-    smooth_before,
-)
+from workers.primitives.scoring import AttentionPooling, attention_scores, smooth_before
 from workers.primitives.selection import newest_first, top_per_head
 
 
 @dataclass(frozen=True)
-class SnapKV(Method):
+class SnapKV(SnapKVSettings, Method):
     """Mean attention of the turn's last `window` tokens, pooled along the sequence.
 
     Source: Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation" (2024),
@@ -29,17 +24,6 @@ class SnapKV(Method):
     pools the mean; with `pooling="mean"` both are the same. `group="max"` is EpiCache's reduction
     (eq. 3). kvpress has window 64, mean pooling, width 5.
     """
-
-    window: Annotated[
-        int, Field(ge=1, le=256, description="Number of last tokens whose queries are observed.")
-    ] = 32
-    pool: Annotated[
-        int, Field(ge=1, le=63, description="Width of the pooling, in tokens; 1 is none.")
-    ] = 7
-    pooling: Annotated[Reduction, Field(description="Kind of pooling along the sequence.")] = "max"
-    group: Annotated[
-        Reduction, Field(description="Reduction over the query heads of a KV head.")
-    ] = "mean"
 
     name: ClassVar[str] = "snapkv"
 

@@ -1,19 +1,19 @@
 """StreamingLLM: sinks and the most recent rows."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import StreamingLLMSettings
 from workers.methods.base import LayerRows, Method
 from workers.primitives.scoring import recency
 from workers.primitives.selection import top_per_head
 
 
 @dataclass(frozen=True)
-class StreamingLLM(Method):
+class StreamingLLM(StreamingLLMSettings, Method):
     """The first `sinks` tokens and the newest rows, by position alone.
 
     Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023),
@@ -22,10 +22,6 @@ class StreamingLLM(Method):
     Deviations: rows keep their true positions; the paper renumbers them inside the cache. The sinks
     take at most half of the budget.
     """
-
-    sinks: Annotated[
-        int, Field(ge=0, le=4096, description="First tokens that are always kept.")
-    ] = 4
 
     name: ClassVar[str] = "streaming_llm"
 

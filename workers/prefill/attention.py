@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvrecall.domain.settings.prefill import Prefill
 from workers.prefill.block_rows import TILE, BlockRows
 from workers.prefill.lines import Lines
-from workers.prefill.settings import Prefill
 from workers.primitives.selection import gather_or_empty, mask_to_indices
 
 # Rows of a tile are padded to a multiple of this: kernels read masks in aligned runs.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvrecall.domain.settings.prefill import Prefill
 from workers.prefill.block_rows import TILE, BlockRows
 from workers.prefill.greedy import LineSearch
-from workers.prefill.settings import Prefill
 
 # Sampled attention weights in memory at a time: 128 MiB.
 _MAX_WEIGHTS = 1 << 25

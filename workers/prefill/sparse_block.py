@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvrecall.domain.settings.prefill import Prefill
 from workers.prefill.attention import attend, find_places
 from workers.prefill.block_rows import BlockRows
 from workers.prefill.lines import choose_lines
-from workers.prefill.settings import Prefill
 
 
 @dataclass(frozen=True)

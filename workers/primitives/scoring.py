@@ -6,15 +6,12 @@ scores are float32 `[n_kv_heads, n]`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import Reduction
 from workers.cache.active_cache import EMPTY
-
-# Reduction of several attention weights to one score.
-Reduction = Literal["max", "mean"]
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from kvstore.index.arena import RowArena
 from kvstore.index.base import KeyIndex
 from kvstore.index.summaries import KeySummaries
-from workers.retrieval.settings import Retrieval
+from workers.retrieval.indexes import create_index, index_bytes
 
 
 class HostCopy:
@@ -36,8 +37,8 @@ class HostCopy:
     @staticmethod
     def bytes_for(layout: PageLayout, settings: Retrieval | None, length: int) -> int:
         """Most bytes of so many rows per KV head and their indexes."""
-        index_bytes = 0 if settings is None else settings.index_bytes(layout, length)
-        return RowArena.bytes_for(layout, length) + index_bytes
+        indexes = 0 if settings is None else index_bytes(settings, layout, length)
+        return RowArena.bytes_for(layout, length) + indexes
 
     def append(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Append rows, as `RowArena.append`; they are searched from the next `index_rows` on."""
@@ -56,7 +57,7 @@ class HostCopy:
         if self._settings is None:
             return
         for layer in range(len(self._indexes)):
-            index = self._settings.create_index(self.arena.length)
+            index = create_index(self._settings, self.arena.length)
             if index is None:
                 self._indexes[layer] = None
                 continue

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.cache.slot_pool import EMPTY
 from workers.retrieval.descent import descend
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.sampling import Ranks, draw, take_best
-from workers.retrieval.settings import Retrieval
 from workers.retrieval.weights import weigh
 
 # Positions that the ranks of a layer are rotated from those of the one before.

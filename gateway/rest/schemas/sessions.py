@@ -1,10 +1,11 @@
 """Sessions: creating, forking and moving one; its settings and state."""
 
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from gateway.rest.schemas.base import (
     MAX_SEED,
@@ -26,6 +27,9 @@ from kvrecall.domain.session_settings import (
     RepairTrigger,
     Reselection,
 )
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.forks import ForkRequest
@@ -58,6 +62,15 @@ class ReselectionBody(Body):
     def to_domain(self) -> Reselection:
         """Convert to the domain value."""
         return Reselection(self.every, self.first, self.token_share)
+
+
+def _none_for_empty(value: Any) -> Any:
+    """Return None for an empty object, which leaves all to the method as null does."""
+    return None if value == {} else value
+
+
+def _show(settings: RepairSettings | Prefill | Retrieval | None) -> JsonObject:
+    return {} if settings is None else asdict(settings)
 
 
 BudgetBody = Annotated[
@@ -96,10 +109,8 @@ class CreateSessionBody(Body):
         description="Signals that trigger a repair. All but turn run between turns. null: all but "
         "last_output, and without turn where answers retrieve.",
     )
-    repair_settings: JsonObject = Field(
-        default={},
-        max_length=64,
-        description="Settings of the repair; their schema is `repair` of GET /v1/methods.",
+    repair_settings: Annotated[RepairSettings | None, BeforeValidator(_none_for_empty)] = Field(
+        default=None, description="Settings of the repair. null or empty: the defaults."
     )
     repair_seconds: float | None = Field(
         default=None,
@@ -107,16 +118,13 @@ class CreateSessionBody(Body):
         le=3600,
         description="Time limit of one repair, in seconds; null: no limit.",
     )
-    prefill: JsonObject = Field(
-        default={},
-        max_length=64,
-        description="Settings of the prefill: what prompts attend to; their schema is `prefill` of GET /v1/methods.",
+    prefill: Annotated[Prefill | None, BeforeValidator(_none_for_empty)] = Field(
+        default=None,
+        description="Settings of the prefill: what prompts attend to. null or empty: as the method does.",
     )
-    retrieve: JsonObject = Field(
-        default={},
-        max_length=64,
-        description="Settings of retrieval while answers are generated; their schema is `retrieve` of "
-        "GET /v1/methods. Empty: as the method does.",
+    retrieve: Annotated[Retrieval | None, BeforeValidator(_none_for_empty)] = Field(
+        default=None,
+        description="Settings of retrieval while answers are generated. null or empty: as the method does.",
     )
     method: Name | None = Field(
         default=None, description="Eviction method; one of GET /v1/methods."
@@ -165,18 +173,18 @@ class CreateSessionBody(Body):
             if self.repair_on is None
             else frozenset(RepairTrigger(trigger) for trigger in self.repair_on),
             method=self.method,
-            method_settings=json.dumps(self.method_settings, sort_keys=True),
+            method_settings=self.method_settings,
             seed=self.seed,
             tools=tuple(tool.to_domain() for tool in self.tools),
             metadata=self.metadata,
             model=self.model,
             episodes=self._episodes_to_domain(),
             layer_budgets=self.layer_budgets,
-            repair_settings=json.dumps(self.repair_settings, sort_keys=True),
+            repair_settings=self.repair_settings,
             repair_seconds=self.repair_seconds,
             reselect=None if self.reselect is None else self.reselect.to_domain(),
-            prefill=json.dumps(self.prefill, sort_keys=True),
-            retrieve=json.dumps(self.retrieve, sort_keys=True),
+            prefill=self.prefill,
+            retrieve=self.retrieve,
             expires_after_seconds=self.expires_after_seconds,
         )
 
@@ -227,10 +235,10 @@ def to_session(session: Session, state: SessionState, model: str) -> client.Sess
         worker=session.worker,
         budget=settings.budget or "auto",
         repair_on=tuple(sorted(trigger.value for trigger in settings.repair_on)),
-        repair_settings=json.loads(settings.repair_settings),
-        prefill=json.loads(settings.prefill),
-        retrieve=json.loads(settings.retrieve),
-        method_settings=json.loads(settings.method_settings),
+        repair_settings=_show(settings.repair_settings),
+        prefill=_show(settings.prefill),
+        retrieve=_show(settings.retrieve),
+        method_settings=dict(settings.method_settings),
         reselect=copy_optional(client.Reselection, settings.reselect),
         episodes=copy_optional(client.EpisodeSettings, settings.episodes),
         tools=tuple(json.loads(tool) for tool in settings.tools),

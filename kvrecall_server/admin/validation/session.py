@@ -23,7 +23,6 @@ _MOST_EPOCHS = 1 << 31
 # Pieces of one call's output; more are never taken (`max_output_pieces` is 16,384).
 _MOST_PIECES = 1 << 20
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_SETTINGS = ("method_settings", "repair_settings", "prefill", "retrieve", "template_arguments")
 
 
 def validate_session(dump: SessionDump, bounds: Bounds) -> list[str]:
@@ -48,8 +47,7 @@ def _check_head(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
         yield f"its epoch is {session.epoch}, and must be from 1 to {_MOST_EPOCHS - 1}"
     if session.turns != len(dump.turns):
         yield f"it has {session.turns} turns, and its turn log has {len(dump.turns)}"
-    for name in _SETTINGS:
-        yield from _check_object(getattr(session.settings, name), name)
+    yield from _check_object(session.settings.template_arguments, "template_arguments")
     for tool in session.settings.tools:
         yield from _check_object(tool, "a tool")
     if not 0 <= session.settings.seed < 1 << 63:

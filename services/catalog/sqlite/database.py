@@ -81,10 +81,7 @@ def _is_small(session: Session) -> bool:
     settings = session.settings
     texts = (
         *settings.tools,
-        settings.method_settings,
-        settings.repair_settings,
-        settings.prefill,
-        settings.retrieve,
+        str(settings.method_settings),
     )
     pairs = (text for pair in settings.metadata.items() for text in pair)
     return sum(map(len, texts)) + sum(map(len, pairs)) <= _SETTINGS_CHARACTERS

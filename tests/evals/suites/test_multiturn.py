@@ -281,7 +281,7 @@ def test_an_arm_has_the_options_of_its_configuration_and_its_own() -> None:
         ["snapkv^stored+reselect", 'snapkv{"pool":1}+reselect/2', "snapkv~0.5"]
     )
     options = json.loads(both.build_spec("one", 100, 37, 3).options)
-    assert options["prefill"] == '{"attend": "stored"}'
+    assert options["prefill"] == {"attend": "stored"}
     assert options["reselect"] == {}
     spec = often.build_spec("one", 100, 37, 3)
     assert json.loads(spec.method_settings) == {"pool": 1}

@@ -1,10 +1,14 @@
 """Sessions through either API: create, list, fork, delete, and writes that are repeated."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.retrieval import Retrieval
 from tests.gateway.contract.clients import Client, Refused
 from tests.gateway.contract.conftest import Both
 
@@ -20,15 +24,15 @@ TOOL = {
 FULL = {
     "budget": 100,
     "repair_rows": 10,
-    "method": "full",
-    "method_settings": {"window": 8, "names": ["a", None], "nested": {"share": 0.5}},
+    "method": "snapkv",
+    "method_settings": {"window": 8, "pooling": "mean"},
     "layer_budgets": "pyramid",
     "repair_on": ["last_output", "turn"],
-    "repair_settings": {"hops": 2},
+    "repair_settings": asdict(RepairSettings(hops=2)),
     "repair_seconds": 0.5,
     "reselect": {"every": 8, "first": 4, "token_share": 0.25},
-    "prefill": {"sparse": "auto", "alpha": 0.98, "sinks": 8},
-    "retrieve": {"share": 0.25, "prompt_tokens": 16},
+    "prefill": asdict(Prefill(sparse="auto", alpha=0.98, sinks=8)),
+    "retrieve": asdict(Retrieval(share=0.25, prompt_tokens=16)),
     "expires_after_seconds": 3600.0,
     "seed": 7,
     "tools": [TOOL],

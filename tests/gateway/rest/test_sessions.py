@@ -1,7 +1,12 @@
 """REST API of sessions and their memory, over a stub worker."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
+
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.retrieval import Retrieval
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -10,16 +15,16 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
     body = {
         "budget": 100,
         "repair_rows": 10,
-        "method": "full",
+        "method": "snapkv",
         "method_settings": {"window": 8},
         "layer_budgets": "pyramid",
         "episodes": None,
         "repair_on": ["last_output", "turn"],
-        "repair_settings": {"hops": 2},
+        "repair_settings": asdict(RepairSettings(hops=2)),
         "repair_seconds": 0.5,
         "reselect": {"every": 8, "first": 4, "token_share": 0.25},
-        "prefill": {"sparse": "auto", "alpha": 0.98},
-        "retrieve": {"share": 0.25},
+        "prefill": asdict(Prefill(sparse="auto", alpha=0.98)),
+        "retrieve": asdict(Retrieval(share=0.25)),
         "seed": 7,
         "tools": [TOOL],
         "metadata": {"user": "ann"},

@@ -14,6 +14,9 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger, Reselection, SessionSettings
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -175,11 +178,11 @@ CHANGES = [
     {"budget": 65},
     {"repair_rows": 9},
     {"method": "full"},
-    {"method_settings": '{"window": 8}'},
+    {"method_settings": {"window": 8}},
     {"layer_budgets": "pyramid"},
-    {"repair_settings": '{"hops": 2}'},
-    {"prefill": '{"sparse": "auto"}'},
-    {"retrieve": '{"share": 0.5}'},
+    {"repair_settings": RepairSettings(hops=2)},
+    {"prefill": Prefill(sparse="auto")},
+    {"retrieve": Retrieval(share=0.5)},
     {"tools": (TOOL,)},
     {"leading": (SYSTEM, SYSTEM)},
     {"leading": (Message("system", "you help people with everything they want "),)},
@@ -201,12 +204,12 @@ RECALLING: dict[str, Any] = {"method": "icecache"}
     [
         {"budget": 65},
         {"repair_rows": 9},
-        {"method_settings": '{"sinks": 8}'},
+        {"method_settings": {"sinks": 8}},
         {"layer_budgets": "pyramid"},
-        {"repair_settings": '{"hops": 2}'},
-        {"retrieve": '{"share": 0.5}'},
-        {"prefill": '{"attend": "stored"}'},
-        {"method": "streaming_llm", "prefill": '{"attend": "stored"}'},
+        {"repair_settings": RepairSettings(hops=2)},
+        {"retrieve": Retrieval(share=0.5)},
+        {"prefill": Prefill(attend="stored")},
+        {"method": "streaming_llm", "prefill": Prefill(attend="stored")},
         {"seed": 9},
     ],
 )
@@ -221,7 +224,7 @@ def test_a_selection_by_position_shapes_no_rows_of_prompts_that_attend_to_every_
         {"tools": (TOOL,)},
         {"leading": (SYSTEM, SYSTEM)},
         {"prefill": '{"attend": "active"}'},
-        {"prefill": '{"attend": "stored"}', "method": "snapkv"},
+        {"prefill": Prefill(attend="stored"), "method": "snapkv"},
         {"method": "streaming_llm"},
         {"info": build_info(fingerprint="beef")},
         {"info": build_info(block_tokens=64)},

@@ -12,7 +12,7 @@ SPEC = {
     "method": "snapkv",
     "budget": 64,
     "repair_rows": 16,
-    "options": json.dumps({"retrieve": json.dumps({"share": 0.3})}),
+    "options": json.dumps({"retrieve": {"share": 0.3}}),
 }
 SESSIONS = 6
 

@@ -47,7 +47,7 @@ def test_memory_is_taken_for_the_index_too(
     index: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Room for the rows alone is none: what is made of their keys would exceed the limit."""
-    options = {"options": json.dumps({"retrieve": json.dumps({"share": 0.3, "index": index})})}
+    options = {"options": json.dumps({"retrieve": {"share": 0.3, "index": index}})}
     limits = {"block_tokens": 64, "max_budget": 2048}
     held = []
     worker = make_worker(**limits)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvrecall.domain.settings.prefill import Prefill
 from tests.workers.prefill.blocks import build_block, dense_output
 from workers.prefill.attention import attend, find_places
 from workers.prefill.block_rows import TILE, BlockRows
 from workers.prefill.lines import Lines, choose_lines
-from workers.prefill.settings import Prefill
 
 SPARSE = Prefill(sparse="on", alpha=0.9, sample=64, band=16, max_density=1.0)
 

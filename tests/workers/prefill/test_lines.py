@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvrecall.domain.settings.prefill import Prefill
 from tests.workers.prefill.blocks import build_block, dense_output, dense_weights
 from workers.cache.active_cache import EMPTY
 from workers.prefill.attention import attend, find_places
 from workers.prefill.block_rows import TILE, BlockRows
 from workers.prefill.greedy import LineSearch
 from workers.prefill.lines import Lines, choose_lines
-from workers.prefill.settings import Prefill
 
 SPARSE = Prefill(sparse="on", alpha=0.95, sample=64, band=16, max_density=1.0)
 CACHES = {"full": {}, "gaps": {"kept": 0.4}, "uneven": {"kept": 0.4, "uneven": True}}

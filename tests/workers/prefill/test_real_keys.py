@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvrecall.domain.settings.prefill import Prefill
 from tests.workers.prefill.blocks import dense_weights
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
@@ -14,7 +15,6 @@ from workers.model.tokenizer import ChatTokenizer
 from workers.prefill.attention import find_places
 from workers.prefill.block_rows import TILE, BlockRows
 from workers.prefill.lines import choose_lines
-from workers.prefill.settings import Prefill
 
 BLOCK = 256
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
+from kvrecall.domain.settings.prefill import Prefill
 from tests.workers.prefill.blocks import build_block, dense_output
-from workers.methods import build, build_prefill
 from workers.prefill.block_rows import BlockRows
-from workers.prefill.settings import Prefill
 from workers.prefill.sparse_block import SparseBlock, SparseReport
 
 
@@ -31,7 +31,7 @@ def attend(block: SparseBlock, rows: BlockRows, layer: int = 0) -> Tensor | None
 def test_a_layer_is_sparse_with_enough_tokens_and_rows(
     sparse: str, tokens: int, rows: int, applies: bool
 ) -> None:
-    settings = build_prefill(build("full", "{}"), f'{{"sparse": "{sparse}", "min_rows": 1000}}')
+    settings = TypeAdapter(Prefill).validate_python({"sparse": sparse, "min_rows": 1000})
     assert settings.is_sparse(tokens, rows) == applies
 
 

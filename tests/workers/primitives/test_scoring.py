@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvrecall.domain.settings.methods import Reduction
 from workers.cache.active_cache import EMPTY
 from workers.primitives import scoring
 from workers.primitives.observation import causal_logsumexp
-from workers.primitives.scoring import Reduction
 
 HEADS = 4
 KV_HEADS = 2
@@ -139,7 +139,7 @@ def test_smoothing_by_the_mean_counts_zeros_past_the_ends(width: int) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["max", "mean"])
-def test_rows_that_are_far_apart_lend_each_other_no_score(pooling: scoring.Reduction) -> None:
+def test_rows_that_are_far_apart_lend_each_other_no_score(pooling: Reduction) -> None:
     positions = torch.tensor([[0, 1, 500, 900, 901, EMPTY]], dtype=torch.int32)
     scores = torch.tensor([[8.0, 0, 0, 0, 4, 64]])
     smooth = scoring.smooth(scores, positions, 3, pooling)[0, :5].tolist()

@@ -145,7 +145,7 @@ def test_a_session_that_retrieves_and_repairs_has_one_copy(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(**LIMITS)
-    options = json.dumps({"retrieve": '{"share": 0.3}'})
+    options = json.dumps({"retrieve": {"share": 0.3}})
     opened(worker, words, options=options)
     copy = worker.engine.sessions["s"].host_copy
     read = repaired(worker, words).bytes_read

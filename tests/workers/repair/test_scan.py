@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import Reduction
 from kvstore.index.arena import RowArena
 from tests.workers.repair.scans import (
     COPIES,
@@ -24,7 +25,7 @@ from tests.workers.repair.scans import (
     stored,
 )
 from workers.primitives.observation import Observed
-from workers.primitives.scoring import Reduction, attention_scores
+from workers.primitives.scoring import attention_scores
 from workers.repair.scan import softmax
 from workers.repair.scan.heads import scan_copy, scan_heads
 from workers.repair.scan.keys import CopiedKeys

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from kvstore.index.dci.tree import DciTree
 from kvstore.index.summaries import KeySummaries
 from workers.cache.active_cache import EMPTY
 from workers.cache.transfers import Transfers
 from workers.retrieval.host_copy import HostCopy
+from workers.retrieval.indexes import create_index, index_bytes
 from workers.retrieval.retriever import Retriever
-from workers.retrieval.settings import Retrieval
 from workers.retrieval.step import RetrievalStep
 
 HEADS, GROUP, DIM = 2, 3, 8
@@ -209,8 +210,8 @@ def test_long_sessions_are_summarised_and_those_that_ask_for_it(
     index: str, rows: int, made: type
 ) -> None:
     settings = TypeAdapter(Retrieval).validate_python({"index": index})
-    assert isinstance(settings.create_index(rows), made)
-    assert (settings.index_bytes(LAYOUT, rows) > 0) == (made is not type(None))
+    assert isinstance(create_index(settings, rows), made)
+    assert (index_bytes(settings, LAYOUT, rows) > 0) == (made is not type(None))
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9])

@@ -23,20 +23,20 @@ SPECS: dict[str, dict[str, Any]] = {
     "retrieval": {
         "method": "snapkv",
         "method_settings": '{"window": 8, "pool": 1}',
-        "options": json.dumps({"retrieve": '{"share": 0.3, "prompt_tokens": 8}'}),
+        "options": json.dumps({"retrieve": {"share": 0.3, "prompt_tokens": 8}}),
     },
     "re-selection and a tree": {
         "method": "loopserve",
         "method_settings": '{"every": 4, "first": 4, "window": 8}',
-        "options": json.dumps({"retrieve": '{"share": 0.3, "index": "tree", "scan": 0.5}'}),
+        "options": json.dumps({"retrieve": {"share": 0.3, "index": "tree", "scan": 0.5}}),
     },
     "all": {
         "method": "icecache",
         "options": json.dumps(
             {
                 "reselect": {"every": 8, "first": 4},
-                "retrieve": '{"share": 0.3, "index": "summaries", "nodes": 16}',
-                "prefill": '{"attend": "stored"}',
+                "retrieve": {"share": 0.3, "index": "summaries", "nodes": 16},
+                "prefill": {"attend": "stored"},
             }
         ),
     },

@@ -13,7 +13,7 @@ from workers.model.tokenizer import Segment
 from workers.tasks.prefix import skip_tokens
 
 PAGE = 64
-ATTEND_STORED = json.dumps({"prefill": '{"attend": "stored"}'})
+ATTEND_STORED = json.dumps({"prefill": {"attend": "stored"}})
 
 
 def first_turn(

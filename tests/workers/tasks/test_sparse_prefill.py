@@ -18,7 +18,7 @@ BLOCK = 128
 
 def prefill(**changes: Any) -> dict[str, Any]:
     """The spec's field with the settings of a sparse prefill."""
-    return {"options": json.dumps({"prefill": json.dumps({**ON, **changes})}), "seed": 7}
+    return {"options": json.dumps({"prefill": {**ON, **changes}}), "seed": 7}
 
 
 def stored_rows(worker: Any, name: str, length: int) -> torch.Tensor:

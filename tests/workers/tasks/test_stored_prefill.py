@@ -15,7 +15,7 @@ from workers.errors import BadSettings, RowsMissing
 
 PAGE = 64
 LIMITS: dict[str, Any] = {"block_tokens": 32, "recent": 8}
-STORED: dict[str, Any] = {"options": json.dumps({"prefill": '{"attend": "stored"}'})}
+STORED: dict[str, Any] = {"options": json.dumps({"prefill": {"attend": "stored"}})}
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 FEW = {"method": "snapkv", "budget": 40, "method_settings": '{"window": 8}'}
 
@@ -170,7 +170,7 @@ def test_settings_that_act_nowhere_are_refused(make_worker: Callable[..., Any]) 
     worker = make_worker()
     with pytest.raises(BadSettings, match=r"prefill\.attend.*full keeps every row"):
         worker.open(**STORED)
-    both = {"options": json.dumps({"prefill": '{"attend": "stored", "sparse": "on"}'})}
+    both = {"options": json.dumps({"prefill": {"attend": "stored", "sparse": "on"}})}
     with pytest.raises(BadSettings, match="exclude each other"):
         worker.open(method="snapkv", **both)
 

@@ -6,9 +6,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from kvrecall.domain.settings.methods import Reduction
 from workers.primitives.observation import Observed
 from workers.primitives.products import compute_logits
-from workers.primitives.scoring import Reduction, reduce
+from workers.primitives.scoring import reduce
 from workers.repair.key_chunks import CHUNK_ROWS
 
 # Logits in memory at a time: 128 MiB.

@@ -5,15 +5,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from kvstore.format.page import PageLayout
-from kvstore.index.base import KeyIndex
-from kvstore.index.dci.settings import DciSettings
-from kvstore.index.dci.tree import DciTree
-from kvstore.index.summaries import KeySummaries
-
-# Rows per head up to which scoring all of them takes no longer than a descent.
-_MOST_EXACT = 8192
-
 
 @dataclass(frozen=True)
 class Retrieval:
@@ -72,21 +63,6 @@ class Retrieval:
     scan: Annotated[
         float, Field(gt=0, le=1, description="Share of the rows that a search of the tree scores.")
     ] = 0.1
-
-    def create_index(self, rows: int) -> KeyIndex | KeySummaries | None:
-        """Create a layer's index for a session of so many rows per head; None: all are scored."""
-        if self.index == "tree":
-            return DciTree(DciSettings(scan=self.scan))
-        return KeySummaries() if self._summarises(rows) else None
-
-    def index_bytes(self, layout: PageLayout, rows: int) -> int:
-        """Most bytes of the indexes of all layers for so many rows per head."""
-        if self.index == "tree":
-            return layout.n_layers * DciTree.bytes_for(layout, DciSettings(scan=self.scan), rows)
-        return layout.n_layers * KeySummaries.bytes_for(layout, rows) * self._summarises(rows)
-
-    def _summarises(self, rows: int) -> bool:
-        return self.index == "summaries" or (self.index == "auto" and rows > _MOST_EXACT)
 
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""
