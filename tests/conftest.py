@@ -2,8 +2,8 @@
 
 A test of tests/operations, which needs tools that are no Python packages, is `operations`, one of
 LONG_PATHS is `long`. Another is `integration` if it starts processes or real servers or runs a
-whole worker over a model, or is one of the long property tests; every other test is `unit`. Property tests have no deadline, so that
-load fails none.
+whole worker over a model, or is one of the long property tests. Every other test is `unit`.
+Property tests have no deadline, so that load fails none.
 """
 
 import logging
