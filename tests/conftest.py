@@ -75,6 +75,8 @@ LONG_PATHS = (
     "evals",
     "faults",
     "gateway/test_openapi.py",
+    "kvrecall_server/app/test_calibration.py",
+    "kvrecall_server/cli/test_eval.py",
 )
 # Folders whose tests need tools beside Python's packages: they are collected with `-m operations` only.
 OPERATIONS_PATHS = ("console", "operations")
