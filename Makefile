@@ -13,13 +13,16 @@ FAULTS      ?= 2000
 SEED        ?= 11
 MINUTES     ?= 60
 
-.PHONY: demo test lint docs types unit explore integration test-operations image-check chart-files clients \
+.PHONY: demo check test long lint docs types unit explore integration test-operations image-check chart-files clients \
 	faults faults-can-fail fuzz vendor proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
 
-test: $(VENV)/.test lint types unit integration
+# The gate of a commit: under five minutes on two cores.
+check: lint types unit
+
+test: check integration
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -41,15 +44,20 @@ unit: $(VENV)/.test
 
 # Property tests with examples that no run before has drawn, and more of them. A failure prints its example.
 explore: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest --hypothesis-profile explore -m "unit or integration" -n 2 \
+	OMP_NUM_THREADS=1 $(BIN)/pytest --hypothesis-profile explore -m "unit or integration or long" -n 2 \
 	  $$(grep -rl "from hypothesis" tests --include "test_*.py" | sort)
 
-# Processes, servers, Redis, whole suites and long property tests. File by file, in their order, with the
+# Processes, servers, Redis and long property tests. File by file, in their order, with the
 # slow ones, which start processes, first, so that no core is idle at the end. The HTTP API's tests
 # run a server in a thread; test processes of their own keep other tests from slowing it down.
 integration: $(VENV)/.test
 	$(BIN)/pytest -m integration -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/gateway
 	$(BIN)/pytest -m integration -n 2 --dist loadfile tests/gateway
+
+# The long half of the integration tests (LONG_PATHS of tests/conftest.py): benchmarks, fault injection, attacks,
+# thousands of generated requests, quality suites. Before a merge that touches what they test, and before a release.
+long: $(VENV)/.test
+	$(BIN)/pytest -m long -n 2 --dist loadfile --no-loadscope-reorder
 
 # What operators get: dashboards, alerts, images, compose, chart, console, asked of real servers. Needs Node and
 # Debian's packages prometheus, prometheus-alertmanager and chromium, or another source of these: a missing one

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
+from benchmarks.options import PlanT
 from kvrecall_server.reporting.results import Row
 
 RESULTS = Path(__file__).parent / "results"
-PlanT = TypeVar("PlanT")
 
 
 class BadOptions(Exception):
@@ -46,13 +46,13 @@ def describe(row: Row) -> str:
     return f"{row['condition']:<62} {row['metric']:<26} {spread}{ratio}"
 
 
-def keep(out: Path, rows: Sequence[Row]) -> Sequence[Row]:
+def keep_rows(out: Path, rows: Sequence[Row]) -> Sequence[Row]:
     """Return the rows of a result file: the measured ones alone."""
     return rows
 
 
-def succeed(rows: Sequence[Row]) -> bool:
-    """False: figures alone do not fail."""
+def never_fails(rows: Sequence[Row]) -> bool:
+    """Return False: figures alone are no failure."""
     return False
 
 
@@ -75,5 +75,5 @@ class Benchmark(Generic[PlanT]):
     plan: type[PlanT]
     measure: Callable[[PlanT], Measured]
     describe: Callable[[Row], str] = describe
-    merge: Callable[[Path, Sequence[Row]], Sequence[Row]] = keep
-    failed: Callable[[Sequence[Row]], bool] = succeed
+    merge: Callable[[Path, Sequence[Row]], Sequence[Row]] = keep_rows
+    failed: Callable[[Sequence[Row]], bool] = never_fails

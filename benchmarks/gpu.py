@@ -1,10 +1,11 @@
-"""All that is to be measured on a GPU, in one command: decode, batches, repair, swap-ins, tiers.
+"""All that is to be measured on a GPU, in one command: decode, batches, recall, repair, swap-ins, tiers.
 
 `python -m benchmarks gpu` takes a random Llama of 1 B parameters (`throughput --shape large`) on
 a machine with a GPU: prefill and decode at 4K to 128K tokens, 1 to 64 sessions at once, both beside
-transformers with a kept cache; repairs of 32K to 4M candidates; swap-ins beside a plain copy of the
-same bytes; and the tiers. `--tiny` runs all of it in small sizes on the packaged model, on a CPU,
-too: that it runs is all that it shows. The result file goes to `benchmarks/results/`.
+transformers with a kept cache; whole turns with recall and without; repairs of 32K to 4M
+candidates; swap-ins beside a plain copy of the same bytes; and the tiers. `--tiny` runs all of it in
+small sizes on the packaged model, on a CPU, too: that it runs is all that it shows. The result file
+goes to `benchmarks/results/`.
 """
 
 import tempfile
@@ -17,14 +18,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
 from benchmarks import repair
 from benchmarks.benchmark import BadOptions, Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.repair_keys import SyntheticKeys
-from benchmarks.subjects import copy_plain
-from benchmarks.throughput import describe_model, load, speed_rows
+from benchmarks.subjects import Clock, Timed, Worker, copy_plain
+from benchmarks.throughput import Plan as ThroughputPlan
+from benchmarks.throughput import build_texts, describe_model, load, speed_rows
 from benchmarks.tiers.benchmark import SHAPES, TIERS, compare_subjects
 from benchmarks.tiers.subjects import Pages
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -40,9 +43,12 @@ from workers.model.loader import LoadedModel, cache_argument
 from workers.model.tokenizer import ChatTokenizer
 
 TRANSFORMERS = "transformers, cache kept"
+FULL_CACHE = "kvrecall, full"
 COPY = "plain copy"
 # Steps that are not counted, before those that are.
 WARM = 3
+# Turns that are timed after a context.
+TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Sizes:
     """Sizes of all parts: tokens, but `budget` in rows and `steps` and `repeats` in runs.
 
     `contexts` are of one session that decodes, `batches` numbers of sessions of `batch_context`
-    tokens, `candidates` the fewest and the most of a repair, `swaps` of a session that swaps in.
+    tokens, `recalls` of a session that answers, `candidates` the fewest and the most of a repair,
+    `swaps` of a session that swaps in.
     """
 
     shape: str
@@ -62,6 +69,7 @@ class Sizes:
     steps: int
     candidates: tuple[int, int]
     repair_shape: KVShape
+    recalls: tuple[int, ...]
     swaps: tuple[int, ...]
     tiers: tuple[str, ...]
     pages: str
@@ -79,6 +87,7 @@ FULL = Sizes(
     steps=64,
     candidates=(1 << 15, 1 << 22),
     repair_shape=KVShape(1, repair.QWEN_7B.n_heads, repair.QWEN_7B.n_kv_heads, 128),
+    recalls=(8192, 32_768),
     swaps=(4096, 32_768),
     tiers=("ram", "nvme"),
     pages="large",
@@ -95,6 +104,7 @@ TINY = Sizes(
     steps=2,
     candidates=(128, 256),
     repair_shape=KVShape(1, 4, 2, 16),
+    recalls=(160,),
     swaps=(100,),
     tiers=("ram", "nvme"),
     pages="reference",
@@ -135,8 +145,60 @@ def batch_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:
         yield from _compare(models, sizes, batch, context, f"{batch} sessions of {context} tokens")
 
 
+def recall_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:
+    """First token and decode of whole turns after a context, with recall and without."""
+    text = " ".join(build_texts(ThroughputPlan(seed, turns=80)))
+    ids = models.tokenizer.encode(text)
+    for context in sizes.recalls:
+        prompt = str(models.tokenizer.inner.decode((ids * (1 + context // len(ids)))[:context]))
+        found = {
+            FULL_CACHE: _time_turns(models, sizes, prompt, "full", 2 * context),
+            f"kvrecall, budget {sizes.budget}": _time_turns(
+                models, sizes, prompt, "snapkv", sizes.budget
+            ),
+            f"kvrecall, recall {sizes.budget}": _time_turns(
+                models, sizes, prompt, "icecache", sizes.budget
+            ),
+        }
+        condition = f"turn after {context} tokens"
+        first = {name: [turn.first_token for turn in turns] for name, turns in found.items()}
+        decode = {
+            name: [(turn.output_tokens - 1) / turn.decode for turn in turns]
+            for name, turns in found.items()
+        }
+        yield from speed_rows(condition, "time to first token", "seconds", first, FULL_CACHE)
+        yield from speed_rows(condition, "decode", "tokens per second", decode, FULL_CACHE)
+
+
+def attention_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:
+    """Attention of a token over rows that grow by one a step, as an answer's do, by kernel.
+
+    cuDNN plans each new length anew, so kvrecall and this process take it out of torch's choice.
+    """
+    shape = models.ours.shape
+    for rows in sizes.contexts:
+        like: dict[str, Any] = {"dtype": models.ours.dtype, "device": models.ours.device}
+        heads, group = shape.n_kv_heads, shape.n_heads // shape.n_kv_heads
+        keys = torch.randn(1, heads, rows + WARM + sizes.steps, shape.head_dim, **like)
+        queries = torch.randn(1, heads, group, shape.head_dim, **like)
+        seconds: dict[str, list[float]] = {}
+        for name, cudnn in (("torch's choice without cuDNN", False), ("with cuDNN", True)):
+            torch.backends.cuda.enable_cudnn_sdp(cudnn)
+            lengths = iter(range(rows, keys.shape[2]))
+            seconds[name] = _time_steps(sizes, partial(_attend, queries, keys, lengths))
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        baseline = next(iter(seconds))
+        condition = f"attention over {rows} rows and more"
+        yield from speed_rows(condition, "attention", "seconds", seconds, baseline)
+
+
+def _attend(queries: Tensor, keys: Tensor, lengths: Iterator[int]) -> Tensor:
+    rows = keys[:, :, : next(lengths)]
+    return scaled_dot_product_attention(queries, rows, rows)
+
+
 def repair_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:
-    """Seconds of repairs by the number of candidates, every kind of scan."""
+    """Seconds of repairs by the number of candidates, from pages and from a copy."""
     keys = SyntheticKeys(sizes.repair_shape, torch.bfloat16, seed)
     plan = repair.Plan(promoted=48, repeats=sizes.repeats)
     yield from repair.measure(keys, plan, list(repair.double(*sizes.candidates)))
@@ -163,8 +225,10 @@ def tier_rows(models: Models, sizes: Sizes, seed: int) -> Iterator[Row]:
 
 
 PARTS: dict[str, Callable[[Models, Sizes, int], Iterator[Row]]] = {
+    "attention": attention_rows,
     "decode": decode_rows,
     "batches": batch_rows,
+    "recall": recall_rows,
     "repair": repair_rows,
     "swaps": swap_rows,
     "tiers": tier_rows,
@@ -178,7 +242,7 @@ def _compare(
     room = context + WARM + sizes.steps
     found = {
         TRANSFORMERS: _time_theirs(models, sizes, batch, context),
-        "kvrecall, full": _time_ours(models, sizes, batch, context, "full", room),
+        FULL_CACHE: _time_ours(models, sizes, batch, context, "full", room),
         f"kvrecall, budget {sizes.budget}": _time_ours(
             models, sizes, batch, context, "snapkv", sizes.budget
         ),
@@ -233,6 +297,22 @@ def _time_ours(
         spent, _ = repair.timed(prefill)
         tokens = models.ids[:, :1].expand(batch, -1)
         return spent, _time_steps(sizes, lambda: engine.forward(residents, tokens).argmax(-1))
+
+
+def _time_turns(models: Models, sizes: Sizes, prompt: str, method: str, rows: int) -> list[Timed]:
+    """Turns of one question each after a prompt, without the first."""
+    settings = WorkerSettings(slots=1, max_budget=rows, block_tokens=sizes.block)
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker.start(models.ours, models.tokenizer, Path(folder), settings)
+        with closing(worker):
+            worker.open("s", method, rows)
+            worker.append("s", prompt)
+            turns = list[Timed]()
+            for _ in range(1 + TURNS):
+                clock = Clock()
+                done = worker.ask("s", "Go on.", sizes.steps, clock).result()
+                turns.append(clock.timed(done.prompt_tokens))
+    return turns[1:]
 
 
 def _blocks(models: Models, sizes: Sizes, context: int) -> list[Tensor]:

@@ -4,9 +4,16 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, field, fields
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-PlanT = TypeVar("PlanT")
+
+class Plan(Protocol):
+    """Instance of a dataclass whose fields are options."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+PlanT = TypeVar("PlanT", bound=Plan)
 
 
 def option(default: Any, help_text: str = "", choices: Sequence[str] = ()) -> Any:
@@ -14,7 +21,7 @@ def option(default: Any, help_text: str = "", choices: Sequence[str] = ()) -> An
     return field(default=default, metadata={"help": help_text, "choices": choices})
 
 
-def add_options(parser: argparse.ArgumentParser, plan: type) -> None:
+def add_options(parser: argparse.ArgumentParser, plan: type[Plan]) -> None:
     """Add an option for each field of the plan; a field without default is required."""
     types = get_type_hints(plan)
     for each in fields(plan):
@@ -57,6 +64,6 @@ def describe(each: "Field[Any]") -> str:
 
 def read_plan(plan: type[PlanT], given: argparse.Namespace) -> PlanT:
     """The plan of parsed options; those that were not given have their defaults."""
-    names = {each.name for each in fields(plan)}  # type: ignore[arg-type]
+    names = {each.name for each in fields(plan)}
     values = {name: value for name, value in vars(given).items() if name in names}
     return plan(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})

@@ -11,7 +11,7 @@ from faults import report
 from faults.runs import DRILL_ROUND, SETUPS, TURNS, Plan, Run
 from kvrecall_server.reporting.results import build_results
 
-RESULT = Path(__file__).parents[1] / "results" / "faults.json"
+RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "faults.json"
 UNFINISHED = 3
 
 

@@ -22,14 +22,16 @@ from pathlib import Path
 
 from kvrecall_server.reporting.results import Row, build_results
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "faults-can-fail.json"
 WORK = Path("runs") / "faults-can-fail"
 PARTS = (
     "benchmarks",
     "evals",
+    "faults",
     "gateway",
     "kvrecall",
+    "kvrecall_server",
     "kvstore",
     "reference",
     "services",

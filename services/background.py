@@ -4,26 +4,19 @@ One task per session does all. A turn waits for the end of settling, which it wo
 It takes what the running repair has found so far and skips the repairs that were due but not started,
 unless it asks to wait. Episode maintenance is interrupted at once by a turn or a repair, and continues
 later from its last commit.
-
-Settling computes the rows of an answer's tokens again, as the full cache has them. The next turn
-would do it first thing, to the same bits. In a pause nobody waits for it.
 """
 
 import asyncio
 
 import structlog
 
-from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch
-from kvrecall.protocol.convert import memory_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.domain.errors import ServiceError
 from kvrecall.telemetry.spans import current_span
-from services.catalog.records import SettleCommit
 from services.context import ServiceContext
 from services.episodes import EpisodeMaintainer
 from services.repair_runner import RepairRunner
 from services.sessions.active import ActiveSession
-
-_log = structlog.get_logger("kvrecall.settling")
+from services.settling import Settler
 
 
 class BackgroundTasks:
@@ -129,44 +122,3 @@ class BackgroundTasks:
 def _interrupt_maintenance(live: ActiveSession) -> None:
     if live.maintenance is not None:
         live.maintenance.cancel()
-
-
-class Settler:
-    """Settles one session at a time. Callers ensure that nothing else runs in it."""
-
-    def __init__(self, context: ServiceContext) -> None:
-        self._catalog = context.catalog
-        self._worker = context.worker
-        self._sessions = context.sessions
-
-    async def run(self, live: ActiveSession) -> None:
-        """Settle the session and commit its rows. Raises a ServiceError."""
-        live.unsettled = False
-        session = await self._catalog.sessions.get(live.id)
-        if not session.memory.unsettled:
-            return
-        try:
-            await self._settle(live)
-        except (StaleEpoch, SessionBusy):
-            raise  # another process went on with the session
-        except ServiceError as error:
-            _log.warning("not settled", session=live.id, reason=error.message)
-            raise
-
-    async def _settle(self, live: ActiveSession) -> None:
-        request = pb.SettleRequest(session=live.id, epoch=await self._sessions.ensure_open(live))
-        if live.stop_repairs.is_set():
-            return
-
-        async def ask_under(epoch: int) -> pb.SettleResult:
-            request.epoch = epoch
-            return await self._worker.settle(request)
-
-        live.needs_reopen = True
-        result = await self._sessions.call_reopening(live, request.epoch, ask_under)
-        if result.settled_tokens:
-            memory = memory_from_wire(result.memory, durable=result.durable)
-            state = result.state.SerializeToString(deterministic=True)
-            commit = SettleCommit(state, memory)
-            await self._catalog.turns.commit_settled(live.id, commit, request.epoch)
-        live.needs_reopen = False

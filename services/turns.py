@@ -45,7 +45,8 @@ from services.repair_runner import repair_details, signal_text
 from services.sessions.active import ActiveSession
 from services.sessions.manager import may_have_changed
 from services.stream_resume import StreamResumer
-from services.turn_context import TurnClock, TurnContext
+from services.turn_clock import TurnClock
+from services.turn_context import TurnContext
 from services.turn_stream import Publish, replay
 
 # Rebuilds within one turn: a page may break while others are rebuilt.

@@ -1,9 +1,9 @@
 """Markers of all tests, and real Redis servers: one, a primary behind sentinels, a cluster.
 
-A test of tests/operations, which needs tools that are no Python packages, is `operations`. Another
-is `integration` if it starts processes or real servers or runs a whole worker over a model, or is
-one of the long property tests; every other test is `unit`. Property tests have no deadline, so that
-load fails none.
+A test of tests/operations, which needs tools that are no Python packages, is `operations`, one of
+LONG_PATHS is `long`. Another is `integration` if it starts processes or real servers or runs a
+whole worker over a model, or is one of the long property tests. Every other test is `unit`.
+Property tests have no deadline, so that load fails none.
 """
 
 import logging
@@ -62,6 +62,22 @@ INTEGRATION_PATHS = (
     "workers/model/test_layer_sensitivity.py",
     "workers/repair/test_scan.py",
 )
+# Of these, the half that takes longest: `make long`, not `make test`.
+LONG_PATHS = (
+    "adversary",
+    "benchmarks",
+    "clients",
+    "end_to_end/openai/test_agent_of_thirty_calls.py",
+    "end_to_end/openai/test_kills.py",
+    "end_to_end/test_many_sessions.py",
+    "end_to_end/test_openapi.py",
+    "end_to_end/test_reselection.py",
+    "evals",
+    "faults",
+    "gateway/test_openapi.py",
+    "kvrecall_server/app/test_calibration.py",
+    "kvrecall_server/cli/test_eval.py",
+)
 # Folders whose tests need tools beside Python's packages: they are collected with `-m operations` only.
 OPERATIONS_PATHS = ("console", "operations")
 # Fixtures that start a server or a worker; a test that uses one is an integration test wherever it is.
@@ -79,14 +95,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test as `unit`, `integration` or `operations`."""
-    unknown = [path for path in INTEGRATION_PATHS if not (TESTS / path).exists()]
-    assert not unknown, f"INTEGRATION_PATHS has files that are not there: {unknown}"
+    """Mark every test as `unit`, `integration`, `long` or `operations`."""
+    listed = (*INTEGRATION_PATHS, *LONG_PATHS)
+    unknown = [path for path in listed if not (TESTS / path).exists()]
+    assert not unknown, f"INTEGRATION_PATHS or LONG_PATHS name what is not there: {unknown}"
     for item in items:
-        if is_operations(item.path):
-            item.add_marker("operations")
-        else:
-            item.add_marker("integration" if is_integration(item) else "unit")
+        item.add_marker(choose_marker(item))
+
+
+def choose_marker(item: pytest.Item) -> str:
+    """Return the lane of a test."""
+    if is_operations(item.path):
+        return "operations"
+    if any(item.path.is_relative_to(TESTS / path) for path in LONG_PATHS):
+        return "long"
+    return "integration" if is_integration(item) else "unit"
 
 
 def is_operations(path: Path) -> bool:

@@ -24,7 +24,7 @@ _SETTLED_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens that the workers computed, and those that gateways were told of."""
+    """Tokens that the workers computed, and those that gateways have counted."""
 
     computed: int
     metered: int

@@ -1,7 +1,7 @@
 """The budget of a session that names none: it follows from the rows that the session has."""
 
 # An eighth of the rows: the share at which sessions that recall answer as the full cache does
-# (docs/retrieval.md, "An agent's session").
+# (docs/design/retrieval.md, "An agent's session").
 _SHARE = 8
 LEAST = 1024
 # A budget grows by whole pages, so that its configuration does not change with every block.

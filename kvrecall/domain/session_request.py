@@ -148,7 +148,7 @@ def _repair_rows(
     """Return the rows that are kept free for repair. Raises BudgetOutOfRange.
 
     By default none where answers retrieve: they find what a repair would promote
-    (docs/retrieval.md, "An agent's session").
+    (docs/design/retrieval.md, "An agent's session").
     """
     asked = request.repair_rows
     budget = choose_budget(0, info.max_budget) if budget is None else budget

@@ -83,7 +83,7 @@ class Reselection:
         """Newest tokens, of the prompt and the answer, whose queries score the rows.
 
         The one token in front of a selection may look for nothing, and what comes long before it
-        counts for little (docs/loopserve.md). Where each head selects on its own as in LoopServe,
+        counts for little (docs/design/loopserve.md). Where each head selects on its own as in LoopServe,
         those between two selections, as there.
         """
         return 8 if self.token_share else max(8, self.every)

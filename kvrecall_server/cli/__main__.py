@@ -22,14 +22,11 @@ def main() -> None:
     if not sys.stderr.isatty():
         # Read when tqdm is imported, for transformers' progress bars: they have no place in a log.
         os.environ.setdefault("TQDM_DISABLE", "1")
-    # Imported after the check: the commands need typer, which an install without extras does not have.
-    try:
-        from kvrecall_server.cli.commands import app
-    except ImportError:
-        if (foreign := find_foreign_package()) is None:
-            raise
+    if (foreign := find_foreign_package()) is not None:
         print(foreign, file=sys.stderr)
         sys.exit(2)
+    # Imported after the checks: the commands need typer, which an install without extras does not have.
+    from kvrecall_server.cli.commands import app
 
     app()
 
@@ -40,11 +37,11 @@ def find_foreign_package() -> str | None:
     Folders of an application's own (`services/`, `workers/`) hide the server's where PYTHONPATH or
     `python -m` puts them first.
     """
-    home = Path(__file__).parents[2]
+    home = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
         spec = find_spec(name)
         found = [] if spec is None else list(spec.submodule_search_locations or ())
-        if str(home / name) not in found:
+        if home / name not in (Path(each).resolve() for each in found):
             return (
                 f"kvrecall needs its own package '{name}', and Python finds another at "
                 f"{', '.join(found) or 'no folder'}: start the command `kvrecall` in another "

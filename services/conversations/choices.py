@@ -1,28 +1,21 @@
 """Several answers to one request: each is a turn of a session of its own, and all run at once.
 
-Which of them the conversation goes on with is found by its next request's history. Completions of
-plain prompts run likewise; the session of each is deleted behind it.
+Which of them the conversation goes on with is found by its next request's history.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from kvrecall.domain.errors import ServiceError
-from kvrecall.domain.events import TurnFinished, TurnStarted
+from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.tolerance.ignored import Ignored
-from kvrecall.domain.turn_request import TurnRequest
 from services.cancellation import run_to_completion
-from services.conversations.continuation import Continuation, MatchKind, SessionApi
+from services.conversations.continuation import Continuation, MatchKind
 from services.conversations.steps import Place, Steps
 from services.turn_stream import ProgressStream, TurnProgress
-
-# Such a session expires after this time without a turn, should the process be killed before it is
-# deleted.
-ALONE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -180,53 +173,3 @@ async def start_choices(steps: Steps, place: Place | None, count: int) -> Choice
 async def _close_all(turns: Sequence[ProgressStream]) -> None:
     """End turns early, unless they are committed."""
     await asyncio.gather(*(turn.aclose() for turn in turns))
-
-
-@dataclass(frozen=True)
-class Completions:
-    """Accepted completions of one request, and the progress of all, by their numbers.
-
-    `session` is the first one's.
-    """
-
-    stream: ChoicesStream
-    session: str
-    turn: int = 1
-    match: MatchKind = "built"
-    ignored: tuple[Ignored, ...] = ()
-
-
-async def start_completions(
-    api: SessionApi, settings: CreateSession, turns: Sequence[TurnRequest]
-) -> Completions:
-    """Start the turns, each the only one of its session, and return when the first was accepted.
-
-    As many run at once as the worker has slots; the others follow. Raises what the creation of a
-    session and a turn raise; then none of them runs.
-    """
-    alone = replace(settings, expires_after_seconds=ALONE_SECONDS, matched=True)
-    at_once = asyncio.Semaphore(min(api.info.slots, api.limits.max_running_turns))
-    stream = ChoicesStream([_run(api, alone, turn, at_once) for turn in turns])
-    started = await stream.wait()
-    assert isinstance(started, TurnStarted), "a turn begins with its acceptance"
-    return Completions(stream, started.session)
-
-
-async def _run(
-    api: SessionApi, settings: CreateSession, turn: TurnRequest, at_once: asyncio.Semaphore
-) -> AsyncGenerator[TurnProgress, None]:
-    """Run a turn in a session of its own, and delete that at the end, whatever the end is."""
-    async with at_once:
-        creating = asyncio.create_task(api.create(settings), name="creation")
-        try:
-            session = await asyncio.shield(creating)  # it goes on when this is cancelled
-            async with aclosing(api.turn(session.id, turn)) as stream:
-                async for progress in stream:
-                    yield progress
-        finally:
-            await run_to_completion(_delete(api, creating))
-
-
-async def _delete(api: SessionApi, creating: asyncio.Task[Session]) -> None:
-    with suppress(ServiceError):
-        await api.delete((await creating).id)

@@ -32,13 +32,8 @@ from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
 from services.catalog.records import HistoryEntry
 from services.catalog.responses import StoredResponse
-from services.conversations.choices import (
-    ALONE_SECONDS,
-    Choices,
-    Completions,
-    start_choices,
-    start_completions,
-)
+from services.conversations.choices import Choices, start_choices
+from services.conversations.completions import ALONE_SECONDS, Completions, start_completions
 from services.conversations.continuation import (
     Continuation,
     Conversation,

@@ -23,7 +23,10 @@ def test_one_command_measures_every_part(tmp_path: Path, monkeypatch: pytest.Mon
         for row in rows
         if row["metric"] not in ("bytes read", "exponent of growth")
     )
-    by_subject = {row["condition"]: row for row in rows if row["metric"] == "decode"}
+    decode = [row for row in rows if row["metric"] == "decode"]
+    turns = [row for row in decode if row["condition"].startswith("turn after")]
+    assert len(turns) == 3 * len(TINY.recalls)
+    by_subject = {row["condition"]: row for row in decode if row not in turns}
     names = [TRANSFORMERS, "kvrecall, full", f"kvrecall, budget {TINY.budget}"]
     conditions = [f"one session of {n} tokens" for n in TINY.contexts]
     conditions += [f"{n} sessions of {TINY.batch_context} tokens" for n in TINY.batches]
@@ -39,7 +42,7 @@ def test_some_parts_are_measured_alone(tmp_path: Path) -> None:
     run("--tiny", "--parts", "swaps", "--out", str(tmp_path / "gpu.json"))
     rows = read_results(tmp_path / "gpu.json").results
     assert {row["metric"] for row in rows} == {"copy"}
-    assert set(PARTS) == {"decode", "batches", "repair", "swaps", "tiers"}
+    assert set(PARTS) == {"attention", "decode", "batches", "recall", "repair", "swaps", "tiers"}
 
 
 def test_without_a_gpu_only_small_sizes_are_measured(

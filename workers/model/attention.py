@@ -2,6 +2,7 @@
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -17,8 +18,13 @@ _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mas
 
 
 def register() -> None:
-    """Register `attn_implementation="kvrecall"` with transformers; may be called repeatedly."""
+    """Register `attn_implementation="kvrecall"` with transformers; may be called repeatedly.
+
+    Takes cuDNN out of the kernels that torch chooses among, in this process: it plans each number
+    of rows anew, tens of milliseconds for every token of an answer (docs/benchmarks.md).
+    """
     AttentionInterface.register(NAME, active_attention)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def active_attention(

@@ -8,6 +8,10 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+# `from_dict` would import it in the thread of a door. Where two threads parse modules at once, Python 3.11 may fail
+# with "AST constructor recursion depth mismatch".
+from schemathesis.specs.openapi.schemas import OpenApiSchema
+
 from benchmarks.fuzz.requests import Request
 
 DOOR = "openapi"
@@ -26,7 +30,7 @@ _NOT_SENT = frozenset({"user-agent", "accept-encoding", "connection", "content-l
 
 def openapi_requests(description: Mapping[str, Any], url: str) -> st.SearchStrategy[Request]:
     """Return requests of all operations of a description."""
-    schema = schemathesis.openapi.from_dict(dict(description))
+    schema: OpenApiSchema = schemathesis.openapi.from_dict(dict(description))
     cases = []
     for result in schema.get_all_operations():
         operation: Any = result.ok()  # type: ignore[union-attr]

@@ -17,7 +17,7 @@ from gateway.openai.completions.objects import Asked, TextChunks, build_completi
 from gateway.openai.completions.schemas import NO_LIMIT, CompletionBody, Prompt
 from gateway.openai.schemas import StreamOptions
 from kvrecall.domain.errors import ContextExceeded, InvalidRequest
-from services.conversations.choices import Completions
+from services.conversations.completions import Completions
 from services.service import SessionService
 from services.turn_stream import TurnProgress
 

@@ -56,7 +56,7 @@ def build_compacted(
 
 
 def tell_compaction(content: object) -> Message:
-    """Return what a model is told for such an item; another service's cannot be read."""
+    """Return the message that stands for such an item in a prompt; another service's cannot be read."""
     summary = _read(content) if isinstance(content, str) else None
     return Message("user", _FOREIGN if summary is None else f"{_INTRODUCTION}{summary}")
 

@@ -35,7 +35,7 @@ from services.turn_stream import (
 Json = dict[str, Any]
 
 GROWING = frozenset({"function_call", "custom_tool_call"})
-"""Types of items that are told while their arguments arrive."""
+"""Types of items whose events are sent while their arguments arrive."""
 
 _FUNCTION = "response.function_call_arguments"
 _CUSTOM = "response.custom_tool_call_input"
@@ -211,7 +211,7 @@ class ResponseEvents:
         return events + self._end_item(item)
 
     def _call(self, piece: CallPiece) -> bytes:
-        """Encode a piece of a call; one whose item does not grow is told when it is whole."""
+        """Encode a piece of a call; one whose item does not grow is sent when it is whole."""
         call = ToolCall(piece.id, piece.name, piece.whole or "")
         kind = get_kind(call, self._toolbox)
         whole = piece.whole is not None

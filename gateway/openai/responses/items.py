@@ -4,7 +4,7 @@ Neighbouring text, reasoning and calls of an assistant are one message, as chat 
 so both APIs find the same session.
 
 Some items of a history are made by OpenAI's service alone. A call that was run there comes with
-what it gave, so it is told as text within the answer, and no call of the client's waits for it. What
+what it gave, so it becomes text within the answer, and no call of the client's waits for it. What
 tells the model nothing is left out.
 """
 
@@ -61,7 +61,7 @@ _TURNS_PER_READ = 32
 
 
 class HostedItem(Wire):
-    """Item that no client makes by itself; its members are kept to be told."""
+    """Item that no client makes by itself; its members are kept for the prompt."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,7 +69,7 @@ class HostedItem(Wire):
 
     @property
     def message(self) -> Message | None:
-        """What the model is told; None for an item that is left out."""
+        """The message of the prompt; None for an item that is left out."""
         tell = _TELLERS.get(self.type)
         return None if tell is None else tell(self.type, self.model_extra or {})
 

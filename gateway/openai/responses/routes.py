@@ -15,7 +15,8 @@ from gateway.http.sse import ClientDisconnected, EventStream, run_while_connecte
 from gateway.http.tenants import Tenant
 from gateway.openai.pages import After, Limit, Order, build_page
 from gateway.openai.responses.answering import Answering
-from gateway.openai.responses.background import AsTheyAre, BackgroundResponses, Begun
+from gateway.openai.responses.background import BackgroundResponses, Begun
+from gateway.openai.responses.event_log import AsTheyAre
 from gateway.openai.responses.items import read_input_items
 from gateway.openai.responses.schemas import ResponseBody
 from kvrecall.domain.errors import ServiceError

@@ -12,7 +12,7 @@ class Retrieval:
 
     Source: IceCache sections 3 and 4. The paper retrieves whole pages of 16 rows and keeps the first
     two layers whole on the device. Here every layer retrieves, and single rows: at the same number
-    of rows they hold more of the attention (docs/retrieval.md).
+    of rows they hold more of the attention (docs/design/retrieval.md).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

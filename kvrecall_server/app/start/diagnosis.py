@@ -257,7 +257,7 @@ def _read_cpu_flags() -> set[str]:
 def _read_requirements() -> dict[str, str]:
     """The least versions that kvrecall's extras name, by package."""
     found = dict[str, str]()
-    for line in requires("kvrecall") or ():
+    for line in requires("kvrecall-server") or ():
         name, _, rest = line.partition(">=")
         if rest:
             found[name.split("[")[0].strip()] = rest.split(";")[0].split(",")[0].strip()

@@ -27,17 +27,21 @@ from services.catalog.redis.client import CatalogRedis, Client, RedisIdentity
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
 from services.catalog.redis.expiry import RedisExpiry
+from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import Keys
+from services.catalog.redis.leases import RedisLeases
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.refs import OwnerRefs, RedisPrefixes
+from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.refs import OwnerRefs
+from services.catalog.redis.repairs import RedisRepairs
 from services.catalog.redis.responses import RedisConversations, RedisResponses
-from services.catalog.redis.sessions import RedisLeases, RedisSessions
+from services.catalog.redis.sessions import RedisSessions
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tenant_use import RedisTenantUse, SessionGrowth
-from services.catalog.redis.tool_calls import RedisRepairs, RedisToolCalls
-from services.catalog.redis.turns import RedisHistories, RedisTurns
+from services.catalog.redis.tool_calls import RedisToolCalls
+from services.catalog.redis.turns import RedisTurns
 from services.catalog.versions import build_catalog_version
 
 # The version of the keys and values that this program writes and reads.

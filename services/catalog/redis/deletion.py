@@ -19,7 +19,8 @@ from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META, OWNERS, TOMBSTONE, Keys
-from services.catalog.redis.refs import OwnerRefs, OwnerState, RedisPrefixes
+from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.refs import OwnerRefs, OwnerState
 from services.catalog.redis.shared_connection import Command
 from services.catalog.redis.slot import SessionSlots, require_own_slot
 

@@ -22,7 +22,8 @@ from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.commits import RedisCommit
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.keys import OWNERS
-from services.catalog.redis.refs import GRACE_SECONDS, OwnerRefs, RedisPrefixes
+from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.refs import GRACE_SECONDS, OwnerRefs
 from services.catalog.redis.slot import SessionSlots
 
 

@@ -1,7 +1,6 @@
-"""Sessions in the Redis catalog: their claims and epochs, forks and sessions from elsewhere.
+"""Sessions in the Redis catalog: new ones, forks and sessions from elsewhere.
 
-A fork is read in its parent's slot and written in its own. Claims are not waited for on replicas:
-one that a failover loses costs a turn that starts in vain, as the epoch decides who may write.
+A fork is read in its parent's slot and written in its own.
 """
 
 from contextlib import suppress
@@ -14,27 +13,23 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
-from services.catalog.claims import build_session_busy
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
     BuildCommit,
     EpisodeSet,
     ForkCommit,
     IdempotencyRecord,
-    Lease,
     OrphanedPages,
     SegmentsCommit,
     SessionDump,
     SessionPage,
 )
 from services.catalog.redis import mapping, scripts
-from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.commits import (
     RedisCommit,
     build_create,
     build_episodes,
     build_segments,
-    build_take_over,
 )
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.expiry import RedisExpiry
@@ -48,7 +43,6 @@ from services.catalog.redis.keys import (
     REPAIRS,
     TOKENS,
     TURNS,
-    Keys,
 )
 from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.slot import NEW, SessionSlots, build_incomplete
@@ -191,39 +185,6 @@ class RedisSessions:
                 raise
         with suppress(CatalogError):
             await self._indexes.add(session, last_event_at=0.0)
-
-
-class RedisLeases:
-    """Claims that expire by the server's clock, epochs in the session."""
-
-    def __init__(self, redis: CatalogRedis, keys: Keys, slots: SessionSlots) -> None:
-        self._redis = redis
-        self._keys = keys
-        self._slots = slots
-
-    async def claim(self, session_id: str, holder: str, seconds: float) -> Lease:
-        """Claim the session, or extend the holder's claim. Raises SessionBusy, UnknownSession."""
-        meta = self._keys.get_meta(session_id)
-        claim = self._keys.get_claim(session_id)
-        milliseconds = max(1, round(1000 * seconds))
-        call = ("EVAL", scripts.CLAIM, 2, meta, claim, holder, milliseconds)
-        outcome, *details = await self._redis.read(meta, *call)
-        if outcome == b"unknown":
-            raise UnknownSession(session_id)
-        if outcome == b"busy":
-            raise build_session_busy(session_id, details[0].decode())
-        return Lease(int(details[0]), details[1].decode())
-
-    async def release(self, session_id: str, holder: str) -> None:
-        """Release the holder's claim."""
-        claim = self._keys.get_claim(session_id)
-        await self._redis.read(claim, "EVAL", scripts.DELETE_IF_EQUAL, 1, claim, holder)
-
-    async def take_over(self, session_id: str, worker: str) -> int:
-        """Start a new epoch and return it. Raises UnknownSession."""
-        commit = build_take_over(worker)
-        applied = await run_to_completion(self._slots.apply(session_id, commit))
-        return applied.epoch
 
 
 async def _build_fork(slots: SessionSlots, fork: ForkCommit, at: float) -> RedisCommit:

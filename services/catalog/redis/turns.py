@@ -1,10 +1,8 @@
-"""Turns in the Redis catalog, and the conversations at their ends by digest."""
+"""Turns in the Redis catalog."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
-from urllib.parse import quote, unquote
+from collections.abc import Awaitable
 
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import Turn
@@ -12,46 +10,16 @@ from services.cancellation import run_to_completion
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import HistoryEntry, IdempotencyRecord, SettleCommit, TurnCommit
 from services.catalog.redis import mapping
-from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.commits import build_settled, build_turn
 from services.catalog.redis.expiry import RedisExpiry
+from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import META, STATES, TOKENS, TURNS, Keys
+from services.catalog.redis.keys import META, STATES, TOKENS, TURNS
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.refs import RedisPrefixes
+from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.slot import SessionSlots, build_incomplete
 from services.catalog.redis.tenant_use import SessionGrowth
 from services.catalog.serialization import decode_tokens, unpack
-
-
-class RedisHistories:
-    """The ends of turns by the digests of their conversations. Raises CatalogError.
-
-    One key each, in a slot of its own. It is written after the turn's commit, which stands without
-    it, and expires.
-    """
-
-    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
-        self._redis = redis
-        self._keys = keys
-
-    async def find(self, digests: Sequence[str]) -> list[HistoryEntry]:
-        """Return the known ones of these digests, in their order."""
-        names = [self._keys.get_history(digest) for digest in digests]
-        replies = await self._redis.read_each([(name, ("GET", name)) for name in names])
-        found = []
-        for digest, reply in zip(digests, replies, strict=True):
-            if reply is not None:
-                session, _, turn = reply.decode().partition(" ")
-                found.append(HistoryEntry(digest, unquote(session), int(turn)))
-        return found
-
-    async def add(self, entry: HistoryEntry) -> None:
-        """Note the end of a turn; of the same conversation in several sessions the last one counts."""
-        name = self._keys.get_history(entry.digest)
-        value = f"{quote(entry.session)} {entry.turn}"
-        with suppress(CatalogError):
-            await self._redis.write(name, "SET", name, value, "EX", _HISTORY_SECONDS)
 
 
 class RedisTurns:
@@ -154,6 +122,3 @@ class RedisTurns:
         if commit.lifetime is not None:
             followups.append(self._expiry.set(turn.session, applied.tenant, commit.lifetime))
         await asyncio.gather(*followups)
-
-
-_HISTORY_SECONDS = 30 * 86_400

@@ -1,4 +1,4 @@
-"""Sessions in the SQLite catalog: their claims, epochs and expiry, forks and sessions from elsewhere."""
+"""Sessions in the SQLite catalog: new ones, forks and sessions from elsewhere."""
 
 import sqlite3
 from dataclasses import replace
@@ -15,7 +15,6 @@ from services.catalog.records import (
     EpisodeSet,
     ForkCommit,
     IdempotencyRecord,
-    Lease,
     OrphanedPages,
     SegmentsCommit,
     SessionDump,
@@ -41,7 +40,6 @@ from services.catalog.sqlite.session_rows import (
     count_sessions,
     read_page,
     read_session,
-    read_sessions,
 )
 
 # The number of ids of one query: others wait for the connection meanwhile.
@@ -177,69 +175,6 @@ class SqliteSessions:
         orphaned = await self._database.write(change, session_id, grows=False)
         self._claims.discard(session_id)
         return orphaned
-
-
-class SqliteLeases:
-    """Claims in memory, epochs in the file."""
-
-    def __init__(self, database: Database, reader: SnapshotReader, claims: Claims) -> None:
-        self._database = database
-        self._reader = reader
-        self._claims = claims
-
-    async def claim(self, session_id: str, holder: str, seconds: float) -> Lease:
-        """Claim the session, or extend the holder's claim. Raises SessionBusy, UnknownSession."""
-
-        async def read() -> Session:
-            return await self._reader.read(lambda db: read_session(db, session_id))
-
-        session = await self._database.cache.get(session_id, read)  # a turn has just read it
-        self._claims.acquire(session_id, holder, seconds)
-        return Lease(session.epoch, session.worker)
-
-    async def release(self, session_id: str, holder: str) -> None:
-        """Release the holder's claim."""
-        self._claims.release(session_id, holder)
-
-    async def take_over(self, session_id: str, worker: str) -> int:
-        """Start a new epoch and return it. Raises UnknownSession."""
-
-        def change(db: sqlite3.Connection) -> int:
-            row = fetch_one(
-                db,
-                "UPDATE sessions SET epoch = epoch + 1, worker = :worker WHERE id = :session"
-                " RETURNING epoch",
-                {"worker": worker, "session": session_id},
-            )
-            if row is None:
-                raise UnknownSession(session_id)
-            return int(row["epoch"])
-
-        return await self._database.write(change, session_id, grows=False)
-
-
-class SqliteExpiry:
-    """Sessions by the time of their expiry, which each turn sets anew."""
-
-    def __init__(self, database: Database, reader: SnapshotReader) -> None:
-        self._database = database
-        self._reader = reader
-
-    async def get_expired(self, limit: int) -> list[Session]:
-        """Return up to `limit` sessions that have expired."""
-        where = "expires_at <= :now ORDER BY expires_at LIMIT :limit"
-        return await self._read(where, {"now": self._database.now(), "limit": limit})
-
-    async def get_next(self, tenant: str, limit: int) -> list[Session]:
-        """Return up to `limit` of a tenant's sessions that are to expire, the next one first."""
-        where = "tenant = :tenant AND expires_at IS NOT NULL ORDER BY expires_at LIMIT :limit"
-        return await self._read(where, {"tenant": tenant, "limit": limit})
-
-    async def _read(self, where: str, values: Row) -> list[Session]:
-        def read(db: sqlite3.Connection) -> list[Session]:
-            return read_sessions(db, where, values)
-
-        return await self._reader.read(read)
 
 
 def _fork(db: sqlite3.Connection, commit: ForkCommit, now: float) -> None:

@@ -1,8 +1,6 @@
-"""Turns in the SQLite catalog, and the conversations at their ends by digest."""
+"""Turns in the SQLite catalog."""
 
-import json
 import sqlite3
-from collections.abc import Sequence
 
 from kvrecall.domain.session import Turn
 from services.catalog.quota import UNLIMITED, TenantLimits
@@ -17,6 +15,7 @@ from services.catalog.sqlite import (
     tool_calls,
 )
 from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.histories import add_history
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import (
     check_session_use,
@@ -127,28 +126,3 @@ def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float
         add_history(db, HistoryEntry(commit.history, turn.session, turn.number))
     if commit.prefix is not None:
         page_refs.add_prefix(db, commit.digest, commit.prefix)
-
-
-class SqliteHistories:
-    """The ends of turns by the digests of their conversations; they go with their sessions."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def find(self, digests: Sequence[str]) -> list[HistoryEntry]:
-        """Return the known ones of these digests, in their order."""
-        query = (
-            "SELECT digest, session, turn FROM json_each(:digests)"
-            " JOIN histories ON digest = value ORDER BY key"
-        )
-        values = {"digests": json.dumps(list(digests))}
-        rows = await self._database.read(lambda db: fetch_all(db, query, values))
-        return [HistoryEntry(row["digest"], row["session"], row["turn"]) for row in rows]
-
-
-def add_history(db: sqlite3.Connection, entry: HistoryEntry) -> None:
-    """Note the end of a turn; of the same conversation in several sessions the last one counts."""
-    db.execute(
-        "REPLACE INTO histories (digest, session, turn) VALUES (:digest, :session, :turn)",
-        {"digest": entry.digest, "session": entry.session, "turn": entry.turn},
-    )

@@ -15,9 +15,14 @@ DEFAULT_URL = "http://127.0.0.1:8420"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Address of a real server process with the reference model."""
-    with server_at(None, ServerNeeds(slots=2, max_budget=1024)) as url:
-        yield url
+    """Address of a real server process with the reference model.
+
+    OpenAI's snippet names no length, and a sampled answer of this model may go on to the context's end.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVRECALL_SERVICE__DEFAULT_MAX_TOKENS", "60")
+        with server_at(None, ServerNeeds(slots=2, max_budget=1024)) as url:
+            yield url
 
 
 def read_snippets() -> list[str]:

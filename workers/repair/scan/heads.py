@@ -1,6 +1,7 @@
 """Scores of all of a session's rows against a signal, in every layer and KV head on its own."""
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,9 +32,7 @@ def scan_heads(
     weigh = _weigh_in_one_pass if fits else _weigh_in_two_passes
     weighed = weigh(signal, keys, causal=reduction.causal)
     result = yield from _score(signal, keys.length, weighed, reduction, stop_requested)
-    return ScanResult(
-        result.scores, result.scored, keys.bytes_read, result.complete, result.head_means
-    )
+    return replace(result, bytes_read=keys.bytes_read)
 
 
 def scan_copy(

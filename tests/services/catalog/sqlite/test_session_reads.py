@@ -14,9 +14,9 @@ from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import Session
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit
-from services.catalog.sqlite.database import SessionCache
 from services.catalog.sqlite.file import FileIdentity
 from services.catalog.sqlite.reader import SnapshotReader
+from services.catalog.sqlite.session_cache import SessionCache
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

@@ -1,0 +1,45 @@
+"""The times of a turn."""
+
+import time
+
+from kvrecall.domain.events import TurnTiming
+
+
+class TurnClock:
+    """Notes the moments of a turn, from its arrival on. Seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._arrived = time.monotonic()
+        self._first: float | None = None
+        self._last: float | None = None
+        self._commit_began: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the turn's arrival."""
+        return time.monotonic() - self._arrived
+
+    def seconds_since(self, moment: float | None) -> float | None:
+        """Seconds from an earlier moment to the turn's arrival; None without such a moment."""
+        return None if moment is None else max(0.0, self._arrived - moment)
+
+    def note_token(self) -> None:
+        """Note that a token of the answer has come."""
+        self._last = time.monotonic()
+        if self._first is None:
+            self._first = self._last
+
+    def begin_commit(self) -> None:
+        """Note that the turn is computed, and is committed from here on."""
+        self._commit_began = time.monotonic()
+
+    def finish(self, output_tokens: int) -> TurnTiming:
+        """The times of a turn that is committed now."""
+        now = time.monotonic()
+        first = per_token = None
+        if self._first is not None and self._last is not None:
+            first = self._first - self._arrived
+            if output_tokens > 1:
+                per_token = (self._last - self._first) / (output_tokens - 1)
+        began = now if self._commit_began is None else self._commit_began
+        return TurnTiming(now - self._arrived, now - began, first, per_token)
