@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from kvrecall.metrics.page import Metrics
 from workers.cache.active_cache import EMPTY, ActiveCache
 
 # Rows that a static step's reads are a multiple of: as many steps share their shapes.
@@ -47,6 +48,9 @@ class RowRetrieval(Protocol):
         scale: float | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Extend a layer's keys, values and mask; see `workers.retrieval.step.RetrievalStep`."""
+
+    def measure(self, metrics: Metrics) -> None:
+        """Add the pass, once it is over, to the worker's metrics."""
 
 
 class ForwardStep(Cache):

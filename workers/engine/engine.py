@@ -352,7 +352,7 @@ class Engine:
         self.passed_tokens += token_ids.numel()
         for resident, part in zip(residents, recorded, strict=True):
             self._append_recorded(resident, part)
-        recording.report(step, residents, self.metrics)
+        recording.end(step, residents, self.metrics)
         return logits
 
     def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:

@@ -13,7 +13,6 @@ from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine.accumulation import received_weights
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
-from workers.prefill.sparse_block import SparseBlock
 from workers.primitives.observation import Observed, RecentQueries
 from workers.retrieval.step import RetrievalStep
 
@@ -90,8 +89,7 @@ def _begin_retrieval(
 
     Retrieved rows count towards a session's bound and its peak.
     """
-    retrievers = [each.session.retriever for each in residents]
-    ready = [each if each is not None and each.ready else None for each in retrievers]
+    ready = [each.session.find_retriever() for each in residents]
     if not any(ready):
         return None
     cache, slots = step.cache, step.slot_list
@@ -100,22 +98,13 @@ def _begin_retrieval(
     return RetrievalStep(ready, cache.transfers)
 
 
-def report(step: ForwardStep, residents: Sequence[ResidentSession], metrics: Metrics) -> None:
-    """Measure the sparse attention and the retrieval of a pass that is over.
-
-    A sparse block is added to those of the turn, unless no layer was sparse.
-    """
-    if (
-        isinstance(step.block_attention, SparseBlock)
-        and (found := step.block_attention.report) is not None
-    ):
-        residents[0].session.sparse_reports.append(found)
-        metrics.observe("worker_prefill_density", found.density_mean)
-        metrics.observe("worker_prefill_cover", found.cover_mean)
-    if isinstance(step.retrieval, RetrievalStep):
-        counts = step.retrieval.counts
-        metrics.observe("worker_retrieval_seconds", counts.seconds)
-        metrics.inc("worker_retrieved_rows_total", counts.rows)
+def end(step: ForwardStep, residents: Sequence[ResidentSession], metrics: Metrics) -> None:
+    """Measure what a pass retrieved, and let its sessions' capabilities take what it found."""
+    if step.retrieval is not None:
+        step.retrieval.measure(metrics)
+    for resident in residents:
+        for capability in resident.session.capabilities:
+            capability.end_pass(step, metrics)
 
 
 def observed_tokens(session: WorkerSession, tokens: int) -> int:

@@ -1,7 +1,7 @@
 """One session in a worker: fixed configuration, progress, and its place in the active cache."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,19 +10,16 @@ from torch import Tensor
 
 from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
 from kvrecall.domain.fairness.share import Share
-from kvrecall.domain.session_settings import (
-    LayerBudgets,
-    Reselection,
-    WorkerOptions,
-)
+from kvrecall.domain.session_settings import LayerBudgets, WorkerOptions
 from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
 from workers.cache.active_cache import ActiveCache, SlotRows
+from workers.engine.capability import Capability
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.methods import Method, RepairKV
 from workers.model.tokenizer import ChatMessage
-from workers.prefill.sparse_block import SparseReport
 from workers.primitives.observation import Observed, RecentQueries
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
@@ -119,7 +116,6 @@ class WorkerSession:
     - `deferred_signal`: token ids of unanswered messages, for the next repair before a turn.
     - `eviction_scores`: of at most as many tokens as the budget has rows.
     - `block`: token ids appended since the last eviction, at most a block.
-    - `sparse_reports`: of the turn's blocks that were prefilled sparsely.
     - `peak`: most rows per head ever active, per layer.
     - `dirty`: a turn or repair is changing the session; its state is not the committed one.
     - `discarded`: the session was closed before its turn or repair ended; only an open restores it.
@@ -131,12 +127,9 @@ class WorkerSession:
     - `evictions`: number of times that rows left the active set since the session was opened.
     - `host_copy`: its rows in host memory, for retrieval, repairs and re-selections; None
       before the first of these, and while other sessions need the memory.
-    - `retriever`: finds those of them that its steps retrieve; None before the first such step, and
-      without `host_copy`.
-    - `retrieval_refused`: there was no memory for that; the turn goes on without.
     - `configure`: builds the configuration for a length in rows.
-    - `neutral_attention`: of the neutral signal of the turn's re-selections to the tokens before it,
-      float32 `[tokens]`, on the CPU; None before the first of them.
+    - `capabilities`: what the session does beyond attending to its active rows; empty before its
+      first turn (`workers.capabilities`).
     """
 
     config: SessionConfig
@@ -153,7 +146,6 @@ class WorkerSession:
     distribution: Distribution | None = None
     turn_start: int = 0
     block: list[int] = field(default_factory=list)
-    sparse_reports: list[SparseReport] = field(default_factory=list)
     peak: list[int] = field(default_factory=list)
     slot: int | None = None
     selection: Selection | None = None
@@ -167,10 +159,8 @@ class WorkerSession:
     keep_rows: Callable[[int, Tensor], None] | None = None
     evictions: int = 0
     host_copy: HostCopy | None = None
-    retriever: Retriever | None = None
-    retrieval_refused: bool = False
     configure: Callable[[int], SessionConfig] | None = None
-    neutral_attention: Tensor | None = None
+    capabilities: Sequence[Capability] = ()
 
     @classmethod
     def create(
@@ -216,18 +206,21 @@ class WorkerSession:
     def clear_turn(self) -> None:
         """Clear the turn's observations: a session resumed in between then evicts the same rows."""
         self.queries.clear()
-        self.neutral_attention = None
         self.block.clear()
-        self.sparse_reports.clear()
-        self.retrieval_refused = False
         self.inexact_from = None
-        if self.retriever is not None:
-            self.retriever.begin_turn()
+        for capability in self.capabilities:
+            capability.clear_turn()
 
     def drop_host_copy(self) -> None:
         """Free the copy of the rows in host memory."""
         self.host_copy = None
-        self.retriever = None
+        for capability in self.capabilities:
+            capability.drop_host_copy()
+
+    def find_retriever(self) -> Retriever | None:
+        """Return what finds rows for the session's next pass; None if nothing does."""
+        found = (capability.retriever for capability in self.capabilities)
+        return next((retriever for retriever in found if retriever is not None), None)
 
     def active_selection(self, cache: ActiveCache) -> Selection | None:
         """The active rows, in the slot or swapped out; None before the first token."""

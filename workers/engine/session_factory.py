@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from kvrecall.domain.automatic_budget import choose_budget
 from kvrecall.domain.fairness.share import Share
-from kvrecall.domain.session_settings import LayerBudgets, Reselection, WorkerOptions
+from kvrecall.domain.session_settings import LayerBudgets, WorkerOptions
 from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb

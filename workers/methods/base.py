@@ -7,8 +7,9 @@ from typing import ClassVar
 from pydantic import ConfigDict
 from torch import Tensor
 
-from kvrecall.domain.session_settings import LayerBudgets, Reselection
+from kvrecall.domain.session_settings import LayerBudgets
 from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import AttentionPooling

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvrecall.domain.session_settings import Reselection
 from kvrecall.domain.settings.methods import LoopServeSettings
 from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.reselection import Reselection
 from workers.methods.snapkv import SnapKV
 
 

@@ -8,14 +8,14 @@ already.
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvrecall.domain.session_settings import Reselection
+from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.activation import LayerSource, RowMoves, become
 from workers.engine.engine import Engine
@@ -46,6 +46,20 @@ class StoredRows(LayerSource, PageSource, Protocol):
     """A source of a session's rows and of its pages: `kvstore.store.RowStore`, or one like it."""
 
 
+@dataclass(eq=False)
+class TurnReselections:
+    """The re-selections of a turn so far.
+
+    Attributes:
+        report: Their number, rows and seconds.
+        neutral_attention: Of the neutral signal to the tokens before it, float32 `[tokens]`, on the
+            CPU; None before the first re-selection.
+    """
+
+    report: pb.ReselectionReport = field(default_factory=pb.ReselectionReport)
+    neutral_attention: Tensor | None = None
+
+
 # Scans the session's rows by observed queries, of which each counts so much relative to the next.
 _ScanRows = Callable[[Observed, float], Steps[ScanResult]]
 
@@ -64,7 +78,7 @@ def reselect(
     engine: Engine,
     resident: ResidentSession,
     output_tokens: int,
-    report: pb.ReselectionReport,
+    turn: TurnReselections,
     source: StoredRows | None = None,
 ) -> Steps[None]:
     """Make the rows active that the answer's last tokens attend to most, if that is due now.
@@ -82,8 +96,8 @@ def reselect(
     where there is no memory for it.
 
     Yields between copies and layers, so that other sessions decode. Nothing happens while all rows
-    are active. source: of the rows, the engine's store unless given. Adds to `report`. Raises the
-    errors of the store; then no row has moved.
+    are active. source: of the rows, the engine's store unless given. Adds to the `turn`'s report. Raises
+    the errors of the store; then no row has moved.
     """
     session = resident.session
     reselection = resident.config.reselection
@@ -99,17 +113,19 @@ def reselect(
         share = reselection.token_share
         observed = session.queries.observed().last(reselection.window)
         scan = partial(_scan, engine, resident, source, copy)
-        scores = yield from _score_rows(engine, resident, scan, observed, whole_tokens=share > 0)
+        scores = yield from _score_rows(
+            engine, resident, scan, observed, turn if share > 0 else None
+        )
         wanted = yield from _select_rows(engine, resident, scores, share)
         moves = become(engine.cache, copy or source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
     record_evicted(session, _evicted_shares(moves, scores.by_layer(share)))
     seconds = time.perf_counter() - started
-    report.count += 1
-    report.rows_in += moves.rows_in
-    report.rows_out += moves.rows_out
-    report.seconds += seconds
+    turn.report.count += 1
+    turn.report.rows_in += moves.rows_in
+    turn.report.rows_out += moves.rows_out
+    turn.report.seconds += seconds
     engine.metrics.inc("worker_reselected_rows_total", moves.rows_in)
     engine.metrics.observe("worker_reselection_seconds", seconds)
     yield None
@@ -139,15 +155,14 @@ def _score_rows(
     resident: ResidentSession,
     scan: _ScanRows,
     observed: Observed,
-    *,
-    whole_tokens: bool,
+    turn: TurnReselections | None,
 ) -> Steps[_Scores]:
-    """Score all rows by the observed queries, whole tokens against the neutral signal."""
+    """Score all rows by the observed queries; with a `turn`, whole tokens against its neutral signal."""
     session = resident.session
     device = engine.cache.device
     neutral = torch.zeros(0)
-    if whole_tokens:
-        neutral = yield from _neutral_attention(engine, resident, scan)
+    if turn is not None:
+        neutral = yield from _neutral_attention(engine, resident, scan, turn)
     result = yield from scan(observed, _DECAY)
     # All layers and heads have the same positions: as one layer with one head's.
     positions = _all_positions(engine, session.length)[:1]
@@ -164,21 +179,23 @@ def _score_rows(
     return _Scores(list(heads), resident.config.repair.utility(by_token.to(device)))
 
 
-def _neutral_attention(engine: Engine, resident: ResidentSession, scan: _ScanRows) -> Steps[Tensor]:
+def _neutral_attention(
+    engine: Engine, resident: ResidentSession, scan: _ScanRows, turn: TurnReselections
+) -> Steps[Tensor]:
     """The neutral signal's attention to the tokens before it, float32 `[length]`; 0 without one.
 
     Once for some tokens of an answer: it costs a step of the model and a scan. It depends on the
     answer's length alone, so it is the same when the turn runs again.
     """
     session = resident.session
-    known = session.neutral_attention
+    known = turn.neutral_attention
     if known is not None and session.length <= len(known) + _NEUTRAL_TOKENS:
         return known
     contrast = yield from observe_contrast(engine, resident)
     attention = torch.zeros(session.length)
     if contrast is not None:
         attention = (yield from scan(contrast.neutral, 1.0)).tokens
-    session.neutral_attention = attention
+    turn.neutral_attention = attention
     return attention
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvrecall.metrics.page import Metrics
 from workers.cache.transfers import Transfers
 from workers.retrieval.retriever import Found, RetrievalCounts, Retriever
 
@@ -27,6 +28,12 @@ class RetrievalStep:
         """What the pass has found so far, of all its sessions."""
         before, now = self._before, self._sum()
         return RetrievalCounts(1, now.rows - before.rows, now.seconds - before.seconds)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Count the pass's rows, and observe its seconds."""
+        counts = self.counts
+        metrics.observe("worker_retrieval_seconds", counts.seconds)
+        metrics.inc("worker_retrieved_rows_total", counts.rows)
 
     def _sum(self) -> RetrievalCounts:
         counts = [each.counts for each in self.retrievers if each is not None]

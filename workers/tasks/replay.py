@@ -110,7 +110,7 @@ def _replay_turn(
     _promote_logged(engine, resident, turn.promoted, rows)
 
     def before_step(output_tokens: int) -> Steps[None]:
-        yield from prepare_step(engine, resident, output_tokens, pb.ReselectionReport(), rows)
+        yield from prepare_step(engine, resident, output_tokens, rows)
 
     steps = list(turn.token_ids[turn.prompt_tokens - turn.recorded_tokens : turn.prompt_tokens])
     prompt = token_ids[: len(session.pending) + turn.prompt_tokens - len(steps)]

@@ -8,6 +8,7 @@ from kvrecall.domain.messages import Sampling
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.stopwatch import Stopwatch
+from workers.capabilities import attach
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, WorkerSession
 from workers.engine.truncation import truncate
@@ -27,9 +28,7 @@ from workers.model.call_parsing import CallPiece, ParsedCall
 from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
-from workers.prefill.sparse_block import SparseReport
 from workers.repair.repair import run_repair
-from workers.retrieval.retriever import RetrievalCounts
 from workers.tasks.prefix import skip_tokens, take_prefix
 from workers.tasks.step import prepare_step
 from workers.tasks.turn_signal import build_signal, defer_signal
@@ -81,12 +80,12 @@ def run_turn(
     Raises UnknownSession, BadMessages, BadSettings, BadEpisode and TurnTooLong before anything has
     changed, NotComparable also afterwards.
     """
-    reselections = pb.ReselectionReport()
+    capabilities = attach(resident.session)
     run = _TurnRun(
         pb.TurnDone(finish_reason="appended"),
         emit,
         Stopwatch(),
-        lambda output_tokens: prepare_step(engine, resident, output_tokens, reselections),
+        lambda output_tokens: prepare_step(engine, resident, output_tokens),
     )
     plan = yield from _plan_turn(engine, resident, request, emit)
     session = resident.session
@@ -121,10 +120,8 @@ def run_turn(
     session.distribution = prefilled.distribution if request.keep_distribution else None
     if plan.reference is not None:
         done.fidelity.CopyFrom(compare_distributions(plan.reference, prefilled.distribution))
-    if reselections.count:
-        done.reselections.CopyFrom(reselections)
-    _report_sparse(session, done)
-    _report_retrieval(session, done)
+    for capability in capabilities:
+        capability.report(done)
     yield from _evict_and_flush(engine, resident, run, before, token_ids)
     _count_tokens(done, plan, token_ids)
     done.seconds.update(run.watch.seconds)
@@ -375,34 +372,6 @@ def _build_answer(
         )
     )
     return convert.to_chat(done.message)
-
-
-def _report_sparse(session: WorkerSession, done: pb.TurnDone) -> None:
-    """Report the blocks that were prefilled sparsely, if any were."""
-    if session.sparse_reports:
-        report = SparseReport.join(session.sparse_reports)
-        done.prefill.CopyFrom(
-            pb.PrefillReport(
-                blocks=report.blocks,
-                cover_min=report.cover_min,
-                cover_mean=report.cover_mean,
-                density=report.density_mean,
-            )
-        )
-
-
-def _report_retrieval(session: WorkerSession, done: pb.TurnDone) -> None:
-    """Report what the turn's steps retrieved, if any did, or that they could not."""
-    counts = RetrievalCounts() if session.retriever is None else session.retriever.counts
-    if counts.steps or session.retrieval_refused:
-        done.retrieval.CopyFrom(
-            pb.RetrievalReport(
-                steps=counts.steps,
-                rows=counts.rows,
-                seconds=counts.seconds,
-                refused=session.retrieval_refused,
-            )
-        )
 
 
 def _count_tokens(done: pb.TurnDone, plan: _TurnPlan, token_ids: Sequence[int]) -> None:

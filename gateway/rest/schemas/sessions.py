@@ -21,14 +21,10 @@ from gateway.rest.schemas.public import copy_optional, copy_to
 from kvrecall import client
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import (
-    EpisodeSettings,
-    LayerBudgets,
-    RepairTrigger,
-    Reselection,
-)
+from kvrecall.domain.session_settings import EpisodeSettings, LayerBudgets, RepairTrigger
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall

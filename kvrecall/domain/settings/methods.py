@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from kvrecall.domain.errors import BadSettings
-from kvrecall.domain.session_settings import Reselection
+from kvrecall.domain.settings.reselection import Reselection
 
 # Reduction of several attention weights to one score.
 Reduction = Literal["max", "mean"]

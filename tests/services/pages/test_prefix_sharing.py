@@ -13,9 +13,10 @@ from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger, Reselection, SessionSettings
+from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire

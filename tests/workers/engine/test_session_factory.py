@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.session_settings import Reselection
+from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import SessionConfig
 from workers.engine.session_factory import build_config, needs_sensitivity

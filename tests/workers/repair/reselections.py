@@ -10,7 +10,7 @@ from tests.workers.drive import drive
 from workers.cache.active_cache import EMPTY
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession
-from workers.repair.reselection import reselect
+from workers.repair.reselection import TurnReselections, reselect
 
 SMALL: dict[str, Any] = {
     "method": "loopserve",
@@ -45,7 +45,7 @@ def speak(worker: Any, count: int, name: str = "s") -> ResidentSession:
 
 
 def run(worker: Any, resident: ResidentSession, output_tokens: int) -> pb.ReselectionReport:
-    report = pb.ReselectionReport()
-    drive(reselect(worker.engine, resident, output_tokens, report))
+    turn = TurnReselections()
+    drive(reselect(worker.engine, resident, output_tokens, turn))
     worker.check()
-    return report
+    return turn.report

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvrecall.domain.session_settings import Reselection
+from kvrecall.domain.settings.reselection import Reselection
 from tests.workers.drive import drive
 from tests.workers.repair.reselections import SMALL, active, run, speak, stored_keys
 from workers.engine.eviction_scores import EvictionScores

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import TierFailedError
 from tests.workers.drive import drive
 from tests.workers.repair.reselections import SMALL, active, speak
 from workers.errors import StorageFailed
-from workers.repair.reselection import reselect
+from workers.repair.reselection import TurnReselections, reselect
 
 
 def test_the_newest_rows_are_awaited_before_the_scan(
@@ -26,7 +25,7 @@ def test_the_newest_rows_are_awaited_before_the_scan(
     worker.engine.store_io.submit(gate.wait)
     resident = speak(worker, 4)
     assert worker.engine.store.length("s") < resident.session.length
-    running = reselect(worker.engine, resident, 4, pb.ReselectionReport())
+    running = reselect(worker.engine, resident, 4, TurnReselections())
     try:
         write = next(running)
         assert isinstance(write, Future)
@@ -47,7 +46,7 @@ def test_other_sessions_decode_between_its_steps(
     worker.open(**SMALL)
     worker.turn("s", words(150), generate=False)
     resident = speak(worker, 4)
-    running = reselect(worker.engine, resident, 4, pb.ReselectionReport())
+    running = reselect(worker.engine, resident, 4, TurnReselections())
     assert drive(running)[1] >= 1 + 2 + 2
 
 
@@ -90,7 +89,7 @@ def test_a_failed_read_moves_no_row(
     with monkeypatch.context() as patch:
         patch.setattr(worker.engine.store, "gather_selection", fail)
         with pytest.raises(StorageFailed):
-            drive(reselect(worker.engine, resident, 4, pb.ReselectionReport()))
+            drive(reselect(worker.engine, resident, 4, TurnReselections()))
     assert active(worker) == before
     worker.check()
 

@@ -184,7 +184,7 @@ def test_memory_is_freed_with_the_session(
     session = worker.engine.sessions["s"]
     assert worker.memory("s").retrieval_bytes == session.host_copy.nbytes > 0
     worker.open("s", epoch=2, budget=64, method="icecache")
-    assert session.host_copy is session.retriever is None
+    assert session.host_copy is session.find_retriever() is None
 
 
 def test_a_stop_string_takes_back_rows_that_could_be_retrieved(

@@ -1,0 +1,34 @@
+"""Re-selections of a session's answer."""
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from workers.capabilities.capability import StepCapability
+from workers.engine.engine import Engine
+from workers.engine.session import ResidentSession
+from workers.generation.steps import Steps
+from workers.repair.reselection import StoredRows, TurnReselections, reselect
+
+
+class Reselections(StepCapability):
+    """Re-selections before the steps of an answer (LoopServe section 5.2)."""
+
+    def __init__(self) -> None:
+        self._turn = TurnReselections()
+
+    def before_step(
+        self,
+        engine: Engine,
+        resident: ResidentSession,
+        output_tokens: int,
+        source: StoredRows | None = None,
+    ) -> Steps[None]:
+        """Select the session's rows anew, if that is due."""
+        yield from reselect(engine, resident, output_tokens, self._turn, source)
+
+    def clear_turn(self) -> None:
+        """Begin the turn's counts anew; its neutral signal is observed again."""
+        self._turn = TurnReselections()
+
+    def report(self, done: pb.TurnDone) -> None:
+        """Report the turn's re-selections, if there were any."""
+        if self._turn.report.count:
+            done.reselections.CopyFrom(self._turn.report)

@@ -1,0 +1,39 @@
+"""Sparse prefill of a session: what its blocks left out, over a turn."""
+
+from kvrecall.metrics.page import Metrics
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from workers.cache.forward_step import ForwardStep
+from workers.capabilities.capability import StepCapability
+from workers.prefill.sparse_block import SparseBlock, SparseReport
+
+
+class SparsePrefill(StepCapability):
+    """Reports of the turn's blocks; the blocks themselves are begun by `workers.generation.prefill`."""
+
+    def __init__(self) -> None:
+        self._reports: list[SparseReport] = []
+
+    def clear_turn(self) -> None:
+        """Forget the turn's blocks."""
+        self._reports.clear()
+
+    def end_pass(self, step: ForwardStep, metrics: Metrics) -> None:
+        """Add a sparse block, unless no layer was sparse."""
+        block = step.block_attention
+        if isinstance(block, SparseBlock) and block.report is not None:
+            self._reports.append(block.report)
+            metrics.observe("worker_prefill_density", block.report.density_mean)
+            metrics.observe("worker_prefill_cover", block.report.cover_mean)
+
+    def report(self, done: pb.TurnDone) -> None:
+        """Report the blocks that were prefilled sparsely, if any were."""
+        if self._reports:
+            joined = SparseReport.join(self._reports)
+            done.prefill.CopyFrom(
+                pb.PrefillReport(
+                    blocks=joined.blocks,
+                    cover_min=joined.cover_min,
+                    cover_mean=joined.cover_mean,
+                    density=joined.density_mean,
+                )
+            )
