@@ -45,7 +45,7 @@ from services.catalog.redis.turns import RedisTurns
 from services.catalog.versions import build_catalog_version
 
 # The version of the keys and values that this program writes and reads.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 class RedisCatalog:
