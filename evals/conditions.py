@@ -21,7 +21,6 @@ SPREAD_REPAIR_PLAIN = Operator(
     '{"select": "spread", "contrast": 0, "fade_before": 0.6, "fade_after": 0.9}'
 )
 SPREAD_REPAIR = Operator('{"select": "spread"}')
-SPREAD_REPAIR_PER_HEAD = Operator('{"select": "spread", "per_head": true}')
 SPREAD_REPAIR_SWAP = Operator('{"select": "spread", "swap": true}', swap=True)
 # The page summary reads the keys of this part of the candidates: an eighth.
 _READ_DIVISOR = 8
@@ -177,10 +176,6 @@ def _spread_plain(baseline: BaselineState, k: int) -> ConditionResult:
     return baseline.repair(k, SPREAD_REPAIR_PLAIN, baseline.signal)
 
 
-def _spread_per_head(baseline: BaselineState, k: int) -> ConditionResult:
-    return baseline.repair(k, SPREAD_REPAIR_PER_HEAD, baseline.signal)
-
-
 def _spread_swap(baseline: BaselineState, k: int) -> ConditionResult:
     return baseline.repair(k, SPREAD_REPAIR_SWAP, baseline.signal)
 
@@ -198,7 +193,6 @@ REPAIR = "RepairKV"
 REPAIR_CONTRAST = "RepairKV, contrast"
 SPREAD = "spread"
 PLAIN = "spread, no contrast"
-PER_HEAD = "spread, per head"
 SWAP = "spread, swap"
 
 CONDITIONS: Mapping[str, Callable[[BaselineState, int], ConditionResult]] = MappingProxyType(
@@ -216,7 +210,6 @@ CONDITIONS: Mapping[str, Callable[[BaselineState, int], ConditionResult]] = Mapp
         REPAIR_CONTRAST: _published_contrast,
         SPREAD: _spread,
         PLAIN: _spread_plain,
-        PER_HEAD: _spread_per_head,
         SWAP: _spread_swap,
     }
 )

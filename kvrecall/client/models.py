@@ -122,7 +122,6 @@ class Repair:
     demoted: int
     seconds: float
     truncated: bool
-    hops: int
     bytes_read: int
     in_pause: bool
 

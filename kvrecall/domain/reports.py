@@ -12,8 +12,8 @@ class RepairReport:
 
     `scored_rows` of `candidates` evicted tokens were scored: fewer when a deadline or a new turn
     `truncated` the repair. `demoted` are the rows
-    per KV head, mean over layers, that left the active set in exchange. `hops` counts observations
-    of the signal, `bytes_read` the bytes of stored rows. `observed_tokens` of `signal_tokens` were
+    per KV head, mean over layers, that left the active set in exchange. `bytes_read` are the
+    bytes of stored rows. `observed_tokens` of `signal_tokens` were
     observed: fewer beyond the worker's limit or in a `truncated` repair.
     `in_pause`: it ended before the next turn. `started_at` is its beginning in Unix seconds, None
     where that was not stored; `call_id` the tool call that it is conditioned on, if it is one.
@@ -27,7 +27,6 @@ class RepairReport:
     candidates: int = 0
     demoted: int = 0
     truncated: bool = False
-    hops: int = 0
     bytes_read: int = 0
     observed_tokens: int = 0
     in_pause: bool = False

@@ -251,7 +251,6 @@ def repair_from_wire(report: pb.RepairReport, in_pause: bool = False) -> RepairR
         candidates=report.candidates,
         demoted=report.demoted_rows,
         truncated=report.truncated,
-        hops=report.hops,
         bytes_read=report.bytes_read,
         observed_tokens=report.observed_tokens,
         in_pause=in_pause,

@@ -197,7 +197,6 @@ def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.Repai
         seconds=0.5,
         demoted_rows=1,
         truncated=cut,
-        hops=1,
         bytes_read=640,
     )
 
@@ -216,7 +215,6 @@ def turn_reports(
             candidates=6,
             promoted=[0, 1, 3],
             seconds=0.1,
-            hops=1,
             bytes_read=320,
         )
     if request.sampling.HasField("prompt_logprobs"):

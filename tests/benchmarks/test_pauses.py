@@ -23,7 +23,6 @@ def repaired(trigger: str, in_pause: bool) -> Repair:
         demoted=16,
         seconds=0.01,
         truncated=False,
-        hops=1,
         bytes_read=1024,
         in_pause=in_pause,
     )

@@ -232,9 +232,9 @@ async def test_a_session_s_deadline_holds_for_each_of_its_repairs(harness, call:
 
 
 async def test_how_a_session_repairs_is_told_to_the_worker(harness) -> None:
-    session = await harness.session(repair_settings=RepairSettings(hops=2))
+    session = await harness.session(repair_settings=RepairSettings(contrast=1.0))
     spec = harness.worker.specs[session]
-    assert json.loads(spec.repair_settings) == asdict(RepairSettings(hops=2))
+    assert json.loads(spec.repair_settings) == asdict(RepairSettings(contrast=1.0))
     other = harness.worker.specs[await harness.session()]
     assert other.repair_settings == ""
 

@@ -47,17 +47,6 @@ def expand_to_heads(tokens: Tensor, missing: Tensor) -> list[Tensor]:
     return [torch.where(absent[layer], tokens, -1) for layer in range(len(missing))]
 
 
-def best_of_heads(utility: Tensor, missing: Tensor, count: int) -> list[Tensor]:
-    """Select the `count` evicted rows of highest utility in each layer and head.
-
-    utility: float `[n_layers, n_kv_heads, length]`; missing: bool of the same shape. Returns
-    positions on the CPU.
-    """
-    count = min(count, missing.shape[-1])
-    best = utility.to(missing.device).masked_fill(~missing, -torch.inf).topk(count, dim=-1)
-    return list(torch.where(best.values == -torch.inf, -1, best.indices).sort(dim=-1).values.cpu())
-
-
 def pair_rows(
     cache: ActiveCache,
     resident: ResidentSession,

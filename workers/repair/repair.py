@@ -1,7 +1,7 @@
 """Repair: score the evicted rows against a signal and promote the best of them.
 
-RepairKV section 3 and Algorithm 1, with a deadline, several hops, swaps in place of a reserve, and
-a contrast: the signal's attention less that of a neutral signal.
+RepairKV section 3 and Algorithm 1, with a deadline, swaps in place of a reserve, and a contrast: the
+signal's attention less that of a neutral signal.
 A repair can stop early at any moment, with the best rows of those scored so far.
 """
 
@@ -25,14 +25,12 @@ from workers.repair.observe import observe_contrast, observe_signal
 from workers.repair.promotion import (
     RowSwap,
     apply_swap,
-    best_of_heads,
     demote_promoted,
     expand_to_heads,
     missing_rows,
     pair_rows,
     unique_tokens,
 )
-from workers.repair.scan.heads import scan_heads
 from workers.repair.scan.keys import CopiedKeys, KeySource, StoredKeys
 from workers.repair.scan.result import ScanResult
 from workers.repair.scan.softmax import Contrast, Signal
@@ -115,9 +113,8 @@ def run_repair(
     It stops early when `stop_requested` says so, or at the session's deadline (`repair_seconds`);
     at most half of that time goes into the observation.
 
-    The neutral signal of a contrast is observed once, in the first hop. Rows that an earlier repair
-    promoted are selected again with the rest. Stopped early, it takes the best of the tokens scored
-    so far; it keeps the earlier repair's rows if it scored less than half.
+    Rows that an earlier repair promoted are selected again with the rest. Stopped early, it takes the
+    best of the tokens scored so far; it keeps the earlier repair's rows if it scored less than half.
     """
     started = time.perf_counter()
     session = resident.session
@@ -129,26 +126,20 @@ def run_repair(
     if config.repair_rows and session.length and signal:
         session.dirty = True
         yield from wait_for_writes(engine, session)
-        contrast: Contrast | None = None
-        while report.hops < config.repair.hops and not report.truncated:
-            candidates = _find_candidates(engine, resident)
-            report.candidates = int(candidates.tokens.sum())
-            if not report.candidates:
-                break
-            if limit.reached():
-                report.truncated = True
-                break
+        candidates = _find_candidates(engine, resident)
+        report.candidates = int(candidates.tokens.sum())
+        report.truncated = report.candidates > 0 and limit.reached()
+        if report.candidates and not report.truncated:
             halfway = limit.halfway()
-            if not report.hops:
-                contrast = yield from observe_contrast(engine, resident)
+            contrast = yield from observe_contrast(engine, resident)
             observed = yield from observe_signal(engine, resident, signal, halfway.reached, asked)
             queries = _Queries(observed, contrast, min(wanted, engine.settings.signal_tokens))
-            yield from _run_hop(engine, resident, queries, candidates, report, limit)
+            yield from _score_and_promote(engine, resident, queries, candidates, report, limit)
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _run_hop(
+def _score_and_promote(
     engine: Engine,
     resident: ResidentSession,
     queries: _Queries,
@@ -156,10 +147,9 @@ def _run_hop(
     report: pb.RepairReport,
     limit: _Limit,
 ) -> Steps[None]:
-    """Run one hop after the observation: score the evicted rows, contrast, select, promote."""
+    """Repair after the observation: score the evicted rows, contrast, select, promote."""
     session = resident.session
     observed = queries.signal.tokens
-    report.hops += 1
     report.observed_tokens = min(report.signal_tokens, observed)
     with map_store_errors():
         result = yield from _scan_rows(engine, resident, queries, candidates, limit.reached)
@@ -167,7 +157,7 @@ def _run_hop(
     scored = candidates.tokens & result.scored
     report.truncated = not result.complete or observed < queries.wanted
     report.scored_rows = int(scored.sum())
-    report.bytes_read += result.bytes_read
+    report.bytes_read = result.bytes_read
     share = report.scored_rows / max(1, report.candidates)
     if report.truncated and share < (_MIN_SCORED_SHARE if session.promoted_rows else 0):
         return
@@ -195,15 +185,11 @@ def _scan_rows(
     candidates: _Candidates,
     stop_requested: Callable[[], bool],
 ) -> Steps[ScanResult]:
-    """Score the session's tokens, each head on its own if its repair settings say so."""
+    """Score the session's tokens."""
     operator = resident.config.repair
     device = engine.cache.device
     signal = Signal(queries.signal, engine.store.layout.n_kv_heads, device, queries.contrast)
     keys = yield from _open_keys(engine, resident)
-    if operator.per_head:
-        result = yield from scan_heads(keys, signal, stop_requested=stop_requested)
-        # Adding the token's mean to each head's score keeps tokens together across heads.
-        return replace(result, scores=result.scores + result.scores.mean((0, 1)))
     counted = None if operator.counts_active else candidates.rows
     return (yield from scan_tokens(keys, signal, counted=counted, stop_requested=stop_requested))
 
@@ -229,12 +215,9 @@ def _promote_best(
     operator = config.repair
     settings = engine.settings
     utility = operator.utility(scores)
-    if operator.per_head:
-        wanted = best_of_heads(utility, candidates.rows, config.repair_rows)
-    else:
-        tie_break = resident.session.eviction_scores.to_dense(resident.session.length)
-        chosen = operator.choose(utility, candidates.tokens, tie_break, config.repair_rows)
-        wanted = expand_to_heads(chosen, candidates.rows)
+    tie_break = resident.session.eviction_scores.to_dense(resident.session.length)
+    chosen = operator.choose(utility, candidates.tokens, tie_break, config.repair_rows)
+    wanted = expand_to_heads(chosen, candidates.rows)
     swap = RowSwap(wanted)
     if operator.swap:
         engine.cache.clear_promoted(resident.slot)
@@ -244,4 +227,4 @@ def _promote_best(
     with map_store_errors():
         apply_swap(engine.cache, engine.store, resident, swap, utility)
     report.promoted[:] = unique_tokens(swap.promoted).tolist()
-    report.demoted_rows += swap.demoted_rows()
+    report.demoted_rows = swap.demoted_rows()

@@ -162,7 +162,7 @@ def _promote_logged(
 ) -> None:
     """Promote tokens as a repair did."""
     repair = resident.config.repair
-    if promoted and not repair.swap and not repair.per_head:
+    if promoted and not repair.swap:
         missing = missing_rows(engine.cache, resident.slot, resident.session.length)
         wanted = expand_to_heads(torch.tensor(sorted(promoted)), missing)
         with map_store_errors():

@@ -37,8 +37,6 @@ CONDITIONS = (
     ("bursts, contrast", '{"select": "bursts", "contrast": 2}'),
     ("spread", f'{{"select": "spread", {_OLD}}}'),
     ("default: spread, contrast", '{"select": "spread", "contrast": 2}'),
-    ("per head", f'{{"select": "spread", "per_head": true, {_OLD}}}'),
-    ("per head, contrast", '{"select": "spread", "per_head": true, "contrast": 2}'),
 )
 
 

@@ -44,21 +44,6 @@ class RepairSettings:
             "reserved for repairs."
         ),
     ] = False
-    per_head: Annotated[
-        bool,
-        Field(
-            description="Select per layer and KV head, by the head's score plus the token's; "
-            "otherwise whole tokens are promoted."
-        ),
-    ] = False
-    hops: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=4,
-            description="Observations of the signal, each over the rows promoted so far.",
-        ),
-    ] = 1
     turn_tokens: Annotated[
         int,
         Field(

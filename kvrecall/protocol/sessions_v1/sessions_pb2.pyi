@@ -619,7 +619,7 @@ class TurnEpisode(_message.Message):
     def __init__(self, episode: _Optional[str] = ..., similarity: _Optional[float] = ..., switched: bool = ..., rows_moved: _Optional[int] = ..., rows_kept: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Repair(_message.Message):
-    __slots__ = ("trigger", "signal_tokens", "observed_tokens", "candidates", "scored_rows", "share_scanned", "promoted", "demoted", "duration", "truncated", "hops", "bytes_read", "in_pause")
+    __slots__ = ("trigger", "signal_tokens", "observed_tokens", "candidates", "scored_rows", "share_scanned", "promoted", "demoted", "duration", "truncated", "bytes_read", "in_pause")
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -630,7 +630,6 @@ class Repair(_message.Message):
     DEMOTED_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
-    HOPS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     IN_PAUSE_FIELD_NUMBER: _ClassVar[int]
     trigger: RepairTrigger
@@ -643,10 +642,9 @@ class Repair(_message.Message):
     demoted: int
     duration: _duration_pb2.Duration
     truncated: bool
-    hops: int
     bytes_read: int
     in_pause: bool
-    def __init__(self, trigger: _Optional[_Union[RepairTrigger, str]] = ..., signal_tokens: _Optional[int] = ..., observed_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., scored_rows: _Optional[int] = ..., share_scanned: _Optional[float] = ..., promoted: _Optional[int] = ..., demoted: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., in_pause: bool = ...) -> None: ...
+    def __init__(self, trigger: _Optional[_Union[RepairTrigger, str]] = ..., signal_tokens: _Optional[int] = ..., observed_tokens: _Optional[int] = ..., candidates: _Optional[int] = ..., scored_rows: _Optional[int] = ..., share_scanned: _Optional[float] = ..., promoted: _Optional[int] = ..., demoted: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., truncated: bool = ..., bytes_read: _Optional[int] = ..., in_pause: bool = ...) -> None: ...
 
 class RepairTotals(_message.Message):
     __slots__ = ("repairs", "signals", "scored_rows", "promoted", "demoted", "duration", "truncated", "skipped")

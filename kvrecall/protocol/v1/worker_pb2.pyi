@@ -474,7 +474,7 @@ class Fidelity(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., kl_mean: _Optional[float] = ..., top1_agreement: _Optional[float] = ...) -> None: ...
 
 class RepairReport(_message.Message):
-    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "hops", "bytes_read", "observed_tokens")
+    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "bytes_read", "observed_tokens")
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORED_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -483,7 +483,6 @@ class RepairReport(_message.Message):
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     DEMOTED_ROWS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
-    HOPS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     trigger: str
@@ -494,10 +493,9 @@ class RepairReport(_message.Message):
     candidates: int
     demoted_rows: int
     truncated: bool
-    hops: int
     bytes_read: int
     observed_tokens: int
-    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., observed_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., bytes_read: _Optional[int] = ..., observed_tokens: _Optional[int] = ...) -> None: ...
 
 class ReselectionReport(_message.Message):
     __slots__ = ("count", "rows_in", "rows_out", "seconds")

@@ -28,7 +28,7 @@ FULL = {
     "method_settings": {"window": 8, "pooling": "mean"},
     "layer_budgets": "pyramid",
     "repair_on": ["last_output", "turn"],
-    "repair_settings": asdict(RepairSettings(hops=2)),
+    "repair_settings": asdict(RepairSettings(contrast=1.0)),
     "repair_seconds": 0.5,
     "reselect": {"every": 8, "first": 4, "token_share": 0.25},
     "prefill": asdict(Prefill(sparse="auto", alpha=0.98, sinks=8)),

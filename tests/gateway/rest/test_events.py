@@ -23,7 +23,6 @@ REPAIR_ON_CALL = {
     "demoted": 1,
     "seconds": 0.5,
     "truncated": False,
-    "hops": 1,
     "bytes_read": 640,
 }
 REPAIRS_OF_PAUSE = {

@@ -20,7 +20,7 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
         "layer_budgets": "pyramid",
         "episodes": None,
         "repair_on": ["last_output", "turn"],
-        "repair_settings": asdict(RepairSettings(hops=2)),
+        "repair_settings": asdict(RepairSettings(contrast=1.0)),
         "repair_seconds": 0.5,
         "reselect": {"every": 8, "first": 4, "token_share": 0.25},
         "prefill": asdict(Prefill(sparse="auto", alpha=0.98)),

@@ -65,7 +65,6 @@ def repair(trigger: str, seconds: float, promoted: int) -> Repair:
         demoted=0,
         seconds=seconds,
         truncated=False,
-        hops=1,
         bytes_read=0,
         in_pause=True,
     )

@@ -34,7 +34,6 @@ REPAIR = RepairReport(
     candidates=9,
     demoted=1,
     truncated=True,
-    hops=2,
     bytes_read=5,
     in_pause=True,
 )

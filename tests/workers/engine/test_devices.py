@@ -174,10 +174,7 @@ def test_appending_tokens_never_waits_for_the_accelerator(
 
 
 REPAIRS = [
-    {"per_head": True},
-    {"per_head": True, "swap": True},
-    {"per_head": True, "select": "bursts"},
-    {"swap": True, "hops": 2},
+    {"swap": True},
     {"select": "bursts"},
     {"select": "bursts", "contrast": 0},
     {},

@@ -65,7 +65,6 @@ def test_no_more_tokens_are_chosen_than_there_are() -> None:
         ('{"before": -1}', "repair_settings: before"),
         ('{"fade_after": 1}', "repair_settings: fade_after"),
         ('{"contrast": -1}', "repair_settings: contrast"),
-        ('{"hops": 0}', "repair_settings: hops"),
         ('{"width": 3}', "repair_settings: width"),
     ],
 )

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from workers.errors import BadMessages
 from workers.model.tokenizer import ChatTokenizer
-from workers.primitives.observation import Observed
 from workers.primitives.scoring import attention
 from workers.primitives.selection import bursts
 from workers.repair.promotion import missing_rows
@@ -89,33 +88,11 @@ def test_pages_and_a_copy_promote_the_same_rows(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("per_head", [False, True])
 def test_a_contrast_changes_what_is_promoted(
-    per_head: bool, make_worker: Callable[..., Any], words: Callable[..., str]
+    make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    found = [
-        repaired(opened(make_worker, words, contrast=beta, per_head=per_head), words)
-        for beta in (0, 1)
-    ]
+    found = [repaired(opened(make_worker, words, contrast=beta), words) for beta in (0, 1)]
     assert found[0] != found[1]
-
-
-def test_hops_share_one_observation_of_the_neutral_signal(
-    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = opened(make_worker, words, contrast=1, hops=3)
-    observed: list[int] = []
-    observe = worker.engine.observe
-
-    def counting(resident: Any, token_ids: Sequence[int]) -> Observed:
-        observed.append(len(token_ids))
-        found: Observed = observe(resident, token_ids)
-        return found
-
-    monkeypatch.setattr(worker.engine, "observe", counting)
-    assert worker.repair("s", text=words(6, seed=SIGNAL_SEED)).report.hops == 3
-    assert len(observed) == 4, "the neutral signal, and the signal three times"
-    assert observed[1] == observed[2] == observed[3]
 
 
 def test_a_template_that_refuses_an_empty_message_leaves_the_papers_scores(

@@ -24,7 +24,7 @@ def repaired(worker: Any, words: Callable[..., str], seed: int = 1) -> pb.Repair
 
 
 @pytest.mark.parametrize(
-    "settings", ["{}", '{"select": "bursts", "contrast": 0}', '{"per_head": true}', '{"hops": 2}']
+    "settings", ["{}", '{"select": "bursts", "contrast": 0}', '{"swap": true}']
 )
 def test_without_room_for_a_copy_it_promotes_the_same_rows(
     settings: str, make_worker: Callable[..., Any], words: Callable[..., str]

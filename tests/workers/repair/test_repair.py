@@ -237,37 +237,6 @@ def test_a_repaired_session_resumed_elsewhere_has_the_same_rows(
     assert list(worker.turn("s", words(5, seed=2)).token_ids) == list(first.token_ids)
 
 
-def test_every_head_may_choose_for_itself(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    worker = make_worker(block_tokens=64, recent=8)
-    before = opened(worker, words, per_head=True)
-    repaired = worker.repair("s", text=words(6, seed=1))
-    session = worker.engine.session("s")
-    cache = worker.engine.cache
-    for layer, held in enumerate(before.active_rows):
-        promoted = cache.read(session.slot, layer).promoted.sum(1).tolist()
-        assert promoted == [20, 20], "each head its own twenty"
-        assert repaired.memory.active_rows[layer] == held + 20
-    assert len(repaired.report.promoted) > 20, "of more tokens than whole ones would be"
-    worker.check()
-
-
-def test_a_second_hop_observes_again_over_the_promoted_rows(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    found = {}
-    for hops in (1, 2):
-        worker = make_worker(block_tokens=64, recent=8)
-        opened(worker, words, hops=hops)
-        repaired = worker.repair("s", text=words(6, seed=1))
-        assert repaired.report.hops == hops
-        assert repaired.memory.promoted_rows == len(repaired.report.promoted) == 20
-        found[hops] = list(repaired.report.promoted)
-        worker.check()
-    assert found[1] != found[2], "with random weights the second look is another one"
-
-
 # Ending early
 
 

@@ -37,7 +37,6 @@ TRUNCATED = Repair(
     demoted=30,
     seconds=0.25,
     truncated=True,
-    hops=1,
     bytes_read=0,
     in_pause=False,
 )
