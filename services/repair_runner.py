@@ -22,7 +22,7 @@ from kvrecall.domain.state_machine import SessionEvent, SessionState
 from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import under
-from services.catalog.base import Catalog
+from services.catalog.base import PIECES_AT_ONCE, Catalog
 from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
@@ -36,7 +36,6 @@ FINAL_REFUSALS = frozenset(
 _BROKEN = frozenset({ErrorCode.WORKER_LOST, ErrorCode.WORKER_ERROR})
 # Characters of a signal that are kept for the repair history.
 MAX_SIGNAL_CHARACTERS = 500
-_PIECES_AT_ONCE = 64
 
 
 class RepairRunner:
@@ -208,7 +207,7 @@ async def read_signal(catalog: Catalog, session: Session, repair: DueRepair) -> 
     after = call.delta_due + call.output.recent_characters - repair.reach
     text, first = "", call.output.joined
     while first and len(text) < after + SIGNAL_CHARACTERS:
-        count = min(first, _PIECES_AT_ONCE)
+        count = min(first, PIECES_AT_ONCE)
         first -= count
         text = "".join(await catalog.tool_calls.get_pieces(session.id, call, first, count)) + text
     return text[: len(text) - after][-SIGNAL_CHARACTERS:]

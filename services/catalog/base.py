@@ -38,6 +38,9 @@ from services.catalog.records import (
 )
 from services.catalog.responses import Responses, StoredConversations
 
+# Pieces of a call's output that are read at once, where all of them are wanted.
+PIECES_AT_ONCE = 64
+
 
 class Sessions(Protocol):
     """Sessions, from their creation to their deletion."""

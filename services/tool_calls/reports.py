@@ -19,13 +19,12 @@ from kvrecall.domain.tool_events import (
     receipt,
 )
 from services.background import BackgroundTasks
-from services.catalog.base import Catalog
+from services.catalog.base import PIECES_AT_ONCE, Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
 
 _RECEIPT = TypeAdapter(EventReceipt)
-_PIECES_AT_ONCE = 64
 
 
 class ToolReports:
@@ -112,7 +111,7 @@ async def _read_stored_pieces(
     following: list[str] = []
     while True:
         first = at + 1 + len(following)
-        some = await catalog.tool_calls.get_pieces(session_id, call, first, _PIECES_AT_ONCE)
+        some = await catalog.tool_calls.get_pieces(session_id, call, first, PIECES_AT_ONCE)
         following += some
-        if len(some) < _PIECES_AT_ONCE:
+        if len(some) < PIECES_AT_ONCE:
             return dict(enumerate(following, at + 1))
