@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from pydantic import BaseModel
 
 from gateway.console.guards import BrowserGuard
 from gateway.console.mount import ConsoleHeaders, mount_console
@@ -16,7 +17,7 @@ from gateway.grpc.server import GrpcServer
 from gateway.http.authentication import Authentication
 from gateway.http.bodies.parsing import BodyParser
 from gateway.http.bodies.receiving import StrictBody
-from gateway.http.errors import Problem, install_handlers, problem_responses
+from gateway.http.errors import SCHEMA_PATH, Problem, install_handlers, problem_responses
 from gateway.http.middleware import RequestLog
 from gateway.http.scopes import require_rules
 from gateway.http.settings import GatewaySettings
@@ -62,12 +63,17 @@ _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_c
 
 
 class Application(FastAPI):
-    """FastAPI application with the schema of problems in its OpenAPI description."""
+    """FastAPI application with the schemas of errors in its OpenAPI description."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI description, with the schema that no route returns by itself."""
+        """Return the OpenAPI description, with the schemas that no route returns by itself."""
         description = super().openapi()
-        description["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        schemas = description["components"]["schemas"]
+        bodies: list[type[BaseModel]] = [Problem, *(each.error_body for each in VENDOR_FORMATS)]
+        for body in bodies:
+            schema = body.model_json_schema(ref_template=SCHEMA_PATH)
+            for name, part in {body.__name__: schema, **schema.pop("$defs", {})}.items():
+                schemas.setdefault(name, part)
         return description
 
 

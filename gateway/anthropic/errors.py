@@ -1,13 +1,12 @@
 """Errors in Anthropic's form, for the routes of Anthropic's API."""
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 import structlog
 from pydantic import BaseModel
 
-from gateway.http.errors import VendorFormat, find_overflow, get_vendor_status
+from gateway.http.errors import VendorFormat, describe_errors, find_overflow, get_vendor_status
 from kvrecall.domain.codes import ErrorCode
 
 _PATH = "/v1/messages/"
@@ -27,7 +26,7 @@ _DETAILS: Mapping[str, Mapping[str, str]] = {
 _UNANSWERED = "each tool_use block needs a tool_result block in the next message; without: {calls}"
 
 
-class ErrorObject(BaseModel):
+class AnthropicErrorObject(BaseModel):
     """Anthropic's error; `details.error_code` names the cause where clients act on it."""
 
     type: str
@@ -35,20 +34,17 @@ class ErrorObject(BaseModel):
     details: Mapping[str, Any] | None = None
 
 
-class ErrorBody(BaseModel):
+class AnthropicError(BaseModel):
     """Body of every response with an error."""
 
     type: str = "error"
-    error: ErrorObject
+    error: AnthropicErrorObject
     request_id: str | None = None
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe the responses with an error of a route for OpenAPI."""
-    return {
-        status: {"description": HTTPStatus(status).phrase, "model": ErrorBody}
-        for status in statuses
-    }
+    return describe_errors(AnthropicError, "application/json", *statuses)
 
 
 def to_anthropic_error(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,14 +63,14 @@ def to_anthropic_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     if field and not message.startswith(f"{field}:"):
         message = f"{field}: {message}"
     other = "api_error" if status >= 500 else "invalid_request_error"
-    error = ErrorObject(
+    error = AnthropicErrorObject(
         type=_TYPES.get(status, other),
         message=message,
         details=problem.get("anthropic_details") or _DETAILS.get(problem["code"]),
     )
     request_id = structlog.contextvars.get_contextvars().get("request_id")
-    return ErrorBody(error=error, request_id=request_id).model_dump(exclude_none=True)
+    return AnthropicError(error=error, request_id=request_id).model_dump(exclude_none=True)
 
 
-ANTHROPIC_FORMAT = VendorFormat((_PATH,), to_anthropic_error)
+ANTHROPIC_FORMAT = VendorFormat((_PATH,), AnthropicError, to_anthropic_error)
 """The form of answers of Anthropic's API."""

@@ -22,6 +22,8 @@ from kvrecall.domain import errors
 from kvrecall.domain.codes import ErrorCode
 from services.access.keys import redact_keys
 
+# Of a schema in the OpenAPI description.
+SCHEMA_PATH = "#/components/schemas/{model}"
 PROBLEM_JSON = "application/problem+json"
 
 # Retry-After of errors that do not name one themselves.
@@ -89,11 +91,13 @@ class VendorFormat:
 
     Attributes:
         paths: The beginnings of its routes' paths, each with a slash at the end.
+        error_body: Schema of the bodies of its responses with an error.
         to_error: Converts the members of a problem to its error object.
         build_headers: Builds headers that each of its answers has, from the seconds to its first byte.
     """
 
     paths: tuple[str, ...]
+    error_body: type[BaseModel]
     to_error: Callable[[Mapping[str, Any]], dict[str, Any]]
     build_headers: Callable[[float], list[tuple[bytes, bytes]]] = _build_no_headers
 
@@ -209,7 +213,18 @@ def _may_pass(code: str, status: int) -> bool:
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe the problem responses of a route for OpenAPI."""
-    content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return describe_errors(Problem, PROBLEM_JSON, *statuses)
+
+
+def describe_errors(
+    body: type[BaseModel], media_type: str, *statuses: int
+) -> dict[int | str, dict[str, Any]]:
+    """Describe responses with an error of a route for OpenAPI, by a reference to the body's schema.
+
+    The application adds the schema once. FastAPI would build it anew for each status of each route.
+    """
+    reference = {"$ref": SCHEMA_PATH.format(model=body.__name__)}
+    content = {media_type: {"schema": reference}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": content}
         for status in statuses

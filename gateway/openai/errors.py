@@ -1,12 +1,11 @@
 """Errors in OpenAI's form, for the routes of OpenAI's API."""
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.http.errors import VendorFormat, find_overflow, get_vendor_status
+from gateway.http.errors import VendorFormat, describe_errors, find_overflow, get_vendor_status
 from kvrecall.domain.codes import ErrorCode
 
 # The routes of this API; the session API's errors are problem details.
@@ -51,7 +50,7 @@ _OVERFLOW = (
 )
 
 
-class ErrorObject(BaseModel):
+class OpenAIErrorObject(BaseModel):
     """OpenAI's error; clients expect all four members."""
 
     message: str
@@ -60,18 +59,15 @@ class ErrorObject(BaseModel):
     code: str | None
 
 
-class ErrorBody(BaseModel):
+class OpenAIError(BaseModel):
     """Body of every response with an error."""
 
-    error: ErrorObject
+    error: OpenAIErrorObject
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Describe the responses with an error of a route for OpenAPI."""
-    return {
-        status: {"description": HTTPStatus(status).phrase, "model": ErrorBody}
-        for status in statuses
-    }
+    return describe_errors(OpenAIError, "application/json", *statuses)
 
 
 def to_openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,13 +84,13 @@ def to_openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
     if overflow is not None:
         message, own = _OVERFLOW.format(tokens=overflow.tokens, limit=overflow.limit), OVERFLOW_CODE
     param = problem.get("field") or ("messages" if code in _OF_MESSAGES else None)
-    error = ErrorObject(
+    error = OpenAIErrorObject(
         message=message,
         type=_get_type(code, get_vendor_status(problem)),
         param=param,
         code=own,
     )
-    return ErrorBody(error=error).model_dump()
+    return OpenAIError(error=error).model_dump()
 
 
 def _get_type(code: str, status: int) -> str:
@@ -117,5 +113,5 @@ def _build_headers(seconds: float) -> list[tuple[bytes, bytes]]:
     ]
 
 
-OPENAI_FORMAT = VendorFormat(_PATHS, to_openai_error, _build_headers)
+OPENAI_FORMAT = VendorFormat(_PATHS, OpenAIError, to_openai_error, _build_headers)
 """The form of answers of OpenAI's API."""
