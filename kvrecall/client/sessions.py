@@ -37,12 +37,12 @@ class SessionOptions(TypedDict, total=False):
     repair_rows: int | None
     # Signals that trigger a repair: tool_call, tool_delta, tool_result, last_output, turn.
     repair_on: Sequence[str]
-    repair_settings: Mapping[str, Any]
+    repair_settings: Mapping[str, Any] | None
     repair_seconds: float | None
     # {"attend": "active" | "stored", "sparse": "off" | "auto" | "on", "alpha": 0.99, ...}
-    prefill: Mapping[str, Any]
+    prefill: Mapping[str, Any] | None
     # Retrieval while answers are generated: {"share": 0.5, ...}.
-    retrieve: Mapping[str, Any]
+    retrieve: Mapping[str, Any] | None
     # Eviction method and its settings; see `KvrecallClient.methods`.
     method: str | None
     method_settings: Mapping[str, Any]

@@ -51,8 +51,8 @@ def test_options_of_the_session_follow_the_budgets_over_layers() -> None:
     config = parse_config('snapkv@uniform^stored~0.5{"pool": 5}')
     assert config.name == 'snapkv@uniform^stored~0.5{"pool": 5}'
     assert json.loads(config.options) == {
-        "retrieve": '{"share": 0.5}',
-        "prefill": '{"attend": "stored"}',
+        "retrieve": {"share": 0.5},
+        "prefill": {"attend": "stored"},
     }
     narrowed = parse_config('icecache~{"index": "summaries", "nodes": 64}')
     assert narrowed.name == 'icecache~{"index": "summaries", "nodes": 64}'

@@ -188,11 +188,19 @@ def from_records(records: Iterable[Record], session_id: str, tenant: str) -> Ses
         dump = _build_dump(by_kind, session_id)
     except _MALFORMED as error:
         raise BadSessionFile(
-            f"the file has a value that this kvrecall does not know: {error}; "
+            f"the file has a value that this kvrecall does not know: {_describe(error)}; "
             "import it with the kvrecall that wrote it"
         ) from error
     settings = replace(dump.session.settings, tenant=tenant)
     return replace(dump, session=replace(dump.session, settings=settings))
+
+
+def _describe(error: Exception) -> str:
+    """Name the first value of another form, where the error knows its place."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _build_dump(by_kind: dict[RecordKind, list[Record]], session_id: str) -> SessionDump:

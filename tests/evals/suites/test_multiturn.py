@@ -287,5 +287,5 @@ def test_an_arm_has_the_options_of_its_configuration_and_its_own() -> None:
     assert json.loads(spec.method_settings) == {"pool": 1}
     assert json.loads(spec.options) == {"reselect": {"every": 2}}
     assert json.loads(retrieving.build_spec("one", 100, 37, 3).options) == {
-        "retrieve": '{"share": 0.5}'
+        "retrieve": {"share": 0.5}
     }

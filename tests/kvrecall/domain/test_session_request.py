@@ -10,6 +10,7 @@ from kvrecall.domain.errors import BudgetOutOfRange
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.session_request import CreateSession, resolve_settings
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger, SessionSettings
+from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
 LEAST = 37
@@ -50,7 +51,7 @@ def test_the_rows_for_repair_grow_with_the_budget(budget: int | None, rows: int)
 
 
 def test_answers_that_retrieve_leave_nothing_to_repair_unless_it_is_asked_for() -> None:
-    assert chosen() == chosen(method="snapkv", retrieve='{"share": 0.25}') == 0
+    assert chosen() == chosen(method="snapkv", retrieve=Retrieval(share=0.25)) == 0
     assert chosen(repair_rows=64) == 64
 
 
@@ -93,10 +94,10 @@ def test_what_is_kept_free_leaves_the_least_budget(budget: int, least: int, shar
     [
         ({}, False),
         ({"method": "snapkv"}, True),
-        ({"method": "snapkv", "retrieve": '{"share": 0.25}'}, False),
-        ({"method": "snapkv", "retrieve": '{"index": "exact"}'}, False),
+        ({"method": "snapkv", "retrieve": Retrieval(share=0.25)}, False),
+        ({"method": "snapkv", "retrieve": Retrieval(index="exact")}, False),
         ({"method": "icecache"}, False),
-        ({"method": "icecache", "retrieve": '{"share": 0}'}, True),
+        ({"method": "icecache", "retrieve": Retrieval(share=0)}, True),
     ],
 )
 def test_repairs_run_in_pauses_and_before_turns_whose_answers_do_not_retrieve(

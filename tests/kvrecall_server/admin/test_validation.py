@@ -111,8 +111,8 @@ TAMPERED = {
         "counts more tokens",
     ),
     "settings": (
-        of(RecordKind.SESSION, lambda r: r.value["settings"].update(prefill="[]")),
-        "prefill is no JSON object",
+        of(RecordKind.SESSION, lambda r: r.value["settings"].update(template_arguments="[]")),
+        "template_arguments is no JSON object",
     ),
 }
 

@@ -224,7 +224,7 @@ def test_a_selection_by_position_shapes_no_rows_of_prompts_that_attend_to_every_
         {"tenant": "ben"},
         {"tools": (TOOL,)},
         {"leading": (SYSTEM, SYSTEM)},
-        {"prefill": '{"attend": "active"}'},
+        {"prefill": Prefill(attend="active")},
         {"prefill": Prefill(attend="stored"), "method": "snapkv"},
         {"method": "streaming_llm"},
         {"info": build_info(fingerprint="beef")},
@@ -251,13 +251,13 @@ def test_a_seed_counts_where_evictions_follow_from_it() -> None:
 
 
 def test_a_seed_counts_where_blocks_are_prefilled_sparsely() -> None:
-    for prefill, alike in (('{"sparse": "on"}', False), ('{"sparse": "off"}', True)):
+    for prefill, alike in ((Prefill(sparse="on"), False), (Prefill(sparse="off"), True)):
         digests = {digest(prefill=prefill, seed=seed) for seed in (1, 2)}
         assert (len(digests) == 1) == alike
 
 
 async def test_sessions_of_unlike_prefill_share_no_pages(harness) -> None:
-    sparse = '{"sparse": "on"}'
+    sparse = Prefill(sparse="on")
     first = await begun(harness, SYSTEM, ANN)
     unlike = await begun(harness, SYSTEM, BEN, prefill=sparse, seed=3)
     assert harness.get_shared_pages((await harness.service.get(unlike))[0]) == []

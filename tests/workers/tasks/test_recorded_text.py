@@ -16,8 +16,8 @@ PAGE = 64
 LIMITS: dict[str, Any] = {"block_tokens": 32, "recent": 8, "max_budget": 512}
 SETTINGS: dict[str, Any] = {
     "reselect": {"every": 4, "first": 4},
-    "retrieve": '{"share": 0.3, "prompt_tokens": 8}',
-    "prefill": '{"attend": "stored"}',
+    "retrieve": {"share": 0.3, "prompt_tokens": 8},
+    "prefill": {"attend": "stored"},
 }
 
 

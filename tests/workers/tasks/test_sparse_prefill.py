@@ -139,7 +139,7 @@ def test_methods_that_sum_every_query_refuse_it(
 
 def test_a_setting_that_is_not_valid_is_named(make_worker: Callable[..., Any]) -> None:
     worker = make_worker()
-    for changes, named in (({"alpha": 0.2}, "prefill: alpha"), ({"bad": 1}, "prefill: bad")):
+    for changes, named in (({"alpha": 0.2}, "prefill.alpha"), ({"bad": 1}, "prefill.bad")):
         with pytest.raises(BadSettings, match=named):
             worker.open(**prefill(**changes))
 
