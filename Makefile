@@ -63,7 +63,7 @@ long: $(VENV)/.test
 # Debian's packages prometheus, prometheus-alertmanager and chromium, or another source of these: a missing one
 # fails.
 test-operations: $(VENV)/.ops
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m operations
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m operations -n 2 --dist loadfile
 
 # Builds the gateway's image with Debian's buildah and debootstrap, as root, and runs it beside a worker.
 image-check: $(VENV)/.test
