@@ -1,5 +1,7 @@
 """Base of capabilities: every hook, which does nothing."""
 
+from dataclasses import dataclass
+
 from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.forward_step import ForwardStep
@@ -10,6 +12,23 @@ from workers.repair.reselection import StoredRows
 from workers.retrieval.retriever import Retriever
 
 
+@dataclass(frozen=True)
+class NextStep:
+    """A step of decoding that is to be prepared, of an answer or of recorded text.
+
+    Attributes:
+        engine: The engine that will run it.
+        resident: The session, in its slot.
+        output_tokens: Tokens of the answer that have rows already.
+        source: Of the stored rows, in a replay that restores some of them; None: the engine's store.
+    """
+
+    engine: Engine
+    resident: ResidentSession
+    output_tokens: int
+    source: StoredRows | None = None
+
+
 class StepCapability:
     """A `workers.engine.capability.Capability` that does nothing; a real one overrides some hooks."""
 
@@ -18,18 +37,8 @@ class StepCapability:
         """Finder of rows for the next pass: none."""
         return None
 
-    def before_step(
-        self,
-        engine: Engine,
-        resident: ResidentSession,
-        output_tokens: int,
-        source: StoredRows | None = None,
-    ) -> Steps[None]:
-        """Prepare a step of decoding, of an answer or of recorded text.
-
-        output_tokens: of the answer that have rows already. source: of the stored rows, the
-        engine's store unless given, as in a replay. Raises the errors of the store.
-        """
+    def before_step(self, step: NextStep) -> Steps[None]:
+        """Prepare a step of decoding. Raises the errors of the store."""
         yield from ()
 
     def clear_turn(self) -> None:

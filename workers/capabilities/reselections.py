@@ -1,11 +1,9 @@
 """Re-selections of a session's answer."""
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.capabilities.capability import StepCapability
-from workers.engine.engine import Engine
-from workers.engine.session import ResidentSession
+from workers.capabilities.capability import NextStep, StepCapability
 from workers.generation.steps import Steps
-from workers.repair.reselection import StoredRows, TurnReselections, reselect
+from workers.repair.reselection import TurnReselections, reselect
 
 
 class Reselections(StepCapability):
@@ -14,15 +12,9 @@ class Reselections(StepCapability):
     def __init__(self) -> None:
         self._turn = TurnReselections()
 
-    def before_step(
-        self,
-        engine: Engine,
-        resident: ResidentSession,
-        output_tokens: int,
-        source: StoredRows | None = None,
-    ) -> Steps[None]:
+    def before_step(self, step: NextStep) -> Steps[None]:
         """Select the session's rows anew, if that is due."""
-        yield from reselect(engine, resident, output_tokens, self._turn, source)
+        yield from reselect(step.engine, step.resident, step.output_tokens, self._turn, step.source)
 
     def clear_turn(self) -> None:
         """Begin the turn's counts anew; its neutral signal is observed again."""

@@ -1,12 +1,9 @@
 """Retrieval of a session's steps: room in the slot, rows in host memory, and the turn's report."""
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.capabilities.capability import StepCapability
-from workers.engine.engine import Engine
-from workers.engine.session import ResidentSession
+from workers.capabilities.capability import NextStep, StepCapability
 from workers.generation.host_copy import fill_host_copy
 from workers.generation.steps import Steps
-from workers.repair.reselection import StoredRows
 from workers.retrieval.retriever import RetrievalCounts, Retriever
 
 
@@ -26,13 +23,7 @@ class RowRetrieval(StepCapability):
         found = self._retriever
         return found if found is not None and found.ready else None
 
-    def before_step(
-        self,
-        engine: Engine,
-        resident: ResidentSession,
-        output_tokens: int,
-        source: StoredRows | None = None,
-    ) -> Steps[None]:
+    def before_step(self, step: NextStep) -> Steps[None]:
         """Prepare a step, of one token, to retrieve.
 
         Afterwards every row of the session is active, or in its host copy. What is retrieved is
@@ -41,6 +32,7 @@ class RowRetrieval(StepCapability):
         Nothing happens for a session without retrieval, while all rows are active, and where there
         is no memory for the copy. Yields between copies. Raises the errors of the store.
         """
+        engine, resident = step.engine, step.resident
         settings = resident.config.retrieval
         if settings is None or self._refused:
             return
@@ -54,7 +46,7 @@ class RowRetrieval(StepCapability):
         found = self.retriever
         if found is not None and found.evictions == session.evictions:
             return
-        rows = yield from fill_host_copy(engine, resident, source)
+        rows = yield from fill_host_copy(engine, resident, step.source)
         if rows is None:
             engine.metrics.inc("worker_retrieval_refused_total")
             self._refused = True

@@ -1,6 +1,7 @@
 """What runs before a step of decoding, of an answer or of recorded text, when first run and replayed."""
 
 from workers.capabilities import attach
+from workers.capabilities.capability import NextStep
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.generation.settling import note_step
@@ -19,6 +20,7 @@ def prepare_step(
     output_tokens: of the answer that have rows already. source: of the stored rows, the engine's
     store unless given. Raises the errors of the store.
     """
+    step = NextStep(engine, resident, output_tokens, source)
     for capability in attach(resident.session):
-        yield from capability.before_step(engine, resident, output_tokens, source)
+        yield from capability.before_step(step)
     note_step(engine, resident)

@@ -9,11 +9,8 @@ from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers import capabilities
 from workers.cache.forward_step import ForwardStep
-from workers.capabilities.capability import StepCapability
-from workers.engine.engine import Engine
-from workers.engine.session import ResidentSession
+from workers.capabilities.capability import NextStep, StepCapability
 from workers.generation.steps import Steps
-from workers.repair.reselection import StoredRows
 
 
 class Diary(StepCapability):
@@ -25,14 +22,8 @@ class Diary(StepCapability):
         self.written = []
         self._steps = 0
 
-    def before_step(
-        self,
-        engine: Engine,
-        resident: ResidentSession,
-        output_tokens: int,
-        source: StoredRows | None = None,
-    ) -> Steps[None]:
-        self.written.append(f"step {output_tokens}")
+    def before_step(self, step: NextStep) -> Steps[None]:
+        self.written.append(f"step {step.output_tokens}")
         self._steps += 1
         yield None  # another session may run meanwhile
 
