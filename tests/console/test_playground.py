@@ -87,9 +87,9 @@ def test_a_pause_by_hand_with_output_result_and_repairs(served: Console, watched
     expect(proceed).to_be_disabled()
 
     pause.get_by_role("button", name="Started").click()
-    pause.get_by_label("Piece of output").fill("looking up the rota")
+    pause.get_by_role("textbox", name="Piece of output").fill("looking up the rota")
     pause.get_by_role("button", name="Send the piece").click()
-    expect(pause.get_by_label("Piece of output")).to_have_value("")
+    expect(pause.get_by_role("textbox", name="Piece of output")).to_have_value("")
     assert json.loads(pause.get_by_label("Result").input_value()) == {"person": "Melnor"}
     pause.get_by_role("button", name="Send the result").click()
     expect(pause.get_by_role("group", name="on_call completed")).to_be_visible()
