@@ -85,7 +85,8 @@ def probe(name: str, target: dict[str, Any], out: Any, lock: threading.Lock) -> 
         answered = ask()
         seconds = time.monotonic() - start
         queued = waited(pid_file)
-        meanwhile = queued + waited_of("self") - before
+        # A thread that ended meanwhile, or a process that was replaced, takes its waits with it.
+        meanwhile = max(0.0, queued + waited_of("self") - before)
         line = json.dumps([name, start, seconds, answered, meanwhile, queued])
         with lock:
             out.write(line + "\n")
