@@ -35,6 +35,9 @@ class BlockAttention(Protocol):
         Returns `[1, n_heads, t, head_dim]`.
         """
 
+    def measure(self, metrics: Metrics) -> None:
+        """Add the pass, once it is over, to the worker's metrics."""
+
 
 class RowRetrieval(Protocol):
     """A step's retrieval: rows that are not active, but that it attends to as well."""

@@ -36,9 +36,8 @@ class RowRetrieval(StepCapability):
         settings = resident.config.retrieval
         if settings is None or self._refused:
             return
-        engine.make_room(
-            resident, 1
-        )  # an automatic budget begins to retrieve with its first eviction
+        # An automatic budget begins to retrieve with its first eviction.
+        engine.make_room(resident, 1)
         engine.make_room(resident, 1 + resident.config.retrieved)
         session = resident.session
         if not resident.config.retrieved or engine.cache.holds_all(resident.slot, session.length):

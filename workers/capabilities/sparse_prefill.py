@@ -1,6 +1,5 @@
 """Sparse prefill of a session: what its blocks left out, over a turn."""
 
-from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.forward_step import ForwardStep
 from workers.capabilities.capability import StepCapability
@@ -17,13 +16,11 @@ class SparsePrefill(StepCapability):
         """Forget the turn's blocks."""
         self._reports.clear()
 
-    def end_pass(self, step: ForwardStep, metrics: Metrics) -> None:
+    def end_pass(self, step: ForwardStep) -> None:
         """Add a sparse block, unless no layer was sparse."""
         block = step.block_attention
-        if isinstance(block, SparseBlock) and block.report is not None:
-            self._reports.append(block.report)
-            metrics.observe("worker_prefill_density", block.report.density_mean)
-            metrics.observe("worker_prefill_cover", block.report.cover_mean)
+        if isinstance(block, SparseBlock) and (found := block.report) is not None:
+            self._reports.append(found)
 
     def report(self, done: pb.TurnDone) -> None:
         """Report the blocks that were prefilled sparsely, if any were."""

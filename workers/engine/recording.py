@@ -99,12 +99,13 @@ def _begin_retrieval(
 
 
 def end(step: ForwardStep, residents: Sequence[ResidentSession], metrics: Metrics) -> None:
-    """Measure what a pass retrieved, and let its sessions' capabilities take what it found."""
-    if step.retrieval is not None:
-        step.retrieval.measure(metrics)
+    """Measure a pass's own attention and retrieval; its sessions' capabilities take what it found."""
+    for part in (step.block_attention, step.retrieval):
+        if part is not None:
+            part.measure(metrics)
     for resident in residents:
         for capability in resident.session.capabilities:
-            capability.end_pass(step, metrics)
+            capability.end_pass(step)
 
 
 def observed_tokens(session: WorkerSession, tokens: int) -> int:

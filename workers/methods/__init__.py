@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from kvrecall.domain.settings.invalid import find_invalid
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -129,8 +130,8 @@ def _validate(kind: type[_T], settings: str, label: str) -> _T:
 
 def describe_error(error: ValidationError) -> str:
     """Name the first invalid setting and say what was expected."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the settings'}: {first['msg']}"
+    path, expected = find_invalid(error)
+    return f"{path or 'the settings'}: {expected}"
 
 
 def _describe(name: str, kind: type[Any]) -> pb.MethodInfo:

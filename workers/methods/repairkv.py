@@ -1,6 +1,6 @@
 """RepairKV: the evicted tokens that a signal promotes, by the paper's selection or by ours."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -23,11 +23,6 @@ class RepairKV(RepairSettings):
     `contrast` is ours, too: the scores are the signal's attention less that of a neutral signal,
     so that tokens which every query attends to are no anchors.
     """
-
-    @classmethod
-    def create(cls, settings: RepairSettings) -> "RepairKV":
-        """Create the operator of a session's settings."""
-        return cls(**asdict(settings))
 
     @property
     def window(self) -> DecayWindow:

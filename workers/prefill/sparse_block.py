@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.metrics.page import Metrics
 from workers.prefill.attention import attend, find_places
 from workers.prefill.block_rows import BlockRows
 from workers.prefill.lines import choose_lines
@@ -102,6 +103,12 @@ class SparseBlock:
         return SparseReport(
             1, joined.layers, joined.cover_min, joined.cover_mean, joined.density_mean
         )
+
+    def measure(self, metrics: Metrics) -> None:
+        """Observe the block's density and cover, unless no layer was sparse."""
+        if (found := self.report) is not None:
+            metrics.observe("worker_prefill_density", found.density_mean)
+            metrics.observe("worker_prefill_cover", found.cover_mean)
 
     def _generator(self, layer: int) -> torch.Generator:
         seed = (self._seed * 1_000_003 + self._first) * 1_009 + layer

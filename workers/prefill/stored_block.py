@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from kvrecall.metrics.page import Metrics
 from workers.cache.transfers import Transfers
 
 # Cells of a mask: queries of a KV head times rows.
@@ -75,6 +76,9 @@ class StoredBlock:
                 scale=scale,
             ).view(heads, -1, len(tile), head_dim)
         return out.view(1, n_heads, tokens, head_dim)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Add nothing: the block attends to every row."""
 
     def _hide_later(self, tile: range, length: int, grouped: Tensor) -> Tensor:
         """What is added to the logits of a tile's queries: -inf for rows after their own.

@@ -57,23 +57,19 @@ def pair_rows(
 ) -> RowSwap:
     """Pair wanted rows with the active rows of least utility, as long as theirs is higher.
 
-    Changes nothing yet. utility: float `[length]`, or `[n_layers, n_kv_heads, length]`. Sinks and
-    the recent window stay. The best wanted row replaces the worst active one, the second best the
-    second worst, and so on.
+    Changes nothing yet. utility: of the tokens, float `[length]`. Sinks and the recent window stay.
+    The best wanted row replaces the worst active one, the second best the second worst, and so on.
     """
     length = resident.session.length
-    by_row = utility.expand(cache.shape.n_layers, cache.shape.n_kv_heads, -1)
+    by_row = utility.cpu().expand(cache.shape.n_kv_heads, -1)
     promoted = list[Tensor]()
     demoted = list[Tensor]()
     for layer, rows in enumerate(wanted):
-        layer_utility = by_row[layer].cpu()
         active = cache.read(resident.slot, layer).positions.cpu().long()
         stays = (active < sinks) | (active >= length - recent)
-        active_utility = layer_utility.gather(1, active.clamp(max=length - 1))
+        active_utility = by_row.gather(1, active.clamp(max=length - 1))
         worst = active_utility.masked_fill(stays, torch.inf).sort(dim=1, stable=True)
-        wanted_utility = layer_utility.gather(1, rows.clamp(min=0)).masked_fill(
-            rows < 0, -torch.inf
-        )
+        wanted_utility = by_row.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, -torch.inf)
         best = wanted_utility.sort(dim=1, descending=True, stable=True)
         pairs = min(best.values.shape[1], worst.values.shape[1])
         swap = best.values[:, :pairs] > worst.values[:, :pairs]
@@ -114,8 +110,7 @@ def _demote(
         positions = cache.read(resident.slot, layer).positions
         is_demoted = is_among(positions, rows.to(positions.device))
         cache.keep(resident.slot, layer, mask_to_indices((positions != EMPTY) & ~is_demoted))
-    best_utility = utility.cpu().reshape(-1, session.length).amax(0)
-    session.record_evicted(tokens, best_utility[tokens])
+    session.record_evicted(tokens, utility.cpu()[tokens])
 
 
 def unique_tokens(rows: Sequence[Tensor]) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers import capabilities
 from workers.cache.forward_step import ForwardStep
@@ -33,7 +32,7 @@ class Diary(StepCapability):
     def drop_host_copy(self) -> None:
         self.written.append("copy dropped")
 
-    def end_pass(self, step: ForwardStep, metrics: Metrics) -> None:
+    def end_pass(self, step: ForwardStep) -> None:
         self.written.append(f"pass of {step.query_positions.shape[1]}")
 
     def report(self, done: pb.TurnDone) -> None:
