@@ -1,11 +1,11 @@
-"""All that is to be measured on a GPU, in one command: decode, batches, recall, repair, swap-ins, tiers.
+"""All that is to be measured on a GPU, in one command.
 
 `python -m benchmarks gpu` takes a random Llama of 1 B parameters (`throughput --shape large`) on
-a machine with a GPU: prefill and decode at 4K to 128K tokens, 1 to 64 sessions at once, both beside
-transformers with a kept cache; whole turns with recall and without; repairs of 32K to 4M
-candidates; swap-ins beside a plain copy of the same bytes; and the tiers. `--tiny` runs all of it in
-small sizes on the packaged model, on a CPU, too: that it runs is all that it shows. The result file
-goes to `benchmarks/results/`.
+a machine with a GPU: attention with cuDNN and without; prefill and decode at 4K to 128K tokens, 1 to
+64 sessions at once, both beside transformers with a kept cache; whole turns with recall and
+without; repairs of 32K to 4M candidates; swap-ins beside a plain copy of the same bytes; and the
+tiers. `--tiny` runs all of it in small sizes on the packaged model, on a CPU, too: that it runs is
+all that it shows. The result file goes to `benchmarks/results/`.
 """
 
 import tempfile

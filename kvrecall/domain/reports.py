@@ -11,10 +11,9 @@ class RepairReport:
     """One repair: what it looked at and how many tokens it brought back.
 
     `scored_rows` of `candidates` evicted tokens were scored: fewer when a deadline or a new turn
-    `truncated` the repair. `demoted` are the rows
-    per KV head, mean over layers, that left the active set in exchange. `bytes_read` are the
-    bytes of stored rows. `observed_tokens` of `signal_tokens` were
-    observed: fewer beyond the worker's limit or in a `truncated` repair.
+    `truncated` the repair. `demoted` are the rows per KV head, mean over layers, that left the active
+    set in exchange. `bytes_read` are the bytes of stored rows. `observed_tokens` of `signal_tokens`
+    were observed: fewer beyond the worker's limit or in a `truncated` repair.
     `in_pause`: it ended before the next turn. `started_at` is its beginning in Unix seconds, None
     where that was not stored; `call_id` the tool call that it is conditioned on, if it is one.
     """

@@ -1,1 +1,1 @@
-"""Settings of methods, repairs, prefill and retrieval: what a session may set, checked at the door."""
+"""Settings of methods, repairs, prefill, re-selection and retrieval: what a session may set, checked at the door."""

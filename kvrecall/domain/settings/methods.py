@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from kvrecall.domain.errors import BadSettings
+from kvrecall.domain.settings.invalid import find_invalid
 from kvrecall.domain.settings.reselection import Reselection
 
 # Reduction of several attention weights to one score.
@@ -215,7 +217,6 @@ class IceCacheSettings(StreamingLLMSettings):
             description="Last tokens of a prompt that retrieve too, where it attends to active rows.",
         ),
     ] = 1
-
     choice: Annotated[
         Literal["sample", "best"],
         Field(
@@ -253,12 +254,17 @@ def check_method_settings(method: str, given: Mapping[str, Any]) -> None:
 
     A method that this version does not know is left to the worker that offers it.
     """
-    kind = METHOD_SETTINGS.get(method)
-    if kind is None:
+    if method not in METHOD_SETTINGS:
         return
     try:
-        TypeAdapter(kind).validate_python(dict(given), strict=False)
+        _adapt(method).validate_python(dict(given))
     except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(("method_settings", *map(str, first["loc"])))
-        raise BadSettings(path, f"{path} of {method}: {first['msg']}") from None
+        path, expected = find_invalid(error)
+        path = f"method_settings.{path}"
+        raise BadSettings(path, f"{path} of {method}: {expected}") from None
+
+
+@cache
+def _adapt(method: str) -> TypeAdapter[MethodSettings]:
+    """Build the validator of a method's settings, once in a process."""
+    return TypeAdapter(METHOD_SETTINGS[method])

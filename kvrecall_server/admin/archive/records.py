@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.settings.invalid import find_invalid
 from kvrecall.domain.tool_calls import PendingCall, ToolOutput, summarize_pieces
 from kvrecall_server.admin.archive.record import Record, RecordKind
 from kvrecall_server.app.errors import BadSessionFile
@@ -199,8 +200,7 @@ def _describe(error: Exception) -> str:
     """Name the first value of another form, where the error knows its place."""
     if not isinstance(error, ValidationError):
         return str(error)
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return ": ".join(find_invalid(error))
 
 
 def _build_dump(by_kind: dict[RecordKind, list[Record]], session_id: str) -> SessionDump:

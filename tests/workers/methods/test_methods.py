@@ -1,9 +1,11 @@
 """Methods by name: their settings, what they observe and how they describe themselves."""
 
 import json
+from dataclasses import fields
 
 import pytest
 
+from kvrecall.domain.settings.methods import METHOD_SETTINGS
 from workers import methods
 from workers.errors import BadSettings, UnknownMethod
 from workers.primitives.observation import Observation
@@ -90,3 +92,13 @@ def test_layers_are_split_and_shared_as_the_papers_say() -> None:
     assert methods.build("chunkkv").shares_layers == 2
     assert methods.build("chunkkv", '{"reuse": 1}').shares_layers == 1
     assert {methods.build(name).shares_layers for name in NAMES if name != "chunkkv"} == {1}
+
+
+def test_the_door_knows_the_settings_of_every_method() -> None:
+    assert METHOD_SETTINGS.keys() == methods.METHODS.keys()
+    for name, method in methods.METHODS.items():
+        offered, known = (
+            {each.name: (each.type, each.default) for each in fields(kind)}
+            for kind in (method, METHOD_SETTINGS[name])
+        )
+        assert offered == known
