@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -94,11 +95,12 @@ def test_layers_are_split_and_shared_as_the_papers_say() -> None:
     assert {methods.build(name).shares_layers for name in NAMES if name != "chunkkv"} == {1}
 
 
+def settings_of(kind: Any) -> dict[str, Any]:
+    """Type and default of a dataclass's fields."""
+    return {each.name: (each.type, each.default) for each in fields(kind)}
+
+
 def test_the_door_knows_the_settings_of_every_method() -> None:
     assert METHOD_SETTINGS.keys() == methods.METHODS.keys()
     for name, method in methods.METHODS.items():
-        offered, known = (
-            {each.name: (each.type, each.default) for each in fields(kind)}
-            for kind in (method, METHOD_SETTINGS[name])
-        )
-        assert offered == known
+        assert settings_of(method) == settings_of(METHOD_SETTINGS[name])
