@@ -251,6 +251,7 @@ def test_a_lost_connection_is_shown_with_the_time_of_what_is_seen(
         session = client.create_session(budget=64, repair_rows=0).id
     page = watched(console.page(path.replace("SESSION", session)))
     expect(page.get_by_text("live", exact=True)).to_be_visible()
+    expect(page.get_by_text("Loading…")).to_have_count(0)  # the stream may be the first to come
     console.kill()
     lost = page.get_by_text("connection lost; shown is the state of")
     expect(lost).to_have_text(re.compile(r"state of \d\d:\d\d:\d\d$"))

@@ -164,6 +164,7 @@ def test_a_page_lives_on_after_a_restart_of_the_service(
         client.turn(session, "Hello.", max_tokens=2)
     page = watched(console.session(session))
     expect(page.get_by_text("live", exact=True)).to_be_visible()
+    expect(page.get_by_text("Loading…")).to_have_count(0)
     console.kill()
     expect(page.get_by_text("connection lost; shown is the state of")).to_be_visible()
     console.process.start()
