@@ -79,13 +79,9 @@ def _is_allowed(sessions: SessionDirectory, key: PageKey) -> bool:
 
 
 def _check_session(state: StoredSession, page_tokens: int) -> None:
-    full, unfinished = divmod(state.length, page_tokens)
-    submitted = len(state.table)
-    if submitted not in (full, full + 1 if unfinished else full):
+    pages = len(state.table) + len(state.behind)
+    if pages != -(-state.length // page_tokens):
         raise InvariantError(
-            f"session {state.name!r}: {state.length} tokens, but {submitted} pages were submitted"
-        )
-    if unfinished and submitted == full and state.tail is None:
-        raise InvariantError(
-            f"session {state.name!r}: its unfinished page is neither in memory nor submitted"
+            f"session {state.name!r}: {state.length} tokens, but {len(state.table)} pages were "
+            f"submitted, and {len(state.behind)} are in memory alone"
         )

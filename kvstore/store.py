@@ -1,18 +1,17 @@
 """Row store: every row of every session, written once, gathered by position, kept over restarts.
 
-Rows are appended to a session's unfinished page in memory. A full page is queued for the writer
-thread, which writes it to the tiers. `flush` waits until all rows of a session are durable.
+Rows are appended to a page in memory. A full page is queued for the writer thread, which writes it to
+the tiers. `flush` waits until all pages of a session are durable. Rows behind the last full page are in
+memory alone: what is kept of a session begins and ends at page boundaries.
 """
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 
-import torch
 from torch import Tensor
 
 from kvstore.consistency import check_store
-from kvstore.errors import KvStoreError, PageError, RowRangeError, RowShapeError
+from kvstore.errors import KvStoreError, RowRangeError, RowShapeError
 from kvstore.format.codec import Codec
 from kvstore.format.commit_history import CommitHistory
 from kvstore.format.page import PageLayout
@@ -41,8 +40,7 @@ class RowStore:
     written under epoch 0; in tiers that only this process writes, it has the rows that they hold.
 
     With INT8 in the lowest tier, the rows of a page change once, in the `append` that finishes it:
-    from then on every reader gets the decoded rows. An unfinished page is exact. Rows of a finished
-    page that remain after `truncate` are quantised again when the page is finished again.
+    from then on every reader gets the decoded rows. An unfinished page is exact.
 
     Args:
         layout: Shape, dtype and fingerprint of the rows.
@@ -82,7 +80,7 @@ class RowStore:
         self._rows = RowWriter(self._context, self._reader)
         self._opener = SessionOpener(self._context, self._rows, self._get_versions)
         self._sessions = SessionDirectory(stored, self._opener.recover)
-        self._remover = SessionRemover(self._context, self._rows, self._sessions)
+        self._remover = SessionRemover(self._context, self._sessions)
         self._prefetcher = Prefetcher(self._context, self._sessions)
 
     @property
@@ -99,7 +97,7 @@ class RowStore:
         shared: Sequence[SharedPages] = (),
         history: CommitHistory | None = None,
     ) -> None:
-        """Open the session with exactly `length` rows, written under `epoch` from now on.
+        """Open the session with exactly `length` rows, whole pages, written under `epoch` from now on.
 
         The first rows are in pages that other sessions wrote (`shared`). Rows beyond `length` are
         deleted when this returns. Pages that are not found, or that `history` does not commit, are
@@ -107,7 +105,7 @@ class RowStore:
         again. Without a history, pages of this epoch and the one before count as committed.
 
         Raises StaleWriterError when the session was opened under a later epoch, in any process;
-        RowRangeError when it shares more than `length` rows; a tier's error when the lowest tier
+        RowRangeError when they are no whole pages or it shares more; a tier's error when the lowest tier
         does not answer and memory alone is not sufficient.
         """
         with self._sessions.locked(session, create=True, recover=False) as state:
@@ -118,19 +116,15 @@ class RowStore:
     def fork(
         self, parent: str, child: str, *, epoch: int, length: int, shared: Sequence[SharedPages]
     ) -> None:
-        """Open `child` with the first `length` rows of `parent`.
+        """Open `child` with the first `length` rows of `parent`, whose pages are referenced (`shared`).
 
-        Full pages are referenced (`shared`), the rows after them are copied. Raises as `open` and
-        `gather`, and RowRangeError when the parent has fewer rows or the pages do not fit.
+        Raises as `open`, RowRangeError when the parent has fewer rows, and MissingPageError.
         """
         table = PageTable(child, shared)
-        shared_tokens = table.shared_pages * self._layout.page_tokens
         with self._sessions.locked(parent) as state:
             owner_versions = self._opener.get_fork_versions(state, table, length)
-            copied = self._reader.gather(state, torch.arange(shared_tokens, length))
         with self._sessions.locked(child, create=True, recover=False) as state:
-            self._opener.open(state, epoch, shared_tokens, shared, owner_versions=owner_versions)
-            self._rows.append(state, copied)
+            self._opener.open(state, epoch, length, shared, owner_versions=owner_versions)
 
     def delete(self, session: str, *, keep_pages: int = 0, fence: int = UNFENCED) -> None:
         """Delete a session from every tier, except its own first `keep_pages` pages (for forks).
@@ -189,8 +183,11 @@ class RowStore:
         """Ids of sessions that are open or were found in unshared tiers, sorted."""
         return self._sessions.names()
 
-    def append(self, session: str, rows: Tensor) -> int:
+    def append(self, session: str, rows: Tensor, *, final: bool = True) -> int:
         """Append rows `[n_layers, 2, n_kv_heads, t, head_dim]` (copied); return the new length.
+
+        Rows that are not `final` are never written: they, and all that follow them, are in memory
+        until `truncate` removes them.
 
         The first append creates the session. Raises RowShapeError, StaleWriterError when another
         writer has taken the session over, or a tier's error when no tier accepts pages and the
@@ -199,7 +196,7 @@ class RowStore:
         self._rows.require_rows(rows)
         with self._sessions.locked(session, create=True) as state:
             state.loaded = True
-            self._rows.append(state, rows)
+            self._rows.append(state, rows, final=final)
             return state.length
 
     def length(self, session: str) -> int:
@@ -211,17 +208,18 @@ class RowStore:
             return state.length
 
     def truncate(self, session: str, length: int) -> None:
-        """Remove the rows from position `length` on.
+        """Remove the rows from position `length` on, which begins a page, and those that are not final.
 
-        Raises RowRangeError when the session has fewer rows, or shares some of those to remove.
+        Raises RowRangeError when it does not, when the session has fewer final rows, or shares some of
+        those to remove.
         """
         with self._sessions.locked(session) as state:
             self._rows.truncate(state, length)
 
     def flush(self, session: str) -> bool:
-        """Write all rows of the session; return whether they are in a durable tier.
+        """Write all pages of the session; return whether they are in a durable tier.
 
-        If not, the rows stay readable in memory; every later flush and the background retry try
+        If not, their rows stay readable in memory; every later flush and the background retry try
         again. Raises StaleWriterError when another writer has taken the session over.
         """
         return self.begin_flush(session).result()
@@ -233,15 +231,11 @@ class RowStore:
         """
         with self._sessions.locked(session) as state:
             self._epochs.require_writable(session, state.epoch)
-            with suppress(PageError):  # A missing unfinished page cannot be flushed.
-                self._rows.submit_unfinished_page(state)
             epoch = state.epoch
             owners = state.table.owners
 
         def finish(durable: bool) -> bool:
             self._epochs.require_writable(session, epoch)
-            if durable:
-                self._rows.drop_tail(state)
             return durable
 
         return then(self._through.flush(owners), finish)
@@ -360,19 +354,14 @@ class RowStore:
         check_store(self._context, self._sessions)
 
     def close(self) -> None:
-        """Flush every session, then close the tiers, even when the flush fails.
+        """Flush every page, then close the tiers, even when the flush fails.
 
         May be called twice. Raises a tier's error when rows are in no durable tier.
         """
         if not self._sessions.close():
             return
         self._prefetcher.close()
-        try:
-            for state in self._sessions.states():
-                with state.lock, suppress(PageError):
-                    self._rows.submit_unfinished_page(state)
-        finally:
-            self._through.close()
+        self._through.close()
 
     def _get_versions(self, session: str) -> Versions | None:
-        return self._sessions.get_versions(session, self._layout.page_tokens)
+        return self._sessions.get_versions(session)

@@ -353,7 +353,7 @@ class TurnRunner:
             )
         live.needs_reopen = False
         live.repairs_pending = False
-        live.unsettled = outcome.memory.unsettled > 0
+        live.unsettled = done.pending_pages > 0
         live.started_calls.clear()  # a turn appends all results of the pause before it
         live.advance(SessionEvent.CALLS_EMITTED if calls else SessionEvent.TURN_ENDED)
         start = turn.describe_start(done)

@@ -226,6 +226,7 @@ class StubWorker:
                 drop_answer(state, start, before, prompt, spoken)
             done = self._done(request, state, prompt, message, spoken)
             done.settled_tokens = settled
+            done.pending_pages = int(bool(state.unsettled))
             done.stop_sequence = stop
             if request.opening:
                 done.message.content = request.opening + done.message.content

@@ -111,12 +111,8 @@ class PageTable:
         self._sequences.append(sequence)
 
     def put(self, index: int, sequence: int) -> None:
-        """Set the version of a page, or add the page after the last one."""
+        """Set the version of a page."""
         self._sequences[index : index + 1] = [sequence]
-
-    def mark_missing(self, index: int) -> None:
-        """Record that no version of the page can be read."""
-        self._sequences[index] = None
 
     def truncate(self, pages: int) -> list[PageKey]:
         """Keep the first `pages` pages and return the keys of the removed ones.

@@ -27,14 +27,12 @@ class QueuedPage:
         rows: Rows `[n_layers, 2, n_kv_heads, t, head_dim]`, contiguous, never changed.
         blob: The encoded page when encoding changed the rows, else None.
         epoch: Epoch under which the page is written.
-        truncates: Whether an earlier version has rows that must not be read again.
     """
 
     page: ExpectedPage
     rows: Tensor
     blob: Blob | None
     epoch: int
-    truncates: bool = False
 
 
 @dataclass(frozen=True, eq=False)

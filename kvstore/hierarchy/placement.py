@@ -48,10 +48,9 @@ class PagePlacement:
     def encode(self, page: ExpectedPage, rows: Tensor) -> tuple[Tensor, Blob | None]:
         """Encode a page for the lowest tier and return its rows as every reader gets them.
 
-        The blob is None when encoding does not change the rows. Only a finished page is quantised:
-        an unfinished one will be read and finished, which would quantise its rows twice.
+        The blob is None when encoding does not change the rows.
         """
-        if self._codecs[-1] is Codec.RAW or rows.shape[3] < self._layout.page_tokens:
+        if self._codecs[-1] is Codec.RAW:
             return rows, None
         blob = encode_page(self._layout, page.key, page.sequence, rows, self._codecs[-1])
         return decode_page(self._layout, parse_header(blob), blob), blob
@@ -63,23 +62,16 @@ class PagePlacement:
         blob: Blob | None = None,
         *,
         epoch: int | None = None,
-        truncates: bool = False,
     ) -> None:
         """Put a page into the lowest tier that accepts it, and copies into the tiers above.
 
-        `rows` and `blob` are results of `encode`. With `truncates`, earlier versions may have rows
-        that must not be read again, so versions with more rows are deleted from lower tiers.
-        Raises StaleWriterError, or the lowest tier's error when no tier accepts the page or such a
-        version cannot be deleted.
+        `rows` and `blob` are results of `encode`. Raises StaleWriterError, or the lowest tier's error
+        when no tier accepts the page.
         """
         blob = blob or encode_page(self._layout, page.key, page.sequence, rows)
         depth = self._put_first(page.key, blob, epoch, self._write_order)
         self._record_depth(page, depth, epoch)
         self.copy_above(depth, [(page.key, blob, rows)])
-        if truncates:
-            for below in range(depth + 1, self._tiers.bottom + 1):
-                if self._has_more_rows(below, page.key, rows.shape[3]):
-                    self._tiers.delete(below, [page.key], epoch)
 
     def copy_above(self, depth: int, pages: Iterable[tuple[PageKey, Blob, Tensor]]) -> None:
         """Copy pages of the tier at `depth`, with their rows, into the tiers above it.
@@ -227,14 +219,6 @@ class PagePlacement:
         self._record_depth(pending.page, depth, pending.epoch)
         if not pending.durable:  # Memory may drop the page from now on.
             self._tiers.put(pending.depth, key, blob, pending.epoch, backed=True)
-
-    def _has_more_rows(self, depth: int, key: PageKey, tokens: int) -> bool:
-        """Return whether a tier's version of a page may have more than `tokens` tokens."""
-        try:
-            blob = self._tiers.all[depth].get([key])[0]
-        except PageError:
-            return True
-        return blob is not None and parse_header(blob).valid_tokens > tokens
 
     def _delete_from(
         self, depths: Sequence[int], keys: Sequence[PageKey], epoch: int | None

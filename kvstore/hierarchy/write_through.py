@@ -91,9 +91,7 @@ class WriteThrough:
         return [is_durable and not left for is_durable, left in zip(flushed, refused, strict=True)]
 
     def _write(self, queued: QueuedPage) -> None:
-        self._stack.placement.write(
-            queued.page, queued.rows, queued.blob, epoch=queued.epoch, truncates=queued.truncates
-        )
+        self._stack.placement.write(queued.page, queued.rows, queued.blob, epoch=queued.epoch)
 
     def _delete(self, keys: Sequence[PageKey], epoch: int | None) -> None:
         self._stack.placement.delete(keys, epoch)

@@ -53,18 +53,14 @@ class SessionDirectory:
         state = self._sessions.get(session)
         return state if state is not None and state.loaded else None
 
-    def get_versions(self, session: str, page_tokens: int) -> dict[int, tuple[int, int]] | None:
-        """Sequence number and token count of each page, by index; None when it is not loaded."""
+    def get_versions(self, session: str) -> dict[int, int] | None:
+        """Sequence number of each page, by index; None when the session is not loaded."""
         state = self.get_loaded(session)
         if state is None:
             return None
         with state.lock:
             sequences = [(index, state.table.sequence(index)) for index in range(len(state.table))]
-            return {
-                index: (sequence, state.valid_tokens(index, page_tokens))
-                for index, sequence in sequences
-                if sequence is not None
-            }
+            return {index: sequence for index, sequence in sequences if sequence is not None}
 
     def remove(self, state: StoredSession, *, keep_pages: int = 0, unopened: bool = False) -> None:
         """Remove a locked session; its first pages may be retained, or all be left unopened."""

@@ -8,7 +8,7 @@ is written: the next process that opens the session takes the newest version of 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from kvstore.errors import PageError, RowRangeError, StaleWriterError, TierFailedError
+from kvstore.errors import RowRangeError, StaleWriterError, TierFailedError
 from kvstore.format.commit_history import CommitHistory, assume_history
 from kvstore.format.page import PageHeader, first_sequence, get_epoch
 from kvstore.format.page_table import PageTable, SharedPages
@@ -17,8 +17,8 @@ from kvstore.sessions.context import StoreContext
 from kvstore.sessions.state import StoredSession
 from kvstore.sessions.writer import RowWriter
 
-Versions = Mapping[int, tuple[int, int]]
-"""Sequence number and token count of the valid version of each page of a session, by index."""
+Versions = Mapping[int, int]
+"""Sequence number of the valid version of each page of a session, by index."""
 
 
 class SessionOpener:
@@ -58,10 +58,11 @@ class SessionOpener:
         the session must be opened again.
         """
         table = PageTable(state.name, shared)
-        if length < table.shared_pages * self._layout.page_tokens:
+        pages, behind = divmod(length, self._layout.page_tokens)
+        if behind or pages < table.shared_pages:
             raise RowRangeError(
-                f"session {state.name!r} shares {table.shared_pages} pages of "
-                f"{self._layout.page_tokens} tokens, so it cannot have {length} tokens"
+                f"session {state.name!r} cannot have {length} tokens: it has whole pages of "
+                f"{self._layout.page_tokens}, and shares {table.shared_pages} of them"
             )
         if epoch < state.epoch:
             raise StaleWriterError(
@@ -85,19 +86,19 @@ class SessionOpener:
     ) -> dict[str, Versions]:
         """Versions of the pages that a fork of `parent` with this table shares, by their owners.
 
-        Raises RowRangeError when the parent has fewer than `length` rows or the shared pages have
-        more, MissingPageError when a shared page is missing.
+        Raises RowRangeError unless the shared pages have `length` rows and the parent as many,
+        MissingPageError when a shared page is missing.
         """
         page_tokens = self._layout.page_tokens
-        if not table.shared_pages * page_tokens <= length <= parent.length:
+        if not table.shared_pages * page_tokens == length <= parent.length:
             raise RowRangeError(
                 f"cannot fork {length} tokens with {table.shared_pages} shared pages of "
                 f"{page_tokens}: parent {parent.name!r} has {parent.length} tokens"
             )
-        versions: dict[str, dict[int, tuple[int, int]]] = {}
+        versions: dict[str, dict[int, int]] = {}
         for index in range(table.shared_pages):
             page = parent.table.expected(index)
-            versions.setdefault(page.key.session, {})[index] = (page.sequence, page_tokens)
+            versions.setdefault(page.key.session, {})[index] = page.sequence
         return dict(versions)
 
     def recover(self, state: StoredSession) -> None:
@@ -107,18 +108,14 @@ class SessionOpener:
         """
         headers = self._stack.headers(state.name)
         sequences = list[int]()
-        length = 0
-        while (header := headers.get(len(sequences))) is not None:
+        while (header := headers.get(len(sequences))) is not None and self._is_whole(header):
             sequences.append(header.sequence)
-            length += header.valid_tokens
-            if header.valid_tokens < self._layout.page_tokens:
-                break
         # An unloaded session keeps its epoch, under which it may have written nothing.
         written = (header.sequence for header in headers.values())
         state.last_sequence = max(first_sequence(state.epoch), *written)
         state.epoch = get_epoch(state.last_sequence)
         state.table = PageTable(state.name, sequences=sequences)
-        state.length = length
+        state.length = len(sequences) * self._layout.page_tokens
         state.loaded = True
 
     def _is_intact(
@@ -130,7 +127,7 @@ class SessionOpener:
         history: CommitHistory,
     ) -> bool:
         """Return whether memory has the committed rows, in the versions that the tiers have."""
-        pages = -(-length // self._layout.page_tokens)
+        pages = length // self._layout.page_tokens
         return (
             state.loaded
             and not state.unopened
@@ -165,10 +162,7 @@ class SessionOpener:
             # If a tier does not answer now, the pages themselves carry the epoch there later.
             self._fence(state, epoch)
         state.epoch = epoch
-        page_tokens = self._layout.page_tokens
-        state.truncation_pending |= (
-            len(state.table) > length // page_tokens and length < state.length
-        )
+        state.truncation_pending |= len(state.table) > length // self._layout.page_tokens
         self._rows.truncate(state, length)
 
     def _load(
@@ -184,18 +178,16 @@ class SessionOpener:
         self._fence(state, epoch)
 
         def accepts(header: PageHeader) -> bool:
-            return self._has_committed_rows(
-                history, length, header.key.index, header.sequence, header.valid_tokens
-            )
+            index, sequence = header.key.index, header.sequence
+            return self._is_whole(header) and self._is_committed(history, index, sequence)
 
         headers = self._stack.headers(state.name, accepts)
-        versions: dict[str, Versions] = {state.name: _get_versions(headers)}
+        versions: dict[str, Versions] = {state.name: self._get_versions(headers)}
         for owner in table.owners - {state.name}:
             versions[owner] = owner_versions.get(owner) or self._find_versions(owner)
         state.epoch = epoch
         state.length = length
-        state.tail = None
-        state.unflushed = False
+        state.behind = []
         self._fill_table(table, versions, length, history)
         state.table = table
         self._truncate_stored(state, headers)
@@ -206,7 +198,7 @@ class SessionOpener:
         local = None if shared else self._get_local_versions(owner)
         if local is not None:
             return local
-        return _get_versions(self._stack.headers(owner))
+        return self._get_versions(self._stack.headers(owner))
 
     def _fill_table(
         self,
@@ -215,25 +207,28 @@ class SessionOpener:
         length: int,
         history: CommitHistory,
     ) -> None:
-        """Add the pages of `length` tokens; one without all its rows, committed, is missing."""
-        page_tokens = self._layout.page_tokens
-        for index in range(-(-length // page_tokens)):
+        """Add the pages of `length` tokens; one that is not committed is missing."""
+        for index in range(length // self._layout.page_tokens):
             entry = table.shared_entry(index)
             commits = history if entry is None else entry.history
-            sequence, tokens = versions[table.key(index).session].get(index, (0, 0))
-            is_complete = self._has_committed_rows(commits, length, index, sequence, tokens)
-            table.append(sequence if is_complete else None)
+            sequence = versions[table.key(index).session].get(index)
+            found = sequence is not None and self._is_committed(commits, index, sequence)
+            table.append(sequence if found else None)
 
-    def _has_committed_rows(
-        self, history: CommitHistory, length: int, index: int, sequence: int, tokens: int
-    ) -> bool:
-        """Return whether a version has all rows of its page, of `length` in all, committed."""
-        start = index * self._layout.page_tokens
-        committed = history.committed_tokens(get_epoch(sequence)) - start
-        return 0 < min(self._layout.page_tokens, length - start) <= min(tokens, committed)
+    def _get_versions(self, headers: Mapping[int, PageHeader]) -> Versions:
+        return {index: each.sequence for index, each in headers.items() if self._is_whole(each)}
+
+    def _is_whole(self, header: PageHeader) -> bool:
+        """Return whether a page has all its rows: a broken header has none."""
+        return header.valid_tokens == self._layout.page_tokens
+
+    def _is_committed(self, history: CommitHistory, index: int, sequence: int) -> bool:
+        """Return whether the rows of a page version are committed ones."""
+        end = (index + 1) * self._layout.page_tokens
+        return end <= history.committed_tokens(get_epoch(sequence))
 
     def _truncate_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> None:
-        """Delete stored pages beyond the session's rows; mark a last page with too many rows.
+        """Delete stored pages beyond the session's rows.
 
         Later versions get larger sequence numbers than all that are stored.
         """
@@ -243,20 +238,10 @@ class SessionOpener:
             state.last_sequence = max(state.last_sequence, header.sequence)
         beyond = sorted({header.key for header in stored if header.key.index not in own})
         self._writer.delete(beyond, state.epoch)
-        index, valid = divmod(state.length, self._layout.page_tokens)
-        state.unflushed = bool(valid) and index in headers and headers[index].valid_tokens > valid
-        state.truncation_pending = bool(beyond) or state.unflushed
+        state.truncation_pending = bool(beyond)
 
     def _finish_truncation(self, state: StoredSession) -> None:
         """Wait until no tier has truncated rows. Raises the error that prevented it."""
-        try:
-            self._rows.submit_unfinished_page(state, truncates=True)
-        except PageError:
-            # The page is unreadable now, and must not become readable later by chance.
-            index = state.length // self._layout.page_tokens
-            self._writer.delete([state.table.key(index)], state.epoch)
-            state.table.mark_missing(index)
-            state.unflushed = False
         self._stack.tiers.clear_failure()
         for error in self._writer.drain([state.name]):
             raise error
@@ -270,7 +255,3 @@ def find_stored_sessions(stack: TierStack) -> set[str]:
     Raises ForeignPageError, or a tier's error.
     """
     return {header.key.session for header in stack.session_headers()}
-
-
-def _get_versions(headers: Mapping[int, PageHeader]) -> Versions:
-    return {index: (header.sequence, header.valid_tokens) for index, header in headers.items()}

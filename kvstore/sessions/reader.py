@@ -1,4 +1,4 @@
-"""Reading of session rows: from the unfinished page, queued pages or the tiers."""
+"""Reading of session rows: from pages in memory alone, queued pages or the tiers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -76,13 +76,14 @@ class RowReader:
         self.require_pages(state, pages)
         keys = list[Tensor]()
         bytes_read = 0
-        full = state.length // self._layout.page_tokens
+        page_tokens = self._layout.page_tokens
         fetched = self._fetch(state, pages, promote=False)
         for index, (rows, from_tier) in zip(pages, fetched, strict=True):
             bytes_read += HEADER_BYTES + rows.nbytes if from_tier else 0
             of_page = rows[:, 0]
-            if index >= full:  # The unfinished page may be written to while the keys are in use.
-                of_page = of_page[:, :, : state.length % self._layout.page_tokens].clone()
+            filled = state.length - index * page_tokens
+            if filled < page_tokens:  # It may be written to while the keys are in use.
+                of_page = of_page[:, :, :filled].clone()
             keys.append(of_page)
         return ReadKeys(keys, bytes_read)
 
@@ -134,8 +135,8 @@ class RowReader:
                 yield (in_memory[index], False) if index in in_memory else (read[index], True)
 
     def _get_in_memory(self, state: StoredSession, index: int) -> Tensor | None:
-        if state.tail is not None and index == state.length // self._layout.page_tokens:
-            return state.tail
+        if index >= len(state.table):
+            return state.behind[index - len(state.table)]
         queued = self._writer.get_queued(state.table.key(index))
         sequence = state.table.sequence(index)
         # An owner's page may be queued in a version that this session may not read.

@@ -2,19 +2,17 @@
 
 from contextlib import suppress
 
-from kvstore.errors import PageError, TierError
+from kvstore.errors import TierError
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
-from kvstore.sessions.writer import RowWriter
 from kvstore.tiers.base import UNFENCED
 
 
 class SessionRemover:
     """Removes sessions from memory and from the tiers."""
 
-    def __init__(self, context: StoreContext, rows: RowWriter, sessions: SessionDirectory) -> None:
+    def __init__(self, context: StoreContext, sessions: SessionDirectory) -> None:
         self._context = context
-        self._rows = rows
         self._sessions = sessions
 
     def delete(self, session: str, keep_pages: int, fence: int = UNFENCED) -> None:
@@ -57,8 +55,6 @@ class SessionRemover:
         """Remove a session from memory and, above a shared lowest tier, from the other tiers."""
         shared = self._context.stack.tiers.lowest.shared
         with self._sessions.locked(session, recover=False) as state:
-            with suppress(PageError):
-                self._rows.submit_unfinished_page(state)
             self._context.writer.drain([session])
             self._sessions.remove(state, unopened=not shared)
             self._forget_epochs(session)
@@ -70,7 +66,7 @@ class SessionRemover:
         context = self._context
         with self._sessions.locked(session, recover=False) as state:
             unwritten = (
-                state.unflushed
+                bool(state.behind)
                 or context.writer.has_tasks(session)
                 or context.stack.placement.has_undurable([session])
             )

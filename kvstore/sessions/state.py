@@ -1,4 +1,4 @@
-"""State of one session in the store: its page table and its unfinished page in memory."""
+"""State of one session in the store: its page table and the rows behind its pages."""
 
 from dataclasses import dataclass, field
 from threading import RLock
@@ -20,8 +20,8 @@ class StoredSession:
         epoch: Epoch under which pages are written.
         last_sequence: Largest sequence number of the session's own pages.
         length: Tokens whose rows the session has.
-        tail: Full-size page that token `length` is appended to; None until it is created or read.
-        unflushed: Whether the unfinished page differs from the version that was submitted.
+        behind: Full-size pages of the rows behind the table's pages, in memory alone; the last one may
+            have room.
         loaded: Whether this state is complete; if not, opening the session must read the tiers.
         truncation_pending: Whether tiers may still have truncated rows, which they must not keep.
         unopened: Whether tiers may hold more than this state says: an earlier process stored the
@@ -35,8 +35,7 @@ class StoredSession:
     epoch: int = 0
     last_sequence: int = 0
     length: int = 0
-    tail: Tensor | None = None
-    unflushed: bool = False
+    behind: list[Tensor] = field(default_factory=list)
     loaded: bool = False
     truncation_pending: bool = False
     unopened: bool = False
@@ -46,13 +45,9 @@ class StoredSession:
         """Forget everything but the epoch: only the tiers say what rows there are."""
         self.table = PageTable(self.name)
         self.length = 0
-        self.tail = None
+        self.behind = []
         self.loaded = False
         self.unopened = True
-
-    def valid_tokens(self, index: int, page_tokens: int) -> int:
-        """Number of tokens that a page has."""
-        return min(page_tokens, self.length - index * page_tokens)
 
     def next_sequence(self) -> int:
         """Sequence number for the next page version: the epoch, then a count.

@@ -17,7 +17,7 @@ from kvstore.tiers.base import UNFENCED
 
 
 class RowWriter:
-    """Fills a session's unfinished page and submits pages; the caller holds the session's lock."""
+    """Fills a session's pages and submits them; the caller holds the session's lock."""
 
     def __init__(self, context: StoreContext, reader: RowReader) -> None:
         self._layout = context.layout
@@ -36,42 +36,45 @@ class RowWriter:
                 f"got {rows.dtype} {tuple(rows.shape)}"
             )
 
-    def append(self, state: StoredSession, rows: Tensor) -> None:
-        """Append rows that fit the layout.
+    def append(self, state: StoredSession, rows: Tensor, *, final: bool) -> None:
+        """Append rows that fit the layout; those that are not `final` stay in memory.
 
         Raises StaleWriterError or a tier's error before any row is appended.
         """
         page_tokens = self._layout.page_tokens
         tokens = rows.shape[3]
         self._epochs.require_writable(state.name, state.epoch)
-        if state.length % page_tokens + tokens >= page_tokens:
+        if final and state.length % page_tokens + tokens >= page_tokens:
             self._writer.wait_for_room()
         done = 0
         while done < tokens:
             offset = state.length % page_tokens
             step = min(page_tokens - offset, tokens - done)
-            self._get_tail(state).narrow(3, offset, step).copy_(rows.narrow(3, done, step))
+            if offset == 0:
+                shape = self._layout.rows_shape(page_tokens)
+                state.behind.append(zero_rows(shape, self._layout.dtype))
+            state.behind[-1].narrow(3, offset, step).copy_(rows.narrow(3, done, step))
             state.length += step
-            state.unflushed = True
             done += step
-            if state.length % page_tokens == 0:
-                self._submit_full_page(state)
+            if final and state.length % page_tokens == 0:
+                assert len(state.behind) == 1, "no final row follows one that is not"
+                self._submit(state, state.behind.pop())
 
     def truncate(self, state: StoredSession, length: int) -> None:
-        """Remove the rows from position `length` on.
+        """Remove the rows from position `length` on, which begins a page, and those that are not final.
 
-        Raises RowRangeError when the session has fewer rows or shares some of those to remove.
+        Raises RowRangeError when it does not, when the session has fewer final rows, or shares some of
+        those to remove.
         """
-        page_tokens = self._layout.page_tokens
-        self._require_truncatable(state, length)
-        if length == state.length:
-            return
-        self._writer.delete(state.table.truncate(-(-length // page_tokens)), state.epoch)
-        if length // page_tokens != state.length // page_tokens:
-            state.tail = None
+        pages, inside = divmod(length, self._layout.page_tokens)
+        if inside or not 0 <= pages <= len(state.table):
+            raise RowRangeError(
+                f"cannot truncate session {state.name!r} to {length} tokens: it has "
+                f"{len(state.table)} pages of {self._layout.page_tokens}"
+            )
+        self._writer.delete(state.table.truncate(pages), state.epoch)
+        state.behind = []
         state.length = length
-        # The submitted version has more rows, which must not reappear after a restart.
-        state.unflushed = length % page_tokens != 0
 
     def repair_pages(self, state: StoredSession) -> list[int]:
         """Read and verify every page, rewrite those of which only a copy is left.
@@ -80,7 +83,7 @@ class RowWriter:
         it does not answer or does not accept a page.
         """
         missing = []
-        for index in range(-(-state.length // self._layout.page_tokens)):
+        for index in range(len(state.table)):
             try:
                 rows, is_stored = self._reader.read_verified(state, index)
             except PageError:
@@ -98,82 +101,30 @@ class RowWriter:
 
         Raises RowRangeError, RowShapeError or StaleWriterError.
         """
-        self._reader.require_pages(state, [index])
+        if not 0 <= index < len(state.table):
+            raise RowRangeError(
+                f"session {state.name!r} has {len(state.table)} whole pages, got index {index}"
+            )
         self._epochs.require_writable(state.name, state.epoch)
-        self.require_rows(rows, state.valid_tokens(index, self._layout.page_tokens))
+        self.require_rows(rows, self._layout.page_tokens)
         sequence = self._get_restored_sequence(state, index)
         page = ExpectedPage(state.table.key(index), sequence, index < state.table.shared_pages)
         rows = rows.clone(memory_format=torch.contiguous_format)
         self._resubmit(state, page, *self._stack.placement.encode(page, rows))
         state.table.put(index, sequence)
-        if index == state.length // self._layout.page_tokens:
-            state.tail = None
-            state.unflushed = False
 
-    def submit_unfinished_page(self, state: StoredSession, *, truncates: bool = False) -> None:
-        """Submit the unfinished page if it changed.
-
-        `truncates`: stored versions of it have rows that must be removed. Raises a PageError when
-        the page cannot be read.
-        """
-        index, valid = divmod(state.length, self._layout.page_tokens)
-        if valid and state.unflushed:
-            self._submit(state, index, self._get_tail(state).narrow(3, 0, valid).clone(), truncates)
-
-    def drop_tail(self, state: StoredSession) -> None:
-        """Free the unfinished page of an idle session, once a durable tier has all its rows.
-
-        The next append reads it again. A session that is in use now keeps it.
-        """
-        if not state.lock.acquire(blocking=False):
-            return
-        try:
-            if not state.unflushed:
-                state.tail = None
-        finally:
-            state.lock.release()
-
-    def _require_truncatable(self, state: StoredSession, length: int) -> None:
-        if not 0 <= length <= state.length:
-            raise RowRangeError(
-                f"cannot truncate session {state.name!r} to {length} tokens: it has {state.length}"
-            )
-        page_tokens = self._layout.page_tokens
-        if length < state.table.shared_pages * page_tokens:
-            raise RowRangeError(
-                f"cannot truncate session {state.name!r} to {length} tokens: it shares its first "
-                f"{state.table.shared_pages} pages of {page_tokens}"
-            )
-
-    def _submit_full_page(self, state: StoredSession) -> None:
-        assert state.tail is not None, "the page was just filled"
-        self._submit(state, state.length // self._layout.page_tokens - 1, state.tail)
-        state.tail = None
-
-    def _submit(
-        self, state: StoredSession, index: int, rows: Tensor, truncates: bool = False
-    ) -> None:
-        page = ExpectedPage(state.table.key(index), state.next_sequence())
+    def _submit(self, state: StoredSession, rows: Tensor) -> None:
+        """Submit the session's next page."""
+        page = ExpectedPage(state.table.key(len(state.table)), state.next_sequence())
         rows, blob = self._stack.placement.encode(page, rows)
-        self._writer.submit(QueuedPage(page, rows, blob, state.epoch, truncates))
-        state.table.put(index, page.sequence)
-        state.unflushed = False
+        self._writer.submit(QueuedPage(page, rows, blob, state.epoch))
+        state.table.append(page.sequence)
 
     def _resubmit(
         self, state: StoredSession, page: ExpectedPage, rows: Tensor, blob: Blob | None = None
     ) -> None:
         """Submit a page that was stored before; a shared one passes the fence of its owner."""
         self._writer.submit(QueuedPage(page, rows, blob, UNFENCED if page.shared else state.epoch))
-
-    def _get_tail(self, state: StoredSession) -> Tensor:
-        if state.tail is None:
-            tail = zero_rows(self._layout.rows_shape(self._layout.page_tokens), self._layout.dtype)
-            index, valid = divmod(state.length, self._layout.page_tokens)
-            if valid:
-                stored = next(self._reader.pages(state, [index]))
-                tail.narrow(3, 0, valid).copy_(stored.narrow(3, 0, valid))
-            state.tail = tail
-        return state.tail
 
     def _get_restored_sequence(self, state: StoredSession, index: int) -> int:
         """Sequence number for a restored page.

@@ -195,7 +195,7 @@ def _read_tokens(
 
 def _describe_pending(state: pb.SessionState, position: int) -> str:
     if position < state.length + state.unsettled:
-        return "of an answer, and computed again in the pause or with the next turn"
+        return "of the last turn, and computed again in the pause or with the next turn"
     return "sampled, and computed with the next turn"
 
 

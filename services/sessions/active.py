@@ -19,7 +19,7 @@ class ActiveSession:
       running one stops early and no other starts.
     - `repairs_pending`: some repairs may be due; `repairs_cause` is the turn or event because of
       which they are.
-    - `unsettled`: its last turn left tokens whose rows are to be computed again.
+    - `unsettled`: its last turn left pages of tokens to be computed.
     - `started_calls`: when this process was told of the start of tool calls that run, by id, in
       seconds since the epoch.
     - `pause_began`, `repair_ended`: monotonic seconds of the last such moment in this process.

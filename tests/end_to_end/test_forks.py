@@ -17,7 +17,6 @@ Json = dict[str, Any]
 SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
 GREEDY: Json = {"max_tokens": 12}
 QUESTION = "What is the code of Ada's locker?"
-PAGE = 64
 TOLD = 3
 
 
@@ -114,13 +113,12 @@ def test_a_fork_in_a_pause_continues_with_another_result(client: KvrecallClient,
     assert heard == "c1"
 
 
-def test_a_fork_stores_only_its_last_page(server: Any, client: KvrecallClient, say: Any) -> None:
+def test_a_fork_stores_no_rows(server: Any, client: KvrecallClient, say: Any) -> None:
     nothing = stored(server)
     parent = told(client, say)
     before = stored(server)
-    pages = -(-client.get_session(parent).length // PAGE)
     children = [client.fork(parent).id for _ in range(5)]
-    assert 0 < (stored(server) - before) / len(children) <= (before - nothing) / pages
+    assert stored(server) == before > nothing
     for child in children:
         client.delete_session(child)
     assert stored(server) == before
@@ -145,7 +143,7 @@ def test_equal_prefixes_of_a_tenant_are_stored_once(server: Any, tenant: Any, sa
     second, sharing = begin(ann, "Emma")
     others, alone = begin(ben, "Emma")
     assert second < first / 2
-    assert others == pytest.approx(first, rel=0.2)
+    assert others == pytest.approx(first, rel=0.3), "another name may begin another page"
     assert ask(ann, sharing, say) == ask(ben, alone, say)
 
     def rows_of(client: KvrecallClient, session: str) -> tuple[int, int]:

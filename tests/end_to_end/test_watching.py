@@ -145,12 +145,14 @@ def test_the_map_and_the_tokens_show_what_a_repair_brought_back(
     )
     assert len(found.layers) == client.worker().layers
     assert before.length < found.length
+    brought = set[int]()
     for cells in found.layers:
         active, shown = base64.b64decode(cells.active), base64.b64decode(cells.promoted)
         # A column for each token, as there are fewer than columns.
         assert len(active) == found.length
-        assert {at for at, byte in enumerate(shown) if byte} == promoted
+        brought |= {at for at, byte in enumerate(shown) if byte}
         assert all(active[at] for at in promoted)
+    assert brought == promoted, "each in the layers that had evicted it"
     memory = client.memory(session)
     tokens = [
         token
@@ -163,7 +165,8 @@ def test_the_map_and_the_tokens_show_what_a_repair_brought_back(
         held = sum(len(token.get_heads(layer)) for token in tokens)
         assert -(-held // heads) == rows
     fully = sum(token.rows == token.rows_total for token in tokens)
-    assert found.length - fully == memory.evicted_rows
+    pending = sum(token.reason == "pending" for token in tokens)
+    assert found.length - fully - pending == memory.evicted_rows
     for token in tokens:
         if token.position in promoted:
             assert token.repair == repair.number
@@ -192,7 +195,7 @@ def test_a_generated_answer_has_tokens_that_are_not_computed_yet(
     found = client.inspect.memory_tokens(session)
     assert found.log_length == log.turns[0].stop == len(found.tokens)
     pending = [token for token in found.tokens if token.reason == "pending"]
-    assert len(pending) == found.log_length - found.length > 0
+    assert len(pending) >= found.log_length - found.length > 0
     assert all(token.rows == 0 and token.turn == 1 for token in pending)
     client.turn(session, "And you?", max_tokens=4)
     again = client.inspect.turns(session, after=1)
@@ -204,7 +207,7 @@ async def test_the_async_client_looks_into_sessions_too(shared_server: Any, say:
         session = await client.create_session(budget=64, metadata={"name": "looked into"})
         async with client.inspect.watch(session) as stream:
             assert (await anext(stream)).name == "snapshot"
-            await client.turn(session, [say.user("hello")], generate=False)
+            await client.turn(session, [say.user(say.chatter(5, 6))], generate=False)
             event = await anext(stream)
             assert (event.name, event.session, event.data["turn"]) == ("turn", session.id, 1)
         assert [turn.turn for turn in (await client.inspect.turns(session)).turns] == [1]

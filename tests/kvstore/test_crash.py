@@ -1,4 +1,4 @@
-"""A process that is killed while it writes loses no acknowledged row."""
+"""A process that is killed while it writes loses no whole page that it acknowledged."""
 
 import signal
 import subprocess
@@ -40,14 +40,15 @@ for turn in itertools.count():
     values = torch.arange(length, length + tokens) * 2.0 + int(session)
     store.append(session, values.view(1, 1, 1, -1, 1).expand(layout.rows_shape(tokens)))
     store.flush(session)
-    print(session, length + tokens, flush=True)
+    # Rows behind the last page are in memory alone.
+    print(session, (length + tokens) // layout.page_tokens * layout.page_tokens, flush=True)
 """
 
 
 def write_and_kill(
     directory: Path, committed: dict[str, int], acknowledgements: int
 ) -> dict[str, int]:
-    """Kill a writing child after so many turns; return the acknowledged lengths."""
+    """Kill a writing child after so many turns; return the acknowledged lengths, whole pages."""
     arguments = [f"{session}={length}" for session, length in committed.items()]
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(directory), *arguments],
@@ -69,18 +70,24 @@ def write_and_kill(
     return known
 
 
+def require_own_rows(store: RowStore, session: str, length: int) -> None:
+    expected = (torch.arange(length) * 2.0 + int(session)).view(1, 1, 1, -1, 1)
+    rows = store.gather(session, torch.arange(length))
+    assert torch.equal(rows, expected.expand(LAYOUT.rows_shape(length)))
+
+
 @pytest.mark.parametrize("rounds", [(3, 8, 25)])
-def test_every_acknowledged_row_survives_kill_9(tmp_path: Path, rounds: tuple[int, ...]) -> None:
+def test_every_acknowledged_page_survives_kill_9(tmp_path: Path, rounds: tuple[int, ...]) -> None:
     committed: dict[str, int] = {}
     for acknowledgements in rounds:
         committed = write_and_kill(tmp_path / "rows", committed, acknowledgements)
         store = RowStore(LAYOUT, [RamTier(8 * LAYOUT.page_bytes), NvmeTier(tmp_path / "rows")])
         for session, length in committed.items():
+            found = store.length(session)
+            assert found >= length
+            assert found % LAYOUT.page_tokens == 0
+            require_own_rows(store, session, found)
             store.truncate(session, length)
-            expected = (torch.arange(length) * 2.0 + int(session)).view(1, 1, 1, -1, 1)
-            assert torch.equal(
-                store.gather(session, torch.arange(length)),
-                expected.expand(LAYOUT.rows_shape(length)),
-            )
+            require_own_rows(store, session, length)
         store.check()
         store.close()

@@ -125,13 +125,13 @@ def test_a_tier_check_reports_unreadable_pages(directory: Path, make_page: MakeP
 def test_restored_pages_have_the_epoch_of_the_session(
     open_store: OpenStore, make_rows: MakeRows, tmp_path: Path
 ) -> None:
-    rows = make_rows(20)
+    rows = make_rows(24)
     store = open_store()
-    store.open("a", epoch=4, length=20)
+    store.open("a", epoch=4, length=24)
     assert store.repair_pages("a") == [0, 1, 2]
     for index in range(3):
         store.restore("a", index, rows[:, :, :, 8 * index : 8 * (index + 1)])
     assert store.flush("a")
-    assert torch.equal(store.gather("a", torch.arange(20)), rows)
+    assert torch.equal(store.gather("a", torch.arange(24)), rows)
     store.close()
     assert {page.header.epoch for page in check_directory(tmp_path / "rows").pages.values()} == {4}

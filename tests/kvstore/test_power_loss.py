@@ -1,4 +1,4 @@
-"""Rows that were acknowledged as durable were synced before: a loss of power keeps them.
+"""Pages that were acknowledged as durable were synced before: a loss of power keeps them.
 
 `PowerCut` records what each fsync covered. Only that is restored, as if the power had failed.
 """
@@ -21,6 +21,7 @@ from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
 LAYOUT = PageLayout(2, 2, 4, torch.float32, "model A", page_tokens=8)
+PAGE = LAYOUT.page_tokens
 SESSIONS = ("a", "b", "c")
 
 
@@ -80,7 +81,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 @settings(max_examples=60, deadline=None)
-def test_no_acknowledged_row_or_deletion_is_lost_with_the_power(
+def test_no_acknowledged_page_or_deletion_is_lost_with_the_power(
     steps: list[tuple[str, str, int]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
@@ -103,13 +104,14 @@ def test_no_acknowledged_row_or_deletion_is_lost_with_the_power(
                 begun = [(name, store.begin_flush(name)) for name in names if name in rows]
                 for name, flushed in begun:
                     assert flushed.result()
-                    durable[name] = rows[name].shape[3]
+                    durable[name] = rows[name].shape[3] // PAGE * PAGE
         power.restore(Path(folder, "restored"))
         store.close()
         restored = open_store(Path(folder, "restored"))
         for session in SESSIONS:
             length = restored.length(session)
             assert length >= durable.get(session, 0)
+            assert length % PAGE == 0, "rows behind the last page are in memory alone"
             if session not in rows:
                 assert length == 0, "a deleted session came back"
             else:
@@ -120,7 +122,7 @@ def test_no_acknowledged_row_or_deletion_is_lost_with_the_power(
 
 def test_a_flush_is_acknowledged_after_the_sync(power: PowerCut, tmp_path: Path) -> None:
     store = open_store(tmp_path / "rows")
-    store.append("a", make_rows(5, 0))
+    store.append("a", make_rows(PAGE, 0))
     before = power.calls
     assert store.flush("a")
     assert power.calls > before
@@ -132,7 +134,7 @@ def test_a_failed_sync_is_not_acknowledged_and_is_shown(
 ) -> None:
     store = open_store(tmp_path / "rows")
     for session in SESSIONS:
-        store.append(session, make_rows(5, 0))
+        store.append(session, make_rows(PAGE, 0))
     assert store.failures() == {}
 
     def fail(_: int) -> None:
@@ -143,7 +145,7 @@ def test_a_failed_sync_is_not_acknowledged_and_is_shown(
     assert [flush.result(timeout=30) for flush in flushes] == [False] * 3
     assert "Input/output error" in store.failures()["nvme"]
     monkeypatch.setattr(os, "fsync", power.fsync)
-    store.append("a", make_rows(5, 1))
+    store.append("a", make_rows(PAGE, 1))
     assert not store.flush("a"), "a retry of a failed sync proves nothing"
     assert set(store.failures()) == {"nvme"}
     with pytest.raises(Exception, match="sync failed"):

@@ -233,8 +233,8 @@ def test_a_missing_page_is_an_error(layout: PageLayout, make_rows: MakeRows) -> 
         lambda store: store.gather("a", torch.tensor([-1])),
         lambda store: store.gather("unknown", torch.tensor([0])),
         lambda store: store.gather_heads("a", 0, torch.tensor([[0], [-2]])),
-        lambda store: store.truncate("a", 11),
-        lambda store: store.truncate("a", -1),
+        lambda store: store.truncate("a", 16),
+        lambda store: store.truncate("a", -8),
         lambda store: list(store.scan_keys("a", 0, 11)),
     ],
 )
@@ -246,6 +246,70 @@ def test_positions_outside_the_session_are_refused(
     with pytest.raises(RowRangeError):
         ask(store)
     assert store.sessions() == ["a"]
+
+
+@pytest.mark.parametrize("length", [1, 7, 20, 21])
+def test_a_length_inside_a_page_is_refused(
+    open_store: OpenStore, make_rows: MakeRows, length: int
+) -> None:
+    store = open_store()
+    rows = make_rows(21)
+    store.append("a", rows)
+    with pytest.raises(RowRangeError, match=f"truncate session 'a' to {length} tokens"):
+        store.truncate("a", length)
+    for session in ("a", "unknown"):
+        with pytest.raises(RowRangeError, match=f"cannot have {length} tokens"):
+            store.open(session, epoch=1, length=length)
+    assert torch.equal(read_all(store, "a"), rows), "a refused call changes nothing"
+    store.check()
+
+
+@pytest.mark.parametrize(
+    ("end", "length"),
+    [
+        (lambda store: store.open("a", epoch=1, length=16), 16),
+        (lambda store: store.open("a", epoch=1, length=8), 8),
+        (lambda store: store.truncate("a", 16), 16),
+        (lambda store: store.truncate("a", 8), 8),
+    ],
+)
+def test_rows_behind_the_last_page_are_readable_until_the_session_is_opened_or_truncated(
+    open_store: OpenStore, make_rows: MakeRows, end: Callable[[RowStore], None], length: int
+) -> None:
+    store = open_store()
+    rows = make_rows(21)
+    other = make_rows(6, seed=1)
+    store.append("a", rows[:, :, :, :18])
+    assert store.flush("a")
+    store.append("a", rows[:, :, :, 18:])
+    assert torch.equal(read_all(store, "a"), rows)
+    assert torch.equal(store.read_keys("a", [2]).keys[0], rows[:, 0, :, 16:])
+    end(store)
+    with pytest.raises(RowRangeError):
+        store.gather("a", torch.tensor([length]))
+    assert store.append("a", other) == length + 6
+    assert torch.equal(read_all(store, "a"), torch.cat([rows[:, :, :, :length], other], 3))
+    store.check()
+
+
+def test_rows_that_are_not_final_are_read_and_never_written(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(40)
+    store.append("a", rows[:, :, :, :19])
+    assert store.append("a", rows[:, :, :, 19:], final=False) == 40
+    assert store.flush("a")
+    assert torch.equal(read_all(store, "a"), rows)
+    assert store.usage()["nvme"] == 2 * store.layout.page_bytes
+    with pytest.raises(RowRangeError):
+        store.truncate("a", 24)
+    store.truncate("a", 16)
+    assert store.append("a", rows[:, :, :, 16:]) == 40
+    assert store.flush("a")
+    assert torch.equal(read_all(store, "a"), rows)
+    assert store.usage()["nvme"] == 5 * store.layout.page_bytes
+    store.check()
 
 
 @pytest.mark.parametrize(

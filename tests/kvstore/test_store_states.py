@@ -4,12 +4,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
+from kvstore.errors import RowRangeError
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -18,18 +20,24 @@ from kvstore.tiers.ram import RamTier
 LAYOUT = PageLayout(
     n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4
 )
+PAGE = LAYOUT.page_tokens
 RAM_PAGES = 3
 SEGMENT_PAGES = 5
 SESSIONS = st.sampled_from(["a", "b", "c"])
 
 
 class RowStoreMachine(RuleBasedStateMachine):
-    """`rows` are the expected rows per session. `test_store_fault_states.py` has crashes."""
+    """`rows` are the expected rows per session; those behind the last page end with the process.
+
+    `final`: rows of a session before the first one that is never written.
+    `test_store_fault_states.py` has crashes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
         self.rows: dict[str, Tensor] = {}
+        self.final: dict[str, int] = {}
         self.random = torch.Generator().manual_seed(0)
         self.store = self.open_store()
 
@@ -40,18 +48,35 @@ class RowStoreMachine(RuleBasedStateMachine):
     def get_rows(self, session: str) -> Tensor:
         return self.rows.get(session, torch.empty(LAYOUT.rows_shape(0)))
 
-    @rule(session=SESSIONS, tokens=st.integers(0, 11))
-    def append(self, session: str, tokens: int) -> None:
+    def count_kept(self, session: str) -> int:
+        """Rows of the session's whole pages of final rows."""
+        length = self.get_rows(session).shape[3]
+        return min(length, self.final.get(session, length)) // PAGE * PAGE
+
+    @rule(session=SESSIONS, tokens=st.integers(0, 11), final=st.booleans())
+    def append(self, session: str, tokens: int, final: bool) -> None:
         rows = torch.randn(LAYOUT.rows_shape(tokens), generator=self.random)
-        self.rows[session] = torch.cat([self.get_rows(session), rows], 3)
-        assert self.store.append(session, rows) == self.rows[session].shape[3]
+        before = self.get_rows(session)
+        final = final and session not in self.final
+        if not final:
+            self.final.setdefault(session, before.shape[3])
+        self.rows[session] = torch.cat([before, rows], 3)
+        assert self.store.append(session, rows, final=final) == self.rows[session].shape[3]
 
     @rule(session=SESSIONS, share=st.floats(0, 1))
     def truncate(self, session: str, share: float) -> None:
-        length = int(share * self.get_rows(session).shape[3])
+        length = int(share * self.count_kept(session)) // PAGE * PAGE
         self.store.truncate(session, length)
+        self.final.pop(session, None)
         if session in self.rows:
             self.rows[session] = self.rows[session][:, :, :, :length]
+
+    @rule(session=SESSIONS, share=st.floats(0, 1))
+    def truncate_inside_what_is_not_kept(self, session: str, share: float) -> None:
+        length = int(share * self.get_rows(session).shape[3])
+        if length % PAGE or length > self.count_kept(session):
+            with pytest.raises(RowRangeError):
+                self.store.truncate(session, length)
 
     @rule(session=SESSIONS)
     def flush(self, session: str) -> None:
@@ -61,6 +86,7 @@ class RowStoreMachine(RuleBasedStateMachine):
     def drop(self, session: str) -> None:
         self.store.delete(session)
         self.rows.pop(session, None)
+        self.final.pop(session, None)
 
     @rule(session=SESSIONS, seed=st.integers(0, 999), rows=st.integers(0, 9))
     def gather(self, session: str, seed: int, rows: int) -> None:
@@ -98,17 +124,21 @@ class RowStoreMachine(RuleBasedStateMachine):
     @rule(session=SESSIONS, backwards=st.booleans())
     def read_keys(self, session: str, backwards: bool) -> None:
         expected = self.get_rows(session)[:, 0]
-        size = LAYOUT.page_tokens
-        pages = list(range(-(-expected.shape[2] // size)))[:: -1 if backwards else 1]
+        pages = list(range(-(-expected.shape[2] // PAGE)))[:: -1 if backwards else 1]
         for index, keys in zip(pages, self.store.read_keys(session, pages).keys, strict=True):
-            assert torch.equal(keys, expected[:, :, index * size : (index + 1) * size])
+            assert torch.equal(keys, expected[:, :, index * PAGE : (index + 1) * PAGE])
 
     @precondition(lambda self: self.rows)
     @rule()
     def close_and_open(self) -> None:
         self.store.close()
         self.store = self.open_store()
-        self.rows = {session: rows for session, rows in self.rows.items() if rows.shape[3]}
+        self.rows = {
+            session: rows[:, :, :, :kept]
+            for session, rows in self.rows.items()
+            if (kept := self.count_kept(session))
+        }
+        self.final.clear()
 
     @invariant()
     def lengths_and_limits_hold(self) -> None:

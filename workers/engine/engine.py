@@ -441,7 +441,8 @@ class Engine:
         if session.keep_rows is not None:
             session.keep_rows(start, recorded.rows)
         if session.stored:
-            self.store_io.append(session, start, recorded.rows)
+            exact = session.inexact_from is None
+            self.store_io.append(session, start, recorded.rows, final=exact)
 
     def _forward_transient(
         self, resident: ResidentSession, token_ids: Sequence[int]

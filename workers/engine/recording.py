@@ -57,7 +57,7 @@ def record(
     if observation.accumulate:
         queries = [layer_queries[index] for layer_queries in step.observed]
         received = received_weights(
-            cache, resident.slot, queries, positions, observation.accumulate
+            cache, resident.slot, queries, positions, observation.accumulate, session.again
         )
     return Recorded(window, block, received, step.rows[index])
 

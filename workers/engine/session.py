@@ -108,8 +108,10 @@ class WorkerSession:
     begun; in the middle of a job they are `preempted`, in host memory. Functions that need a slot
     take a `ResidentSession`.
 
-    - `pending`: token ids that were generated and not prefilled yet, or not settled.
-    - `unsettled`: the first so many of them, which steps have computed (`workers.generation.settling`).
+    - `pending`: token ids behind the rows: between turns less than a page, or not settled.
+    - `unsettled`: the first so many of them, whose rows a turn has computed and dropped
+      (`workers.generation.settling`).
+    - `again`: the positions of these tokens while they are computed once more.
     - `inexact_from`: the first row of the turn that a step computed over other rows than all of them;
       None before there is one, and for sessions that do not recall.
     - `recent`: messages that the next rendering of the chat template builds on.
@@ -137,6 +139,7 @@ class WorkerSession:
     length: int = 0
     pending: list[int] = field(default_factory=list)
     unsettled: int = 0
+    again: range = range(0)
     inexact_from: int | None = None
     recent: list[ChatMessage] = field(default_factory=list)
     deferred_signal: list[int] = field(default_factory=list)
@@ -190,6 +193,11 @@ class WorkerSession:
         """The session with its slot; None while it is swapped out."""
         return None if self.slot is None else ResidentSession(self)
 
+    @property
+    def unread(self) -> list[int]:
+        """Pending tokens that were never computed: the end of the last answer."""
+        return self.pending[self.unsettled :]
+
     def observed_window(self) -> Observed:
         """The queries that evictions look at, of those that are kept."""
         return self.queries.observed().last(self.config.method.observation.window)
@@ -210,6 +218,12 @@ class WorkerSession:
         self.inexact_from = None
         for capability in self.capabilities:
             capability.clear_turn()
+
+    def forget_last(self, tokens: int) -> None:
+        """Drop what was observed of the turn's last tokens."""
+        if tokens:
+            self.queries.drop_last(tokens)
+            self.block = self.block[: max(0, len(self.block) - tokens)]
 
     def drop_host_copy(self) -> None:
         """Free the copy of the rows in host memory."""

@@ -14,7 +14,7 @@ from workers.engine.session import WorkerSession
 from workers.errors import IncompatibleState
 
 # Version of the bytes in a SessionState: the selection's safetensors and the eviction scores.
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 
 def restore_state(session: WorkerSession, state: pb.SessionState) -> None:

@@ -79,13 +79,14 @@ class StoreIO:
         self._writer.submit(run)
         return result
 
-    def append(self, session: WorkerSession, start: int, rows: Tensor) -> None:
+    def append(self, session: WorkerSession, start: int, rows: Tensor, *, final: bool) -> None:
         """Queue the write of rows `[n_layers, 2, n_kv_heads, t, head_dim]` from `start` on.
 
-        The copy off the device happens on the writer's thread.
+        Those that are not `final` stay in memory. The copy off the device happens on the writer's
+        thread.
         """
         session.writes = [write for write in session.writes if not _succeeded(write)]
-        append = partial(self._append, session.name, start, rows, self._transfers.mark())
+        append = partial(self._append, session.name, start, rows, self._transfers.mark(), final)
         session.writes.append(self.submit(append))
 
     def truncate(self, session: WorkerSession, length: int) -> None:
@@ -94,14 +95,19 @@ class StoreIO:
         session.writes.append(self.submit(remove))
 
     def _append(
-        self, session: str, start: int, rows: Tensor, computed: torch.cuda.Event | None
+        self,
+        session: str,
+        start: int,
+        rows: Tensor,
+        computed: torch.cuda.Event | None,
+        final: bool,
     ) -> None:
         # After a failed write none may follow: its rows would take the lost rows' positions.
         if (stored := self._store.length(session)) != start:
             raise StorageFailed(
                 f"session {session}: rows from {start} on cannot follow the {stored} stored rows"
             )
-        self._store.append(session, self._transfers.to_host(rows, computed))
+        self._store.append(session, self._transfers.to_host(rows, computed), final=final)
 
     def backlog(self, session: WorkerSession) -> "Future[Any] | None":
         """The write to wait for while too many are pending; None otherwise."""

@@ -1,26 +1,21 @@
-"""Truncation of a running turn: the session forgets its last tokens."""
+"""Truncation of a running turn: the session loses its last rows."""
 
 from workers.cache.active_cache import ActiveCache
 from workers.engine.session import ResidentSession
-from workers.engine.store_io import StoreIO
 
 
-def truncate(cache: ActiveCache, store_io: StoreIO, resident: ResidentSession, length: int) -> None:
-    """Drop the rows and the observed queries of all tokens from position `length` on.
+def truncate(cache: ActiveCache, resident: ResidentSession, length: int) -> int:
+    """Drop the active rows of all tokens from position `length` on; return the number of tokens.
 
     Rows that were evicted while those tokens were appended stay evicted, and their attention stays
-    in accumulated sums.
+    in accumulated sums. The store drops its rows at the end of the turn.
     """
     session = resident.session
     dropped = session.length - length
-    if not dropped:
-        return
-    cache.drop_from(resident.slot, length)
-    session.length = length
-    session.eviction_scores = session.eviction_scores.before(length)
-    session.queries.drop_last(dropped)
-    session.block = session.block[: max(0, len(session.block) - dropped)]
-    if session.host_copy is not None:
-        session.host_copy.truncate(length)
-    if session.stored:
-        store_io.truncate(session, length)
+    if dropped:
+        cache.drop_from(resident.slot, length)
+        session.length = length
+        session.eviction_scores = session.eviction_scores.before(length)
+        if session.host_copy is not None:
+            session.host_copy.truncate(length)
+    return dropped

@@ -100,7 +100,7 @@ def _select_rows(
     ):
         selector = LayerSelector(config.method, config.layer_rows[layer], engine.settings.sinks)
         newer = torch.where((positions >= start) & ~promoted, positions, EMPTY).sort(dim=1).values
-        older = torch.where(rows.positions[layer] < start, rows.positions[layer], EMPTY)
+        older = rows.positions[layer].masked_fill(is_among(rows.positions[layer], newer), EMPTY)
         selected = select_with_newer(older, rows.scores[layer].float(), newer, selector)
         selected = selected.masked_fill(selected < 0, EMPTY)
         in_reserve = promoted & ~is_among(positions, selected)

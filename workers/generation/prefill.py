@@ -113,6 +113,7 @@ def _take_tokens(
     session: WorkerSession, segments: Sequence[Segment]
 ) -> tuple[list[int], list[bool]]:
     """Take the pending tokens and those of the segments; returns them, and which were recorded."""
+    session.again = range(session.length, session.length + session.unsettled)
     pending, session.pending, session.unsettled = session.pending, [], 0
     token_ids = [*pending, *(token for segment in segments for token in segment.token_ids)]
     recorded = [False] * len(pending) + [s.recorded for s in segments for _ in s.token_ids]

@@ -1,8 +1,9 @@
-"""Settling: rows that a step computed over active rows alone are computed again, as blocks.
+"""Settling: a turn begins at a page boundary, and the tokens behind it are computed again as blocks.
 
-Blocks of a session that recalls attend to every stored row, but an answer's steps to the active rows
-and those that they retrieve. Their rows would differ from a full cache's, and so would all later ones.
-So the turn drops them, and their tokens are pending again. They are computed in the pause, or before
+A turn keeps whole pages of rows. The tokens behind the last of them are pending. Blocks of a session
+that recalls attend to every stored row, but an answer's steps to the active rows and those that they
+retrieve. Their rows would differ from a full cache's, and so would all later ones: such a session keeps
+the rows before the first of them. Whole pages of pending tokens are computed in the pause, or before
 anything else in the next turn: by the same blocks over the same rows, so with the same bits.
 """
 
@@ -26,32 +27,44 @@ def note_step(engine: Engine, resident: ResidentSession) -> None:
         session.inexact_from = session.length
 
 
-def drop_inexact(
+def end_rows(
     engine: Engine, resident: ResidentSession, start: int, token_ids: Sequence[int]
 ) -> None:
-    """Drop the turn's rows from the first inexact one on; their tokens are pending.
+    """Evict down to the budget, and drop the rows behind the last whole page of exact ones.
 
-    start: rows before the turn, which stay. token_ids: all of the session's from there on.
+    start: rows before the turn, which stay. token_ids: all of the session's from there on. Those
+    without rows are pending.
     """
     session = resident.session
     computed = session.length
-    if session.inexact_from is None or session.inexact_from >= computed:
-        return
-    length = max(start, session.inexact_from)
+    exact = computed if session.inexact_from is None else min(computed, session.inexact_from)
+    length = max(start, exact - exact % engine.store.layout.page_tokens)
+    drop_rows(engine, resident, length)
     session.pending = list(token_ids[length - start :])
     session.unsettled = computed - length
-    truncate(engine.cache, engine.store_io, resident, length)
+
+
+def drop_rows(engine: Engine, resident: ResidentSession, length: int) -> None:
+    """Evict down to the budget, and drop the rows from position `length` on.
+
+    In this order, so that there is room for the dropped rows when their tokens are computed again.
+    """
+    engine.evict(resident, turn_over=True)
+    truncate(engine.cache, resident, length)
+    if resident.session.stored:
+        engine.store_io.truncate(resident.session, length)
 
 
 def settle(
     engine: Engine, resident: ResidentSession, source: LayerSource | None = None
 ) -> Steps[int]:
-    """Compute the unsettled tokens, which are the first pending ones; returns their number.
+    """Compute the pending tokens that fill pages; returns their number.
 
     source: of the stored rows, the engine's store unless given. Raises the errors of the store.
     """
     session = resident.session
-    pending, due = session.pending, session.unsettled
+    pending, unsettled = session.pending, session.unsettled
+    due = len(pending) - len(pending) % engine.store.layout.page_tokens
     if not due:
         return 0
     session.dirty = True
@@ -68,6 +81,6 @@ def settle(
     )
     engine.usage.recount(session.name, "settled", due)
     session.pending = pending[due:]
-    session.unsettled = 0
+    session.unsettled = max(0, unsettled - due)
     session.clear_turn()
     return due

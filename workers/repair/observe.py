@@ -26,11 +26,11 @@ def observe_signal(
     """Observe the signal's tokens over the active rows; yields between blocks.
 
     Each block runs on its own, right after the session's last row, and leaves no row. The last
-    `signal_tokens` of the pending tokens and the signal are observed, the last block first: one
+    `signal_tokens` of the answer's end and the signal are observed, the last block first: one
     block always, the others until a stop is requested. With `asked` only the last so many count;
     those before them in their blocks are their context.
     """
-    token_ids = [*resident.session.pending, *signal][-engine.settings.signal_tokens :]
+    token_ids = [*resident.session.unread, *signal][-engine.settings.signal_tokens :]
     wanted = len(token_ids) if asked is None else min(asked, len(token_ids))
     observed: list[Observed] = []
     for block in reversed(split_evenly(token_ids, engine.settings.block_tokens)):

@@ -122,7 +122,7 @@ def run_repair(
     seconds = config.options.repair_seconds
     limit = _Limit(stop_requested, started + (math.inf if seconds is None else seconds))
     report = pb.RepairReport(trigger=trigger, signal_tokens=asked or len(signal))
-    wanted = asked or len(session.pending) + len(signal)
+    wanted = asked or len(session.unread) + len(signal)
     if config.repair_rows and session.length and signal:
         session.dirty = True
         yield from wait_for_writes(engine, session)

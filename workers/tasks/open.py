@@ -54,7 +54,8 @@ def run_fork_replaying(
     Raises as `run_fork_from_state`.
     """
     yield from _fork_store(engine, request, rows_after(request.turns))
-    yield from replay(engine, child, request.turns)
+    rows = ReplayRows(engine.store, child.session.name, {})
+    yield from replay(engine, child, request.turns, rows)
     child.session.stored = True
     child.session.dirty = False
     return (yield from _finish_fork(engine, child.session))
@@ -77,7 +78,7 @@ def run_rebuild(
     lost = search.result()
     engine.lost_pages += len(lost)
     if lost:
-        yield from _replay_lost(engine, resident, request.turns, lost, state.length)
+        yield from _replay_lost(engine, resident, request.turns, lost)
     flushed = engine.store_io.flush(session)  # also pages that only memory still had
     yield flushed
     flushed.result()
@@ -133,11 +134,10 @@ def _replay_lost(
     resident: ResidentSession,
     turns: Sequence[pb.LoggedTurn],
     lost: Sequence[int],
-    length: int,
 ) -> Steps[None]:
     """Replay turns until the lost pages are restored. Raises RowsMissing if the log ends before."""
     name = resident.session.name
-    rows = ReplayRows(engine.store, name, length, dict.fromkeys(lost))
+    rows = ReplayRows(engine.store, name, dict.fromkeys(lost))
     stop = min(lost) * engine.store.layout.page_tokens
     skipped = yield from skip_untouched(engine, resident, turns, stop)
     with map_store_errors():

@@ -8,8 +8,9 @@ and the stop string that ended it. Rows that were computed after such a movement
 other rows were active then.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,21 +18,19 @@ from torch import Tensor
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page import PageLayout
-from kvstore.sessions.gather import ReadKeys
+from kvstore.sessions.gather import ReadKeys, split_by_page
 from kvstore.store import RowStore
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.eviction import kept_by_position
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
-from workers.engine.truncation import truncate
 from workers.generation.prefill import prefill
-from workers.generation.settling import settle
+from workers.generation.settling import drop_rows, settle
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment, keep_recent
 from workers.primitives.selection import mask_to_indices
 from workers.repair.promotion import RowSwap, apply_swap, expand_to_heads, missing_rows
-from workers.repair.reselection import StoredRows
 from workers.tasks.step import prepare_step
 
 
@@ -54,7 +53,7 @@ def rows_after(turns: Sequence[pb.LoggedTurn]) -> int:
 def _count_pending(turn: pb.LoggedTurn) -> int:
     """Count the tokens that are pending at a turn's end.
 
-    The last one generated, an end of turn that was added, and those before them that are unsettled.
+    The last one generated, an end of turn that was added, and those before them whose rows it dropped.
     """
     if not turn.output_tokens:
         return turn.unsettled_tokens
@@ -66,47 +65,47 @@ def replay(
     engine: Engine,
     resident: ResidentSession,
     turns: Sequence[pb.LoggedTurn],
-    lost: "ReplayRows | None" = None,
+    rows: "ReplayRows",
 ) -> Steps[None]:
-    """Replay turns: all of them, to restore the state after them; or until no row is `lost`."""
+    """Replay turns: all of them, to restore the state after them; or until no row is missing."""
     session = resident.session
-    rows: StoredRows = engine.store if lost is None else lost
+    restores = bool(rows.missing)
+    session.keep_rows = rows.keep
     for turn in turns:
-        session.keep_rows = None if lost is None else lost.keep
-        if lost is not None and not lost.missing:
+        if restores and not rows.missing:
             return
-        yield from _replay_turn(engine, resident, turn, rows, lost)
+        yield from _replay_turn(engine, resident, turn, rows)
         messages = [convert.to_chat(message) for message in turn.messages]
         session.recent = keep_recent([*session.recent, *messages])
         # A turn that defers its repair has no answer: its tokens follow those deferred before.
         deferred = [*session.deferred_signal, *turn.token_ids]
         session.deferred_signal = deferred[len(deferred) - turn.deferred_tokens :]
-    if lost is not None and lost.missing:  # what was settled after the last turn
-        session.keep_rows = lost.keep
+    if rows.missing:  # what was settled after the last turn
+        rows.begin_turn()
         yield from settle(engine, resident, source=rows)
+    session.keep_rows = None
 
 
 def _replay_turn(
     engine: Engine,
     resident: ResidentSession,
     turn: pb.LoggedTurn,
-    rows: StoredRows,
-    lost: "ReplayRows | None",
+    rows: "ReplayRows",
 ) -> Steps[None]:
     """Replay one turn as `workers.tasks.turn` runs it, without sampling: the tokens are known.
 
-    Rows that it dropped at its end are computed only where they share a block, or are read by a step
-    whose row stayed.
+    Of a session that recalls, rows that it dropped at its end are computed only where they share a
+    block, or are read by a step whose row stayed: they change nothing of what stays.
     """
     session = resident.session
+    rows.begin_turn()
     yield from settle(engine, resident, source=rows)
     session.clear_turn()
     session.turn_start = session.length
     token_ids = [*session.pending, *turn.token_ids]
     stop = session.length + len(token_ids) - _count_pending(turn)
     pending = token_ids[stop - session.length :]
-    if lost is not None:
-        session.keep_rows = lost.keep_before(stop)
+    rows.begin_turn(stop)
     _promote_logged(engine, resident, turn.promoted, rows)
 
     def before_step(output_tokens: int) -> Steps[None]:
@@ -114,7 +113,7 @@ def _replay_turn(
 
     steps = list(turn.token_ids[turn.prompt_tokens - turn.recorded_tokens : turn.prompt_tokens])
     prompt = token_ids[: len(session.pending) + turn.prompt_tokens - len(steps)]
-    if turn.unsettled_tokens:
+    if resident.config.recalls:
         block = engine.settings.block_tokens
         prompt = prompt[: -(-(stop - session.length) // block) * block]
     session.pending = []
@@ -130,7 +129,7 @@ def _replay_turn(
     )
     output = turn.token_ids[turn.prompt_tokens :][: max(0, turn.output_tokens - 1)]
     for appended, token in (*enumerate(steps), *enumerate(output)):
-        if session.length >= stop:
+        if resident.config.recalls and session.length >= stop:
             break
         yield from before_step(appended)
         engine.forward([resident], torch.tensor([[token]]))
@@ -140,19 +139,18 @@ def _replay_turn(
 
 
 def _end_turn(engine: Engine, resident: ResidentSession, stop: int, unsettled: int) -> None:
-    """End a turn as it ended: evict, and drop the rows from `stop` on, of which some were computed."""
+    """End a turn as it ended: keep the rows before `stop`."""
     session = resident.session
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
-    engine.evict(resident, turn_over=True)
-    if unsettled:
+    drop_rows(engine, resident, stop)
+    if resident.config.recalls and unsettled:  # of which some were not computed
         for layer in range(engine.model.shape.n_layers):
             kept = kept_by_position(resident, engine.settings, layer, stop + unsettled)
             if kept is not None:
                 positions = engine.cache.read(resident.slot, layer).positions
                 stays = (positions < kept[0]) | (positions >= kept[1])
                 engine.cache.keep(resident.slot, layer, mask_to_indices(stays))
-        truncate(engine.cache, engine.store_io, resident, stop)
     session.unsettled = unsettled
     session.clear_turn()
 
@@ -180,11 +178,14 @@ def skip_untouched(
     config = resident.config
     if config.method.observation.accumulate:
         return 0
-    unbounded = config.recalls or not config.method.evicts
-    most = stop if unbounded else min(stop, min(config.layer_rows))
-    skipped = max((n for n in range(len(turns) + 1) if rows_after(turns[:n]) <= most), default=0)
-    unsettled = turns[skipped - 1].unsettled_tokens if skipped else 0
-    yield from load_rows(engine, resident, rows_after(turns[:skipped]), unsettled)
+    bounded = config.method.evicts and not config.recalls
+    skipped = rows = unsettled = 0
+    for number, turn in enumerate(turns, 1):
+        length, dropped = rows_after(turns[:number]), turn.unsettled_tokens
+        if length > stop or (bounded and length + dropped > min(config.layer_rows)):
+            break
+        skipped, rows, unsettled = number, length, dropped
+    yield from load_rows(engine, resident, rows, unsettled)
     resident.session.pending = pending_after(turns[:skipped])
     resident.session.unsettled = unsettled
     return skipped
@@ -217,26 +218,39 @@ def load_rows(
 
 @dataclass
 class ReplayRows:
-    """Collects the rows of a session's `missing` pages during a replay; restores complete pages.
+    """The rows that a replay reads: stored ones, and those that it computes itself.
 
-    `length` is the session's, in tokens.
+    It restores the session's `missing` pages when they are complete.
+
+    `running`: pages of the turn that is replayed from position `stop` on, where it drops its rows in
+    the end. They are read meanwhile, and the store has none of them, or those of later turns.
     """
 
     store: RowStore
     session: str
-    length: int
     missing: dict[int, Tensor | None]
+    running: dict[int, Tensor] = field(default_factory=dict)
+    stop: int = sys.maxsize
+    end: int = 0
+
+    def begin_turn(self, stop: int = sys.maxsize) -> None:
+        """Collect the rows before position `stop` from now on; by default all."""
+        self.stop = stop
+        self.running.clear()
 
     def keep(self, start: int, rows: Tensor) -> None:
-        """Collect lost rows of `[n_layers, 2, n_kv_heads, t, head_dim]` from `start` on."""
-        page_tokens = self.store.layout.page_tokens
-        for page in range(start // page_tokens, -(-(start + rows.shape[3]) // page_tokens)):
-            if page in self.missing:
-                self._keep(page, start, rows)
-
-    def keep_before(self, stop: int) -> Callable[[int, Tensor], None]:
-        """`keep` without the rows from position `stop` on, which are dropped again."""
-        return lambda start, rows: self.keep(start, rows[:, :, :, : max(0, stop - start)])
+        """Collect rows of `[n_layers, 2, n_kv_heads, t, head_dim]` from position `start` on."""
+        self.end = start + rows.shape[3]
+        page_tokens = self.layout.page_tokens
+        for begin, end in split_by_page(start, self.end, page_tokens):
+            page = begin // page_tokens
+            part = rows.narrow(3, begin - start, end - begin)
+            if begin >= self.stop:
+                self._fill(self.running.get(page), page, begin, part)
+            elif page in self.missing:
+                self._fill(self.missing[page], page, begin, part)
+                if end % page_tokens == 0:
+                    self._restore(page)
 
     @property
     def layout(self) -> PageLayout:
@@ -245,34 +259,35 @@ class ReplayRows:
 
     def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
         """Read keys as the store does, incomplete pages included. Raises the store's errors."""
-        stored = [page for page in pages if page not in self.missing]
+        collected = self._collected()
+        stored = [page for page in pages if page not in collected]
         read = self.store.read_keys(session, stored)
         found = dict(zip(stored, read.keys, strict=True))
-        for page in pages:
-            if (rows := self.missing.get(page)) is not None:
-                found[page] = rows[:, 0]
+        for page in collected.keys() & set(pages):
+            filled = self.end - page * self.layout.page_tokens
+            found[page] = collected[page][:, 0, :, : max(0, filled)]
         return ReadKeys([found[page] for page in pages], read.bytes_read)
 
     def gather_selection(
         self, session: str, selection: Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
         """Gather as the store does, incomplete pages included. Raises the store's errors."""
-        page_tokens = self.store.layout.page_tokens
-        kept = {page: rows for page, rows in self.missing.items() if rows is not None}
-        pages = torch.tensor(sorted(kept), dtype=torch.int64)
-        collected = [
+        page_tokens = self.layout.page_tokens
+        collected = self._collected()
+        pages = torch.tensor(sorted(collected), dtype=torch.int64)
+        masks = [
             torch.isin(positions // page_tokens, pages) & (positions >= 0)
             for positions in selection
         ]
         stored = [
             positions.masked_fill(mask, -1)
-            for positions, mask in zip(selection, collected, strict=True)
+            for positions, mask in zip(selection, masks, strict=True)
         ]
         gathered = self.store.gather_selection(session, stored)
-        for layer, (positions, mask) in enumerate(zip(selection, collected, strict=True)):
+        for layer, (positions, mask) in enumerate(zip(selection, masks, strict=True)):
             for head, index in mask.nonzero().tolist():
                 page, offset = divmod(int(positions[head, index]), page_tokens)
-                for into, rows in zip(gathered[layer], kept[page][layer], strict=True):
+                for into, rows in zip(gathered[layer], collected[page][layer], strict=True):
                     into[head, index] = rows[head, offset]
         return gathered
 
@@ -282,20 +297,21 @@ class ReplayRows:
         selection[layer] = positions
         return self.gather_selection(session, selection)[layer]
 
-    def _keep(self, page: int, start: int, rows: Tensor) -> None:
-        first = page * self.store.layout.page_tokens
-        end = min(first + self.store.layout.page_tokens, self.length)
-        begin = max(first, start)
-        stop = min(end, start + rows.shape[3])
-        if begin >= stop:
-            return
-        kept = self.missing[page]
+    def _collected(self) -> dict[int, Tensor]:
+        """The pages that are read from here, by index."""
+        kept = {page: rows for page, rows in self.missing.items() if rows is not None}
+        return kept | self.running
+
+    def _fill(self, kept: Tensor | None, page: int, begin: int, rows: Tensor) -> None:
+        """Copy rows from position `begin` on, all of one page, into what is collected of it."""
+        page_tokens = self.layout.page_tokens
         if kept is None:
-            kept = torch.empty(*rows.shape[:3], end - first, rows.shape[4], dtype=rows.dtype)
-        kept[:, :, :, begin - first : stop - first] = rows[
-            :, :, :, begin - start : stop - start
-        ].cpu()
-        self.missing[page] = kept
-        if stop == end:
-            self.store.restore(self.session, page, kept)
-            del self.missing[page]
+            kept = torch.empty(*self.layout.rows_shape(page_tokens), dtype=rows.dtype)
+        kept.narrow(3, begin % page_tokens, rows.shape[3]).copy_(rows)
+        (self.running if begin >= self.stop else self.missing)[page] = kept
+
+    def _restore(self, page: int) -> None:
+        rows = self.missing[page]
+        assert rows is not None, "the page was just filled"
+        self.store.restore(self.session, page, rows)
+        del self.missing[page]

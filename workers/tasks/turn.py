@@ -21,7 +21,7 @@ from workers.generation.logprobs import PromptScores, report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.rendering import build_grammars, render_prompt
 from workers.generation.sampling import Sampler, require_valid
-from workers.generation.settling import drop_inexact, settle
+from workers.generation.settling import end_rows, settle
 from workers.generation.steps import Steps, wait_for_writes
 from workers.generation.utterances import utterance_tokens
 from workers.model.call_parsing import CallPiece, ParsedCall
@@ -124,6 +124,7 @@ def run_turn(
         capability.report(done)
     yield from _evict_and_flush(engine, resident, run, before, token_ids)
     _count_tokens(done, plan, token_ids)
+    done.pending_pages = len(session.pending) // engine.store.layout.page_tokens
     done.seconds.update(run.watch.seconds)
     session.dirty = False
     return done
@@ -294,7 +295,7 @@ def _generate(
     answer = yield from decode(
         session, engine.tokenizer, _start(engine, resident, plan, prefilled), emit, run.before_step
     )
-    truncate(engine.cache, engine.store_io, resident, start + len(answer.token_ids) - 1)
+    session.forget_last(truncate(engine.cache, resident, start + len(answer.token_ids) - 1))
     run.watch.lap("decode")
     return answer
 
@@ -389,15 +390,11 @@ def _evict_and_flush(
     before: _Before,
     token_ids: Sequence[int],
 ) -> Steps[None]:
-    """End the turn: evict down to the budget, make every row durable, report memory and state.
-
-    Rows that the full cache would not have are dropped, see `workers.generation.settling`.
-    """
+    """End the turn: keep whole pages (`end_rows`), make them durable, report memory and state."""
     session = resident.session
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
-    engine.evict(resident, turn_over=True)
-    drop_inexact(engine, resident, before.length, [*before.pending, *token_ids])
+    end_rows(engine, resident, before.length, [*before.pending, *token_ids])
     session.clear_turn()
     run.watch.lap("evict")
     yield engine.store_io.flush(session)

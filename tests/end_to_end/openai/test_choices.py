@@ -9,6 +9,7 @@ from openai import OpenAI
 Json = dict[str, Any]
 SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
 CHOICES = 3
+PAGE = 64
 TOKENS = 12
 
 
@@ -57,16 +58,16 @@ def test_any_choice_can_be_gone_on_with_and_none_computes_again_what_was_said(
         response = ask(openai, messages, temperature=1, n=CHOICES)
         answer = response.parse()
         assert response.headers["kvrecall-match"] == ("forked" if turn else "built")
-        assert answer.usage.prompt_tokens_details.cached_tokens == held
+        assert answer.usage.prompt_tokens_details.cached_tokens == held - held % PAGE
         messages += [answer.choices[turn + 1].message, say.user(say.chatter(202 + turn, 3))]
         held = answer.usage.prompt_tokens + TOKENS - 1
     before = server.metric("kvrecall_worker_prefilled_tokens_total")
     last = ask(openai, messages, temperature=0)
     assert last.headers["kvrecall-match"] == "continued"
     usage = last.parse().usage
-    assert usage.prompt_tokens_details.cached_tokens == held
+    assert usage.prompt_tokens_details.cached_tokens == held - held % PAGE
     computed = server.metric("kvrecall_worker_prefilled_tokens_total") - before
-    assert computed == usage.prompt_tokens - held
+    assert computed == usage.prompt_tokens - (held - held % PAGE)
 
 
 def test_streamed_choices_are_those_of_a_whole_answer(openai: OpenAI, say: Any) -> None:

@@ -14,6 +14,7 @@ OPTIONS: Json = {
     "extra_body": {"kvrecall": SETTINGS},
 }
 TURNS = 3
+PAGE = 64
 CALL = {
     "type": "function_call",
     "call_id": "mine",
@@ -69,8 +70,9 @@ def test_a_chain_of_responses_has_the_answers_of_the_session_api(
         assert raw.headers["kvrecall-match"] == ("continued" if seed else "built")
         usage = response.usage
         assert usage.total_tokens == client.memory(session).length + 1
-        assert usage.input_tokens_details.cached_tokens == held
-        assert usage.input_tokens_details.cache_write_tokens == usage.input_tokens - held
+        cached = held - held % PAGE
+        assert usage.input_tokens_details.cached_tokens == cached
+        assert usage.input_tokens_details.cache_write_tokens == usage.input_tokens - cached
         held = usage.total_tokens - 1  # the last token has no row yet
         previous = {"previous_response_id": response.id}
     read = openai.responses.retrieve(response.id)
@@ -184,7 +186,7 @@ def test_responses_and_conversations_go_on_after_the_server_was_killed(
         )
         assert second.headers["kvrecall-match"] == "continued"
         cached = second.parse().usage.input_tokens_details.cached_tokens
-        assert cached == last.response.usage.total_tokens - 1
+        assert 0 <= last.response.usage.total_tokens - 1 - cached < PAGE
         third = ask(client, "And Ben's?", conversation=conversation)
         assert third.headers["kvrecall-match"] == "continued"
         assert third.headers["kvrecall-session"] == first.headers["kvrecall-session"]

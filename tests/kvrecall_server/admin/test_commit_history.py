@@ -35,10 +35,10 @@ POINTS = (CommitPoint(1, 12), CommitPoint(2, 32))
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Path:
-    """Pages of 30 rows, written under epoch 1."""
+    """Pages of 32 rows, written under epoch 1."""
     store = RowStore(LAYOUT, [NvmeTier(tmp_path / "rows")])
     store.open("s", epoch=1, length=0)
-    store.append("s", torch.ones(LAYOUT.rows_shape(30)))
+    store.append("s", torch.ones(LAYOUT.rows_shape(32)))
     store.close()
     return tmp_path / "rows"
 

@@ -85,7 +85,7 @@ def worker_at(request: pytest.FixtureRequest) -> WorkerAt:
 
 
 async def talked(worker: Worker, **spec: Any) -> list[int]:
-    """Open a session "s" and append a long message; returns its token ids."""
+    """Open a session "s" and append a long message; returns the token ids of its rows."""
     defaults: dict[str, Any] = {"method": "epicache", "budget": 64, "layer_budgets": "uniform"}
     spec = defaults | spec
     await worker.open(pb.OpenRequest(spec=pb.SessionSpec(session="s", epoch=1, **spec)))
@@ -93,7 +93,8 @@ async def talked(worker: Worker, **spec: Any) -> list[int]:
     events = [
         event async for event in worker.turn(pb.TurnRequest(session="s", epoch=1, messages=said))
     ]
-    return list(events[-1].done.token_ids)
+    done = events[-1].done
+    return list(done.token_ids[: done.state.length])
 
 
 async def test_the_worker_describes_its_repair_settings(
@@ -136,7 +137,8 @@ async def test_rows_of_a_committed_state_are_mapped_by_a_worker_that_has_no_sess
         assert [len(layer.active) for layer in mapped.layers] == [7] * info.layers
         active = sum(mark > 0 for mark in mapped.rows)
         assert len(mapped.rows) == state.length * info.layers * info.kv_heads
-        assert active == info.kv_heads * sum(memory.active_rows)
+        reported = info.kv_heads * sum(memory.active_rows)  # means over heads, rounded up
+        assert 0 <= reported - active < info.kv_heads * info.layers
         with pytest.raises(WorkerRefused, match="no KV head 9"):
             await other.map_rows(pb.MapRowsRequest(state=state, stop=5, columns=1, head=9))
 
@@ -313,7 +315,8 @@ async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(
             event
             async for event in worker.turn(pb.TurnRequest(session="s", epoch=1, messages=[SPOKEN]))
         ]
-        assert events[-1].done.state.length > len(said)
+        state = events[-1].done.state
+        assert state.length + len(state.pending) > len(said)
 
 
 async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(

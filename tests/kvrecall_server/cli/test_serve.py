@@ -70,7 +70,7 @@ def test_a_data_directory_of_another_model_is_refused(
         n_layers=1, n_kv_heads=1, head_dim=2, dtype=torch.float32, fingerprint="another"
     )
     store = RowStore(layout, [NvmeTier(tmp_path / "pages")])
-    store.append("some-session", torch.zeros(1, 2, 1, 3, 2))
+    store.append("some-session", torch.zeros(1, 2, 1, 64, 2))
     store.flush("some-session")
     store.close()
     found = command("serve", "--data", tmp_path, "--port", "0")
@@ -82,7 +82,9 @@ def test_rows_of_another_quantization_are_refused(
 ) -> None:
     layout = page_layout(load_model(MODEL_PATH, dtype=torch.bfloat16, device="cpu"))
     store = RowStore(layout, [NvmeTier(tmp_path / "pages")])
-    store.append("some-session", torch.zeros(layout.rows_shape(3), dtype=torch.bfloat16))
+    store.append(
+        "some-session", torch.zeros(layout.rows_shape(layout.page_tokens), dtype=torch.bfloat16)
+    )
     store.flush("some-session")
     store.close()
     found = command("serve", "--quantize", "int4", "--data", tmp_path, "--port", "0")

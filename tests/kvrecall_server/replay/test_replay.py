@@ -44,7 +44,7 @@ def test_with_a_budget_over_the_context_nothing_differs_from_the_full_cache(
     assert [row["compared_tokens"] > 0 for row in rows] == [True, True, True, False]
     assert [row["kl_mean"] for row in rows[:3]] == pytest.approx([0, 0, 0], abs=1e-6)
     assert [row["top1_agreement"] for row in rows[:3]] == [1, 1, 1]
-    assert rows[-1]["active_rows"] == rows[-1]["length"]
+    assert 0 <= rows[-1]["length"] - rows[-1]["active_rows"] < 64, "all of its whole pages"
     assert all(0 < row["first_token"] < row["seconds"] for row in rows)
 
 

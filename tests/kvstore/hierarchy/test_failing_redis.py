@@ -65,7 +65,7 @@ def is_flushed(store: RowStore) -> bool:
 def test_files_are_durable_while_redis_is_down_and_redis_gets_the_pages_later(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
-    rows = make_rows(61)
+    rows = make_rows(64)
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
     one.append("a", rows[:, :, :, :29])
@@ -79,14 +79,14 @@ def test_files_are_durable_while_redis_is_down_and_redis_gets_the_pages_later(
     until(lambda: is_flushed(one))
     one.check()
     other = open_worker("other")
-    other.open("a", epoch=2, length=61)
+    other.open("a", epoch=2, length=64)
     assert torch.equal(read_all(other, "a"), rows)
 
 
 def test_without_files_rows_wait_in_memory_and_are_not_reported_as_durable(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
-    rows = make_rows(61)
+    rows = make_rows(64)
     one = open_worker()
     one.open("a", epoch=1, length=0)
     server.kill()
@@ -97,7 +97,7 @@ def test_without_files_rows_wait_in_memory_and_are_not_reported_as_durable(
     until(lambda: one.flush("a"))
     one.check()
     other = open_worker()
-    other.open("a", epoch=2, length=61)
+    other.open("a", epoch=2, length=64)
     assert torch.equal(read_all(other, "a"), rows)
 
 
@@ -125,7 +125,7 @@ def test_a_frozen_redis_delays_one_write_and_no_read(
 def test_a_restarted_worker_flushes_its_pending_pages(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
-    rows = make_rows(29)
+    rows = make_rows(32)
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
     server.kill()
@@ -134,21 +134,21 @@ def test_a_restarted_worker_flushes_its_pending_pages(
     one.close()
     server.start()
     again = open_worker("one")
-    again.open("a", epoch=2, length=29)
+    again.open("a", epoch=2, length=32)
     assert again.missing_pages("a") == []
     assert torch.equal(read_all(again, "a"), rows)
     until(lambda: is_flushed(again))
     other = open_worker("other")
-    other.open("a", epoch=3, length=29, history=commits((1, 29)))
+    other.open("a", epoch=3, length=32, history=commits((1, 32)))
     assert torch.equal(read_all(other, "a"), rows)
 
 
 def test_pending_pages_never_overwrite_those_of_the_next_owner(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
-    rows = make_rows(20)
-    later = make_rows(12, seed=1)
-    uncommitted = make_rows(12, seed=2)
+    rows = make_rows(16)
+    later = make_rows(16, seed=1)
+    uncommitted = make_rows(16, seed=2)
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
@@ -158,19 +158,19 @@ def test_pending_pages_never_overwrite_those_of_the_next_owner(
     assert one.flush("a")
     server.start()
     other = open_worker("other")
-    other.open("a", epoch=2, length=20)
+    other.open("a", epoch=2, length=16)
     other.append("a", later)
     assert other.flush("a")
     expected = torch.cat([rows, later], 3)
     until(lambda: is_flushed(one))
     assert torch.equal(read_all(other, "a"), expected)
-    one.open("a", epoch=3, length=32, history=commits((1, 20), (2, 32)))
+    one.open("a", epoch=3, length=32, history=commits((1, 16), (2, 32)))
     assert torch.equal(read_all(one, "a"), expected)
     one._stack.tiers.lowest.delete([PageKey("a", 3)])
     other.release("a")
     one.close()
     again = open_worker("one")
-    again.open("a", epoch=5, length=32, history=commits((1, 20), (2, 32)))
+    again.open("a", epoch=5, length=32, history=commits((1, 16), (2, 32)))
     assert 3 in again.repair_pages("a") or torch.equal(read_all(again, "a"), expected), (
         "missing or right, never other rows"
     )
@@ -179,7 +179,7 @@ def test_pending_pages_never_overwrite_those_of_the_next_owner(
 def test_a_session_stays_closed_while_uncommitted_rows_cannot_be_truncated(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
-    rows = make_rows(45)
+    rows = make_rows(48)
     other_rows = make_rows(16, seed=3)
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
@@ -187,14 +187,14 @@ def test_a_session_stays_closed_while_uncommitted_rows_cannot_be_truncated(
     assert one.flush("a")
     server.kill()
     with pytest.raises(TierError):
-        one.open("a", epoch=2, length=29)  # Redis would still have 45 rows for the next owner.
+        one.open("a", epoch=2, length=24)  # Redis would still have 48 rows for the next owner.
     server.start()
-    until(lambda: opens(one, "a", epoch=3, length=29, history=commits((1, 29))))
+    until(lambda: opens(one, "a", epoch=3, length=24, history=commits((1, 24))))
     one.append("a", other_rows)
     assert one.flush("a")
     other = open_worker("other")
-    other.open("a", epoch=4, length=45, history=commits((1, 29), (3, 45)))
-    assert torch.equal(read_all(other, "a"), torch.cat([rows[:, :, :, :29], other_rows], 3))
+    other.open("a", epoch=4, length=40, history=commits((1, 24), (3, 40)))
+    assert torch.equal(read_all(other, "a"), torch.cat([rows[:, :, :, :24], other_rows], 3))
 
 
 def test_of_the_files_of_a_superseded_worker_only_committed_rows_are_read(
@@ -203,14 +203,14 @@ def test_of_the_files_of_a_superseded_worker_only_committed_rows_are_read(
     one = open_worker("one")
     other = open_worker("other")
     one.open("a", epoch=1, length=0)
-    rows = make_rows(45)
+    rows = make_rows(48)
     one.append("a", rows)
     assert one.flush("a")
-    other.open("a", epoch=2, length=29)
-    other.append("a", make_rows(16, seed=1))
+    other.open("a", epoch=2, length=24)
+    other.append("a", make_rows(24, seed=1))
     assert other.flush("a")
     server.client.flushall()
-    one.open("a", epoch=3, length=45, history=commits((1, 29), (2, 45)))
+    one.open("a", epoch=3, length=48, history=commits((1, 24), (2, 48)))
     assert one.missing_pages("a") == [3, 4, 5]
     assert torch.equal(one.gather("a", torch.arange(24)), rows[:, :, :, :24])
 
@@ -218,9 +218,9 @@ def test_of_the_files_of_a_superseded_worker_only_committed_rows_are_read(
 def test_pending_pages_of_an_earlier_ownership_are_not_flushed_under_a_later_epoch(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
-    rows = make_rows(20)
-    uncommitted = make_rows(12, seed=1)
-    later = make_rows(12, seed=2)
+    rows = make_rows(16)
+    uncommitted = make_rows(16, seed=1)
+    later = make_rows(16, seed=2)
     one = open_worker("one")
     other = open_worker("other")
     for store in (one, other):
@@ -232,13 +232,13 @@ def test_pending_pages_of_an_earlier_ownership_are_not_flushed_under_a_later_epo
     one.append("a", uncommitted)
     assert one.flush("a")
     server.start()
-    until(lambda: opens(other, "a", epoch=2, length=20))
+    until(lambda: opens(other, "a", epoch=2, length=16))
     assert torch.equal(read_all(other, "a"), rows)
     server.kill()
     other.append("a", later)
     assert other.flush("a")
     server.start()
-    history = commits((1, 20), (2, 32))
+    history = commits((1, 16), (2, 32))
     until(lambda: opens(one, "a", epoch=3, length=32, history=history))
     assert one.missing_pages("a") == [2, 3]
     one._stack.tiers.clear_failure()
@@ -248,29 +248,30 @@ def test_pending_pages_of_an_earlier_ownership_are_not_flushed_under_a_later_epo
     assert third.missing_pages("a") == [2, 3]
 
 
-def test_a_full_tier_keeps_no_version_of_a_page_with_truncated_rows(
+def test_a_full_tier_keeps_no_page_of_a_discarded_turn(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: NvmeTier, *_: Any, **__: Any) -> None:
         raise TierFullError("no space is left on the device")
 
     rows = make_rows(32)
-    later = make_rows(3, seed=1)
+    later = make_rows(8, seed=1)
     store = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")])
-    store.append("a", rows[:, :, :, :29])
+    store.append("a", rows[:, :, :, :24])
     assert store.flush("a")
-    store.append("a", rows[:, :, :, 29:])  # Of a turn that is discarded; the page is in a file.
+    store.append("a", rows[:, :, :, 24:])  # Of a turn that is discarded; the page is in a file.
     assert store.flush("a")
     with monkeypatch.context() as patch:
         patch.setattr(NvmeTier, "put", full)
-        store.open("a", epoch=1, length=29)
+        store.open("a", epoch=1, length=24)
         store.append("a", later)
         assert not store.flush("a")
-        assert torch.equal(read_all(store, "a"), torch.cat([rows[:, :, :, :29], later], 3))
+        assert torch.equal(read_all(store, "a"), torch.cat([rows[:, :, :, :24], later], 3))
         with pytest.raises(TierFailedError, match="end with the process"):
             store.close()
     again = RowStore(layout, [NvmeTier(tmp_path / "rows")])
-    again.open("a", epoch=2, length=32, history=commits((0, 29), (1, 32)))
+    assert again.length("a") == 24
+    again.open("a", epoch=2, length=32, history=commits((0, 24), (1, 32)))
     assert again.missing_pages("a") == [3]
     again.close()
 
@@ -297,13 +298,13 @@ def opens(
 def test_a_session_continues_from_memory_while_redis_is_down(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
-    rows = make_rows(29)
+    rows = make_rows(32)
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     assert one.flush("a")
     server.kill()
-    one.open("a", epoch=2, length=29)
+    one.open("a", epoch=2, length=32)
     one.append("a", rows)
     assert one.flush("a")
     with pytest.raises(TierFailedError):
@@ -311,10 +312,10 @@ def test_a_session_continues_from_memory_while_redis_is_down(
     server.start()
     until(lambda: is_flushed(one))
     other = open_worker("other")
-    other.open("a", epoch=3, length=58, history=commits((1, 29), (2, 58)))
+    other.open("a", epoch=3, length=64, history=commits((1, 32), (2, 64)))
     assert torch.equal(read_all(other, "a"), torch.cat([rows, rows], 3))
     with pytest.raises(Exception, match="epoch"):
-        one.open("a", epoch=2, length=29)
+        one.open("a", epoch=2, length=32)
 
 
 def test_a_failed_deletion_is_retried_later(

@@ -1,4 +1,4 @@
-"""Forks share full pages, which outlive the session that wrote them."""
+"""Forks share whole pages, which outlive the session that wrote them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def page_bytes(store: RowStore) -> int:
     return store.usage()["nvme"]
 
 
-def test_a_fork_stores_no_full_page_twice(
+def test_a_fork_stores_no_page_twice(
     open_store: OpenStore, make_rows: MakeRows, layout: PageLayout
 ) -> None:
     store = open_store()
@@ -49,14 +49,14 @@ def test_a_fork_stores_no_full_page_twice(
     store.check()
 
 
-@pytest.mark.parametrize("length", [0, 7, 8, 29, 45])
+@pytest.mark.parametrize("length", [0, 8, 24, 40])
 def test_parent_and_fork_continue_independently(
     open_store: OpenStore, make_rows: MakeRows, length: int
 ) -> None:
     store = open_store()
     rows = make_rows(45)
-    mine = make_rows(21, seed=1)
-    other = make_rows(30, seed=2)
+    mine = make_rows(24, seed=1)
+    other = make_rows(35, seed=2)
     write_first_turn(store, "a", rows)
     store.fork("a", "b", epoch=1, length=length, shared=[SharedPages("a", length // 8)])
     store.append("b", mine)
@@ -70,8 +70,8 @@ def test_parent_and_fork_continue_independently(
     store.check()
     store.close()
     again = open_store()
-    again.open("a", epoch=2, length=75)
-    again.open("b", epoch=2, length=length + 21, shared=[SharedPages("a", length // 8)])
+    again.open("a", epoch=2, length=80)
+    again.open("b", epoch=2, length=length + 24, shared=[SharedPages("a", length // 8)])
     assert {session: again.missing_pages(session) for session in "ab"} == {"a": [], "b": []}
     assert all(
         torch.equal(read_all(again, session), all_rows) for session, all_rows in expected.items()
@@ -85,12 +85,14 @@ def test_a_fork_of_a_fork_references_both_ancestors(
     store = open_store()
     rows = make_rows(30)
     more = make_rows(30, seed=1)
+    last = make_rows(8, seed=2)
     write_first_turn(store, "a", rows)
-    store.fork("a", "b", epoch=1, length=20, shared=[SharedPages("a", 2)])
+    store.fork("a", "b", epoch=1, length=16, shared=[SharedPages("a", 2)])
     store.append("b", more)
     shared = [SharedPages("a", 2), SharedPages("b", 5)]
-    store.fork("b", "c", epoch=1, length=43, shared=shared)
-    expected = torch.cat([rows[:, :, :, :20], more[:, :, :, :23]], 3)
+    store.fork("b", "c", epoch=1, length=40, shared=shared)
+    store.append("c", last)
+    expected = torch.cat([rows[:, :, :, :16], more[:, :, :, :24], last], 3)
     assert torch.equal(read_all(store, "c"), expected)
     assert store.flush("c")
     store.delete("b", keep_pages=5)
@@ -102,7 +104,7 @@ def test_a_fork_of_a_fork_references_both_ancestors(
     assert again.unclaimed() == ["a", "b", "c"]
     assert again.delete_unclaimed("a", keep_pages=2)
     assert again.delete_unclaimed("b", keep_pages=5)
-    again.open("c", epoch=2, length=43, shared=shared)
+    again.open("c", epoch=2, length=48, shared=shared)
     assert torch.equal(read_all(again, "c"), expected)
     again.check()
     for session in "abc":
@@ -116,17 +118,39 @@ def test_a_fork_at_an_earlier_turn_has_the_rows_of_that_turn(
     store = open_store()
     rows = make_rows(60)
     write_first_turn(store, "a", rows)
-    store.fork("a", "b", epoch=1, length=29, shared=[SharedPages("a", 3)])
-    assert torch.equal(read_all(store, "b"), rows[:, :, :, :29])
-    store.truncate("b", 25)
-    assert torch.equal(read_all(store, "b"), rows[:, :, :, :25])
-    for refused in (23, 0):
+    store.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
+    assert torch.equal(read_all(store, "b"), rows[:, :, :, :24])
+    store.append("b", make_rows(13, seed=1))
+    store.truncate("b", 24)
+    assert torch.equal(read_all(store, "b"), rows[:, :, :, :24])
+    for refused in (16, 0):
         with pytest.raises(RowRangeError, match="shares its first 3 pages"):
             store.truncate("b", refused)
-    with pytest.raises(RowRangeError, match="cannot have 23"):
-        store.open("b", epoch=1, length=23, shared=[SharedPages("a", 3)])
+    with pytest.raises(RowRangeError, match="cannot have 16"):
+        store.open("b", epoch=1, length=16, shared=[SharedPages("a", 3)])
+    assert torch.equal(read_all(store, "b"), rows[:, :, :, :24])
+    assert torch.equal(read_all(store, "a"), rows)
+
+
+@pytest.mark.parametrize(
+    ("length", "pages"),
+    [
+        (29, 3),  # the rows behind the shared pages would have to be copied
+        (24, 2),
+        (24, 4),
+        (8, 0),
+        (64, 8),  # the parent has 7 whole pages
+    ],
+)
+def test_a_fork_that_is_not_its_shared_pages_is_refused(
+    open_store: OpenStore, make_rows: MakeRows, length: int, pages: int
+) -> None:
+    store = open_store()
+    rows = make_rows(60)
+    write_first_turn(store, "a", rows)
     with pytest.raises(RowRangeError, match="parent 'a' has 60"):
-        store.fork("a", "c", epoch=1, length=61, shared=[])
+        store.fork("a", "b", epoch=1, length=length, shared=[SharedPages("a", pages)])
+    assert store.sessions() == ["a"]
     assert torch.equal(read_all(store, "a"), rows)
 
 
@@ -155,8 +179,8 @@ def test_a_repeated_fork_starts_over(open_store: OpenStore, make_rows: MakeRows)
     rows = make_rows(29)
     write_first_turn(store, "a", rows)
     for _ in range(2):
-        store.fork("a", "b", epoch=1, length=29, shared=[SharedPages("a", 3)])
-        assert torch.equal(read_all(store, "b"), rows)
+        store.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
+        assert torch.equal(read_all(store, "b"), rows[:, :, :, :24])
         store.append("b", make_rows(20, seed=1))
         assert store.flush("b")
     store.check()
@@ -176,7 +200,7 @@ def test_queued_pages_can_be_shared(
     store.close()
 
 
-def test_a_forks_copied_rows_stay_exact_under_int8(
+def test_a_fork_under_int8_has_the_rows_of_a_session_that_is_no_fork(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path
 ) -> None:
     codecs = [Codec.RAW, Codec.INT8]
@@ -184,13 +208,10 @@ def test_a_forks_copied_rows_stay_exact_under_int8(
     rows = make_rows(29)
     more = make_rows(11, seed=1)
     write_first_turn(store, "a", rows)
-    store.fork("a", "b", epoch=1, length=29, shared=[SharedPages("a", 3)])
-    assert torch.equal(read_all(store, "b"), read_all(store, "a"))
-    assert torch.equal(read_all(store, "b")[:, :, :, 24:], rows[:, :, :, 24:])
-    alone = torch.cat([rows, more], 3)
+    store.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
+    assert torch.equal(read_all(store, "b"), read_all(store, "a")[:, :, :, :24])
+    assert not torch.equal(read_all(store, "b"), rows[:, :, :, :24])
     store.append("b", more)
-    write_first_turn(store, "c", alone)
-    assert torch.equal(read_all(store, "b"), read_all(store, "c")), (
-        "as a session that is not a fork"
-    )
+    write_first_turn(store, "c", torch.cat([rows[:, :, :, :24], more], 3))
+    assert torch.equal(read_all(store, "b"), read_all(store, "c"))
     store.close()

@@ -37,17 +37,17 @@ def flip(directory: Path, layout: PageLayout, page: int, at: int) -> None:
 def damaged(
     open_store: OpenStore, make_rows: MakeRows, layout: PageLayout, tmp_path: Path
 ) -> Callable[[int, int], tuple[RowStore, Tensor]]:
-    """Factory `damaged(page, at)`: a flipped bit in session "a" of 45 rows, and its fork "b"."""
+    """Factory `damaged(page, at)`: a flipped bit in session "a" of 48 rows, and its fork "b"."""
 
     def make(page: int, at: int) -> tuple[RowStore, Tensor]:
         store = open_store()
-        rows = make_rows(45)
+        rows = make_rows(48)
         store.append("a", rows)
         store.flush("a")
         store.close()
         flip(tmp_path / "rows", layout, page, at)
         again = open_store()
-        again.open("a", epoch=1, length=45)
+        again.open("a", epoch=1, length=48)
         again.open("b", epoch=1, length=32, shared=[SharedPages("a", 4)])
         return again, rows
 
@@ -83,27 +83,28 @@ def test_a_flipped_bit_in_a_header_makes_pages_missing_until_restored(
     assert store.repair_pages(by) == []
     store.close()
     again = open_store()
-    again.open("a", epoch=2, length=45, history=ALL_COMMITTED)
+    again.open("a", epoch=2, length=48, history=ALL_COMMITTED)
     again.open("b", epoch=2, length=32, shared=[SharedPages("a", 4)])
     assert [index for index in again.repair_pages("a") if index < 4] == []
     assert torch.equal(read_all(again, "b"), rows[:, :, :, :32])
 
 
-def test_a_restored_unfinished_page_can_be_appended_to(
+def test_a_session_whose_last_page_is_missing_can_be_appended_to(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
-    rows = make_rows(29)
-    store.append("a", rows[:, :, :, :20])
+    rows = make_rows(40)
+    store.append("a", rows[:, :, :, :24])
     store.flush("a")
     store._stack.tiers.lowest.delete([PageKey("a", 2)])
     store.close()
     again = open_store()
-    again.open("a", epoch=1, length=20)
+    again.open("a", epoch=1, length=24)
     assert again.missing_pages("a") == [2]
+    again.append("a", rows[:, :, :, 24:])
     assert again.flush("a"), "a missing page need not be durable"
-    again.restore("a", 2, rows[:, :, :, 16:20])
-    again.append("a", rows[:, :, :, 20:])
+    assert again.missing_pages("a") == [2]
+    again.restore("a", 2, rows[:, :, :, 16:24])
     assert again.flush("a")
     assert torch.equal(read_all(again, "a"), rows)
     again.check()
@@ -113,12 +114,12 @@ def test_a_header_that_breaks_under_an_open_store_affects_only_its_page(
     make_rows: MakeRows, layout: PageLayout, tmp_path: Path
 ) -> None:
     store = RowStore(layout, [NvmeTier(tmp_path / "rows")])
-    rows = make_rows(45)
+    rows = make_rows(48)
     store.append("a", rows)
     store.close()
     store = RowStore(layout, [NvmeTier(tmp_path / "rows")])
     flip(tmp_path / "rows", layout, 2, 20)
-    store.open("a", epoch=1, length=45)
+    store.open("a", epoch=1, length=48)
     assert store.missing_pages("a") == [2]
     store.restore("a", 2, rows[:, :, :, 16:24])
     assert store.flush("a")
@@ -127,19 +128,26 @@ def test_a_header_that_breaks_under_an_open_store_affects_only_its_page(
     store.close()
 
 
-def test_only_complete_pages_of_the_session_can_be_restored(
+def test_only_whole_pages_of_the_session_can_be_restored(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
     rows = make_rows(20)
     store.append("a", rows)
-    for tokens in (3, 8):
+    for tokens in (3, 16):
         with pytest.raises(RowShapeError):
-            store.restore("a", 2, rows[:, :, :, :tokens])
-    with pytest.raises(RowRangeError):
-        store.restore("a", 3, rows[:, :, :, :8])
+            store.restore("a", 1, rows[:, :, :, :tokens])
     with pytest.raises(RowShapeError):
         store.restore("a", 1, rows[:, :, :, :8].half())
+    for tokens in (4, 8):
+        with pytest.raises(RowRangeError):
+            store.restore("a", 2, rows[:, :, :, :tokens])
+    for index in (3, -1):
+        with pytest.raises(RowRangeError):
+            store.restore("a", index, rows[:, :, :, :8])
+    assert store.repair_pages("a") == [], "the rows behind the last page are no page to repair"
+    assert torch.equal(read_all(store, "a"), rows)
+    store.check()
 
 
 def test_restored_rows_are_quantised_as_before(
@@ -203,12 +211,12 @@ def test_a_page_left_only_in_memory_is_written_again(
     def opened(epoch: int) -> RowStore:
         tiers: list[Tier] = [RamTier(12 * layout.page_bytes), NvmeTier(tmp_path / "rows")]
         store = RowStore(layout, tiers, codecs=[Codec.RAW, codec])
-        for name, length, shared in (("a", 45, []), ("b", 32, [SharedPages("a", 4)])):
+        for name, length, shared in (("a", 48, []), ("b", 32, [SharedPages("a", 4)])):
             store.open(name, epoch=epoch, length=length, shared=shared, history=ALL_COMMITTED)
         return store
 
     store = RowStore(layout, [NvmeTier(tmp_path / "rows")], codecs=[codec])
-    rows = make_rows(45)
+    rows = make_rows(48)
     store.append("a", rows)
     store.close()
     store = opened(1)

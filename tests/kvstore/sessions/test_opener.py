@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvstore.errors import MissingPageError, StaleWriterError
 from kvstore.format.commit_history import CommitHistory, CommitPoint
-from kvstore.format.page import PageKey, PageLayout
+from kvstore.format.page import PageKey
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 
@@ -27,32 +27,38 @@ def write_first_turn(store: RowStore, session: str, rows: Tensor) -> None:
     assert store.flush(session)
 
 
+def stored_tokens(store: RowStore, session: str) -> dict[int, int]:
+    """Token count of each page of a session in the lowest tier, by index."""
+    return {
+        header.key.index: header.valid_tokens
+        for header in store._stack.tiers.lowest.stored(session)
+    }
+
+
 def test_reopening_a_session_restores_the_committed_rows(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
-    rows = make_rows(29)
+    rows = make_rows(24)
     write_first_turn(store, "a", rows)
     for epoch in (1, 1, 2, 3, 7):
         store.append("a", make_rows(20, seed=epoch))
-        store.open("a", epoch=epoch, length=29, history=CommitHistory([CommitPoint(1, 29)]))
+        store.open("a", epoch=epoch, length=24, history=CommitHistory([CommitPoint(1, 24)]))
         assert torch.equal(read_all(store, "a"), rows)
         store.check()
     with pytest.raises(StaleWriterError):
-        store.open("a", epoch=6, length=29)
+        store.open("a", epoch=6, length=24)
     assert torch.equal(read_all(store, "a"), rows)
 
 
 def test_rows_truncated_at_opening_are_deleted_from_the_files(
-    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout
+    open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
     write_first_turn(store, "a", make_rows(60))
-    store.open("a", epoch=2, length=29)
-    stored = {
-        header.key.index: header.valid_tokens for header in store._stack.tiers.lowest.stored("a")
-    }
-    assert stored == {0: 8, 1: 8, 2: 8, 3: 5}
+    assert stored_tokens(store, "a") == dict.fromkeys(range(7), 8), "no file has an unfinished page"
+    store.open("a", epoch=2, length=24)
+    assert stored_tokens(store, "a") == {0: 8, 1: 8, 2: 8}
 
 
 def test_opening_references_the_prefix_of_another_session(
@@ -82,7 +88,7 @@ def test_pages_behind_a_missing_page_stay_readable(
     store.close()
     again = open_store()
     again.open("a", epoch=2, length=40)
-    assert again.missing_pages("a") == [1, 3, 4], "page 3 has too few rows"
+    assert again.missing_pages("a") == [1, 3, 4], "page 3 was never finished"
     assert torch.equal(again.gather("a", torch.arange(16, 24)), rows[:, :, :, 16:24])
     with pytest.raises(MissingPageError):
         again.gather("a", torch.tensor([9]))

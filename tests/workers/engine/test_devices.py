@@ -235,6 +235,7 @@ def test_opens_forks_rebuilds_and_prefixes_run_on_an_accelerator(
         token_ids=first.token_ids,
         prompt_tokens=first.prompt_tokens,
         output_tokens=first.output_tokens,
+        unsettled_tokens=first.state.unsettled,
     )
     spec = pb.SessionSpec(
         session="s", epoch=2, budget=60, method="snapkv", repair_rows=12, method_settings="{}"
@@ -242,6 +243,7 @@ def test_opens_forks_rebuilds_and_prefixes_run_on_an_accelerator(
     child = pb.SessionSpec()
     child.CopyFrom(spec)
     child.session = "copied"
+    child.shared.add(owner="s", pages=first.state.length // engine.store.layout.page_tokens)
     request = pb.ForkRequest(parent="s", spec=child, state=first.state)
     copied = engine.create_empty(child, first.state)
     run(engine, None, run_fork_from_state(engine, copied, request))

@@ -21,7 +21,7 @@ from workers.engine.store_io import StoreIO
 from workers.errors import StaleEpoch, StorageFailed
 
 LAYOUT = PageLayout(2, 2, 16, torch.float32, "model A")
-ROWS = torch.ones(LAYOUT.rows_shape(5))
+ROWS = torch.ones(LAYOUT.rows_shape(LAYOUT.page_tokens))
 
 
 class SlowDisk:
@@ -71,12 +71,12 @@ def test_sixteen_turns_that_end_together_share_a_few_syncs(
     for number in range(17):
         store.open(f"s{number}", epoch=1, length=0)
     first = session("s16")
-    store_io.append(first, 0, ROWS)
+    store_io.append(first, 0, ROWS, final=True)
     flushes = [store_io.flush(first)]
     assert disk.began.wait(30)
     for number in range(16):
         each = session(f"s{number}")
-        store_io.append(each, 0, ROWS)
+        store_io.append(each, 0, ROWS, final=True)
         flushes.append(store_io.flush(each))
     written = store_io.submit(lambda: None)
     written.result(timeout=30)

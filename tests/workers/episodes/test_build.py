@@ -36,7 +36,7 @@ def talked(
 ) -> Callable[..., tuple[Any, list[int]]]:
     """talked(family, tokens, **spec).
 
-    A worker with session "s" with many words, and their token ids.
+    A worker with session "s" with many words, and the token ids of its rows.
     """
 
     def make(
@@ -48,7 +48,8 @@ def talked(
             worker.turn("s", words(count // 2, seed=seed), generate=False).token_ids
             for seed in range(2)
         ]
-        return worker, [token for turn in said for token in turn]
+        rows = worker.engine.session("s").length
+        return worker, [token for turn in said for token in turn][:rows]
 
     return make
 
@@ -158,7 +159,7 @@ def test_an_episode_keeps_whole_tokens_of_its_own_segments_first(
 def test_among_equally_near_tokens_those_with_keys_unlike_the_others_stay(
     talked: Callable[..., Any],
 ) -> None:
-    worker, said = talked(method_settings="{}")
+    worker, said = talked(count=280, method_settings="{}")  # without two sums that are nearly equal
     (episode,) = worker.build("s", plan(said[:20], segments=[(0, len(said), 1.0)]))
     rows = worker.engine.store.gather("s", torch.arange(len(said)))
     positions = torch.arange(len(said), dtype=torch.int32).expand(2, -1)
@@ -189,7 +190,8 @@ def test_a_session_within_its_budget_is_one_episode_whole(
     worker.open(**SPEC | {"budget": 400})
     said = worker.turn("s", words(60), generate=False).token_ids
     (episode,) = worker.build("s", plan(said[:5]))
-    assert held(episode) == [[list(range(len(said)))] * 2] * 2
+    rows = worker.engine.session("s").length
+    assert held(episode) == [[list(range(rows))] * 2] * 2
 
 
 # What a build leaves
@@ -411,6 +413,7 @@ def test_index_lists_take_under_2_percent_of_the_bytes_of_copies(
     worker = make_worker("reference", block_tokens=128)
     worker.open(method="epicache", budget=128, layer_budgets="uniform")
     said = worker.turn("s", words(300), generate=False).token_ids
+    said = said[: worker.memory().length]
     for anew in ((), said):
         (episode,) = worker.build("s", plan(said[:60]), token_ids=anew)
         shape = worker.engine.model.shape

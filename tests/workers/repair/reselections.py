@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from tests.workers.drive import drive
+from tests.workers.drive import compute_pending, drive
 from workers.cache.active_cache import EMPTY
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession
@@ -36,7 +36,7 @@ def stored_keys(worker: Any, name: str = "s") -> Tensor:
 def speak(worker: Any, count: int, name: str = "s") -> ResidentSession:
     """Append some tokens one by one, as an answer, without re-selection."""
     engine = worker.engine
-    resident = engine.swap_in(engine.session(name))
+    resident = compute_pending(engine, name)
     resident.session.clear_turn()
     resident.session.turn_start = resident.session.length
     for token in range(40, 40 + count):

@@ -46,7 +46,7 @@ def attention_of(worker: Any, token_ids: Sequence[int], missing: Tensor) -> Tens
     engine = worker.engine
     resident = engine.resident("s")
     session = resident.session
-    observed = engine.observe(resident, [*session.pending, *token_ids])
+    observed = engine.observe(resident, [*session.unread, *token_ids])
     keys = engine.store.gather("s", torch.arange(session.length))[:, 0]
     positions = torch.arange(session.length, dtype=torch.int32).repeat(keys.shape[1], 1)
     total = torch.zeros(session.length)

@@ -60,7 +60,7 @@ def test_every_token_of_a_long_signal_counts(
     session = resident.session
     signal = engine.tokenizer.encode(words(150, seed=5))
     assert len(signal) > 4 * BLOCK
-    observed = block_by_block(worker, resident, [*session.pending, *signal])
+    observed = block_by_block(worker, resident, [*session.unread, *signal])
     keys = engine.store.gather("s", torch.arange(session.length))[:, 0]
     missing = missing_rows(engine.cache, resident.slot, session.length)
     positions = torch.arange(session.length, dtype=torch.int32).repeat(keys.shape[1], 1)
@@ -115,7 +115,7 @@ def test_a_signal_that_fits_a_block_is_observed_at_once(
 ) -> None:
     worker = make_worker(block_tokens=BLOCK, recent=8)
     resident = opened(worker, words)
-    signal = list(range(5, 5 + BLOCK - len(resident.session.pending)))
+    signal = list(range(5, 5 + BLOCK - len(resident.session.unread)))
     passes = len(worker.engine.passes)
     observed, yielded = drive(observe_signal(worker.engine, resident, signal))
     assert yielded == 1
@@ -131,7 +131,7 @@ def test_others_run_between_the_blocks(
     signal = worker.engine.tokenizer.encode(words(150, seed=5))
     before = worker.memory()
     observed, yielded = drive(observe_signal(worker.engine, resident, signal))
-    assert observed.tokens == len(signal) + len(resident.session.pending)
+    assert observed.tokens == len(signal) + len(resident.session.unread)
     assert yielded == -(-observed.tokens // BLOCK)
     assert worker.memory() == before
     worker.check()

@@ -33,18 +33,18 @@ def test_restoring_everything_equals_the_full_cache(
         {"role": "assistant", "content": words(40, seed=1)},
     ]
     worker.turn("full", messages, generate=False)
-    said = worker.turn("s", messages, generate=False).token_ids
-    assert max(worker.memory("s").active_rows) == 40
+    stored = worker.turn("s", messages, generate=False).state.length
+    assert max(worker.memory("s").active_rows) <= 40
     repaired = worker.repair("s", text="anything")
-    assert set(repaired.memory.active_rows) == {len(said)}
+    assert set(repaired.memory.active_rows) == {stored}
     assert repaired.memory.evicted_rows == 0
-    rows = worker.engine.store.gather("s", torch.arange(len(said)))
+    rows = worker.engine.store.gather("s", torch.arange(stored))
     for layer in range(2):
         keys, values, positions = worker.engine.cache.get_rows(
             worker.engine.session("s").slot, layer
         )
         assert torch.equal(torch.stack([keys, values]), rows[layer])
-        assert positions.tolist() == [list(range(len(said)))] * 2
+        assert positions.tolist() == [list(range(stored))] * 2
     # In exactly one block, so that the turn ends before anything is evicted again.
     asked = [
         {"role": "user", "content": "which"},
@@ -66,11 +66,12 @@ def test_after_restoring_everything_the_answer_is_transformers_own(
     worker = make_worker("qwen3", block_tokens=512, recent=8)
     worker.open(method="snapkv", budget=600, repair_rows=560)
     said = list(worker.turn("s", words(150), generate=False).token_ids)
-    assert max(worker.memory().active_rows) == 40
+    assert max(worker.memory().active_rows) <= 40
+    stored = worker.memory().length
     done = worker.turn("s", words(10, seed=1), repair=True)
-    assert len(done.repair.promoted) > len(said) - 3 * 40, "all but what every layer and head holds"
+    assert len(done.repair.promoted) > stored - 3 * 40, "all but what every layer and head holds"
     assert answer(done) == continuation("qwen3", [*said, *done.token_ids[: done.prompt_tokens]], 24)
-    assert max(done.memory.active_rows) == 40, (
+    assert max(done.memory.active_rows) <= 40, (
         "what was promoted must earn its place after the turn"
     )
 
@@ -178,7 +179,7 @@ def expected_scores(worker: Any, signal: list[int]) -> tuple[torch.Tensor, torch
     engine = worker.engine
     resident = engine.resident("s")
     session = resident.session
-    observed = engine.observe(resident, [*session.pending, *signal])
+    observed = engine.observe(resident, [*session.unread, *signal])
     keys = engine.store.gather("s", torch.arange(session.length))[:, 0]
     missing = missing_rows(engine.cache, resident.slot, session.length)
     positions = torch.arange(session.length, dtype=torch.int32).repeat(keys.shape[1], 1)
@@ -212,9 +213,11 @@ def test_a_swap_keeps_the_budget_and_uses_all_of_it(
 ) -> None:
     worker = make_worker(block_tokens=64, recent=8)
     before = opened(worker, words, swap=True, select=select)
-    assert list(before.active_rows) == [60, 60], "nothing is kept free"
+    assert all(60 - before.unsettled <= rows <= 60 for rows in before.active_rows), (
+        "nothing is kept free"
+    )
     repaired = worker.repair("s", text=words(6, seed=1))
-    assert list(repaired.memory.active_rows) == [60, 60]
+    assert repaired.memory.active_rows == before.active_rows
     assert 0 < len(repaired.report.promoted) <= 20
     assert repaired.report.demoted_rows > 0
     done = worker.turn("s", words(30, seed=4))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.tasks.turn_log import logged
 from workers.engine.session import WorkerSession
 from workers.errors import NotComparable, UnknownSession
 from workers.scheduler.idle import IdleSessions
@@ -121,13 +122,13 @@ def test_the_parent_of_a_fork_that_waits_for_a_slot_is_not_released(
     worker = make_worker(block_tokens=8, recent=8, slots=1)
     worker.open("parent", **SPEC)
     done = worker.turn("parent", words(30), max_tokens=4)
-    turn = pb.LoggedTurn(
-        token_ids=done.token_ids, prompt_tokens=done.prompt_tokens, output_tokens=done.output_tokens
-    )
+    turn = logged(done, words(30))
+    child = spec_of("child")
+    child.shared.add(owner="parent", pages=done.state.length // 64)
     with held(worker):
         worker.scheduler.open(pb.OpenRequest(spec=spec_of("other")))
         running = worker.submit("other", words(60), max_tokens=30)
-        request = pb.ForkRequest(parent="parent", spec=spec_of("child"), turns=[turn])
+        request = pb.ForkRequest(parent="parent", spec=child, turns=[turn])
         fork = worker.scheduler.fork(request)
         fork.add_done_callback(lambda _: before.extend(unloaded))
         # Released as soon as it is idle.
@@ -172,7 +173,7 @@ def test_a_released_session_holds_less_than_four_kibibytes(
     tracemalloc.stop()
     assert held / count < 4096
     states = worker.engine.store._sessions.states()
-    assert not any(state.loaded or state.tail is not None for state in states)
+    assert not any(state.loaded or state.behind for state in states)
     assert not worker.engine.sessions
     # Other tests' sessions may be alive in this process: only this test's count.
     alive = (each for each in gc.get_objects() if type(each) is WorkerSession)
@@ -187,6 +188,7 @@ def test_a_fork_of_a_released_session_is_refused_until_it_is_open_again(
     state = worker.turn("s", words(70), max_tokens=4).state
     await_release(worker, "s")
     spec = pb.SessionSpec(session="child", epoch=1, method_settings="{}", **SPEC)
+    spec.shared.add(owner="s", pages=state.length // 64)
     request = pb.ForkRequest(parent="s", spec=spec, state=state)
     with pytest.raises(UnknownSession):
         worker.scheduler.fork(request).result(60)

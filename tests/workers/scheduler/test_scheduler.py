@@ -231,11 +231,11 @@ def test_sessions_stored_before_are_deleted_as_unknown_unless_opened_since(
     worker = make_worker(directory="rows")
     for name in ("kept", "lost", "opened"):
         worker.open(name)
-        worker.turn(name, words(5))
+        worker.turn(name, words(60))
     worker.close()
     worker = make_worker(directory="rows")
     worker.open("new")
-    worker.turn("new", words(5))
+    worker.turn("new", words(60))
     listed = worker.scheduler.list_sessions(pb.ListSessionsRequest(stored=True, limit=10))
     assert listed.result(600) == ["kept", "lost", "opened"]
     worker.open("opened")

@@ -36,7 +36,8 @@ def test_all_rows_stay_active_while_they_fit_and_an_eighth_of_a_longer_session(
     config = worker.engine.sessions["s"].config
     assert (config.budget, many.memory.budget) == (LEAST, LEAST)
     assert config.retrieved == LEAST * 3 // 4
-    assert set(many.memory.active_rows) == {LEAST // 4}
+    kept = LEAST // 4 - many.memory.unsettled  # of what an eviction has left, the whole pages
+    assert set(many.memory.active_rows) == {kept}
     assert max(many.memory.peak_rows) <= max(many.memory.bound_rows)
     worker.check()
 

@@ -145,6 +145,7 @@ def test_a_fork_at_an_earlier_turn_has_deferred_what_the_session_had_then(
             messages=[pb.Message(**each) for each in asked]
             + ([done.message] if done.HasField("message") else []),
             deferred_tokens=done.deferred_tokens,
+            unsettled_tokens=done.state.unsettled,
         )
         for done, asked in zip(turns, messages, strict=True)
     ]

@@ -74,7 +74,7 @@ def test_a_shared_prefix_gives_the_same_answer_with_less_prefill(
     later = worker.turn("second", "and then")
     assert list(later.token_ids) == list(worker.turn("alone", "and then").token_ids)
     pending = later.prefilled_tokens - later.prompt_tokens
-    assert pending in (1, 2), "the last token, and an end of turn that it did not generate"
+    assert pending == len(second.state.pending) <= PAGE + 1
     assert worker.engine.prefilled_tokens - before == 2 * later.prefilled_tokens
     worker.check()
 

@@ -97,7 +97,7 @@ def test_a_stop_string_at_the_very_beginning_leaves_an_empty_answer(
     done = worker.turn("s", words(30), max_tokens=40, stop=[text[:3]])
     assert worker.shown("s") == done.message.content == ""
     assert list(done.token_ids[done.prompt_tokens :]) == [worker.engine.tokenizer.eos_token_ids[0]]
-    assert done.memory.length == done.prompt_tokens
+    assert done.memory.length + done.memory.unsettled == done.prompt_tokens
     assert worker.turn("s", words(5, seed=2)).output_tokens
     worker.check()
 
@@ -115,6 +115,7 @@ def test_the_log_says_which_tokens_have_rows(
         token_ids=done.token_ids,
         prompt_tokens=done.prompt_tokens,
         output_tokens=done.output_tokens,
+        unsettled_tokens=done.state.unsettled,
     )
     assert pending_after([logged]) == list(done.state.pending)
     assert rows_after([logged]) == done.memory.length

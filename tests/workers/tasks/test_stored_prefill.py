@@ -146,6 +146,7 @@ def test_scratch_sessions_attend_to_the_rows_of_their_session(
         worker.open(name, method="epicache", budget=56, layer_budgets="uniform", **options)
         turns = [worker.turn(name, words(70, seed=seed), generate=False) for seed in range(3)]
         token_ids = [token for done in turns for token in done.token_ids]
+        token_ids = token_ids[: turns[-1].state.length]
         reads.clear()
         assert [each.id for each in worker.build(name, plan, token_ids=token_ids)] == ["one"]
         # Layer by layer, for every block but the first ones, which find all rows active.

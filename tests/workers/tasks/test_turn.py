@@ -73,7 +73,8 @@ def test_a_truncated_answer_is_closed_before_the_next_turn(
     assert done.finish_reason == "length"
     assert done.output_tokens == 3
     assert list(done.token_ids)[-1] == worker.engine.tokenizer.eos_token_ids[0]
-    assert list(done.state.pending) == list(done.token_ids)[-2:]
+    assert list(done.state.pending)[-2:] == list(done.token_ids)[-2:]
+    assert done.state.length + len(done.state.pending) == len(done.token_ids)
 
 
 def test_every_token_of_a_turn_belongs_to_one_side(
@@ -104,7 +105,8 @@ def test_a_turn_may_append_without_generating(
     done = worker.turn("s", words(20), generate=False)
     assert done.finish_reason == "appended"
     assert not done.HasField("message")
-    assert done.memory.length == done.prompt_tokens == len(done.token_ids)
+    assert done.prompt_tokens == len(done.token_ids)
+    assert done.memory.length + done.memory.unsettled == done.prompt_tokens
 
 
 def test_appended_messages_count_like_generated_ones(
