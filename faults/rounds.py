@@ -201,7 +201,7 @@ class Round:
             kind = kinds.AFTER_REBUILD if was_rebuilt else kinds.DIFFERENT
             self._fail(kind, [difference.text])
         if self.sound:
-            lost = events.rebuilt_without_cause(self.setup, counters.forks_sent_again)
+            lost = events.rebuilt_without_cause(self.setup)
             self._fail(kinds.LOST_ROWS, [f"{pages} pages of {id}" for id, pages in lost.items()])
         self._fail(kinds.TORN, counters.torn_streams)
         self._fail(kinds.WRONG_ERRORS, counters.wrong_errors)

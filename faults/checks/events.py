@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -10,8 +10,6 @@ from faults.load.scripts import Json
 from faults.rig.setups import Setup
 
 REBUILT = "pages rebuilt"
-# A fork that its worker could not open: the page of its own was never stored.
-NOT_OPENED = "fork not opened"
 # After a partition, a worker has written the pages that are only in its own files within this.
 BACKLOG_SECONDS = 20.0
 # Events that are logged for every request and start; turns and calls with the code "ok" are like them.
@@ -28,20 +26,17 @@ def rebuilt(setup: Setup) -> Counter[str]:
     return _count_pages(line for line in _lines(setup) if line["event"] == REBUILT)
 
 
-def rebuilt_without_cause(setup: Setup, forks_sent_again: Iterable[str] = ()) -> Counter[str]:
+def rebuilt_without_cause(setup: Setup) -> Counter[str]:
     """Pages that were recomputed though no worker had been cut off from the others shortly before.
 
     Rows of a worker that does not reach Redis are durable in its own files alone: a session that
-    moves away then is computed again. So is the last page of a fork that its worker did not open,
-    because it failed or because the fork's process was killed before it (`forks_sent_again`).
+    moves away then is computed again.
     """
-    pages = _count_pages(
+    return _count_pages(
         line
         for line in _lines(setup)
         if line["event"] == REBUILT and not _was_cut_off(setup, line["timestamp"])
     )
-    not_opened = {line["session"] for line in _lines(setup) if line["event"] == NOT_OPENED}
-    return pages - Counter(not_opened.union(forks_sent_again))
 
 
 def _was_cut_off(setup: Setup, timestamp: str) -> bool:

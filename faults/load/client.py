@@ -133,8 +133,7 @@ class FaultClient:
         return self.retry_at(
             lambda _: asdict(
                 self._clients[self._index].fork(parent, turn=turn, queue=queue, key=key)
-            ),
-            forked=lambda made: str(made["id"]),
+            )
         )
 
     def retry(self, request: Callable[[KvrecallClient], T]) -> T:
@@ -144,24 +143,14 @@ class FaultClient:
         """
         return self.retry_at(lambda _: request(self._clients[self._index]))
 
-    def retry_at(
-        self, request: Callable[[str], T], forked: Callable[[T], str | None] = lambda _: None
-    ) -> T:
-        """As `retry`, for a request that is sent to a gateway by its address.
-
-        `forked` returns the session that an answer made by a fork, if it made one.
-        """
+    def retry_at(self, request: Callable[[str], T]) -> T:
+        """As `retry`, for a request that is sent to a gateway by its address."""
         last = time.monotonic() + GIVE_UP_SECONDS
-        again = False
         while True:
             try:
                 with self.counters.attempt(self.url):
-                    answer = request(self.url)
-                if again and (session := forked(answer)) is not None:
-                    self.counters.forks_sent_again.add(session)
-                return answer
+                    return request(self.url)
             except KvrecallError as error:
-                again = True
                 self._next_gateway(error)
                 if time.monotonic() > last:
                     raise NotServedError(

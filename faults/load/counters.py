@@ -43,8 +43,7 @@ class Counters:
     """Events that clients counted, summed over all clients.
 
     `wrong_errors`: errors of the server that no fault excuses. `calm_since`: the monotonic time
-    since which nothing is broken. `forks_sent_again`: sessions whose fork was asked for again, as
-    the process that made it may have been killed before its worker opened it.
+    since which nothing is broken.
     """
 
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -57,7 +56,6 @@ class Counters:
     other: Counter[str] = field(default_factory=Counter)
     not_durable: int = 0
     calm_since: float | None = None
-    forks_sent_again: set[str] = field(default_factory=set)
     _lock: Lock = field(default_factory=Lock)
 
     def count(self, counter: Counter[str], name: str) -> None:

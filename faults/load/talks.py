@@ -147,7 +147,7 @@ class Talk:
         if say.left and not calm:
             with suppress(KvrecallError, TornStreamError, LeftError):
                 self._requester(client.url).answer(path, body, key, _leave)
-        answer = self._retry(client, ask, _get_fork)
+        answer = self._retry(client, ask)
         if before and answer.match == "built":
             self.errors.append(f"{self.name} {number}: no session had the acknowledged answers")
         self.answers.append(answer)
@@ -245,13 +245,8 @@ class Talk:
         previous = {"previous_response_id": self.answers[before[-1]].response} if before else {}
         return RESPONSES, body | previous
 
-    def _retry(
-        self,
-        client: FaultClient,
-        request: Callable[[Requester], T],
-        forked: Callable[[T], str | None] = lambda _: None,
-    ) -> T:
-        return client.retry_at(lambda url: request(self._requester(url)), forked)
+    def _retry(self, client: FaultClient, request: Callable[[Requester], T]) -> T:
+        return client.retry_at(lambda url: request(self._requester(url)))
 
     def _requester(self, url: str) -> Requester:
         return Requester(url, TENANT, ANSWER_SECONDS)
@@ -259,11 +254,6 @@ class Talk:
 
 def _get(path: str, requester: Requester) -> Json:
     return requester.send("GET", path)
-
-
-def _get_fork(answer: Answer) -> str | None:
-    # A repeated turn was committed in its session, with rows that were durable then.
-    return answer.session if answer.match == "forked" else None
 
 
 def _leave(number: int) -> None:

@@ -90,20 +90,14 @@ def test_a_worker_that_shows_no_metrics_proves_nothing(
         assert leaks.find_leaks_in_service(setup) == [f"{worker.url} gives no metrics"]
 
 
-def test_a_rebuild_has_a_cause_where_a_worker_was_cut_off_or_did_not_open_a_fork(
-    setup: Setup,
-) -> None:
+def test_a_rebuild_has_a_cause_where_a_worker_was_cut_off(setup: Setup) -> None:
     at = datetime.now(UTC)
     lines = [
-        {"event": "fork not opened", "session": "fork"},
-        *(
-            {"event": "pages rebuilt", "session": session, "pages": pages, "timestamp": when}
-            for session, pages, when in (
-                ("fork", [7], at.isoformat()),
-                ("lost", [3, 4], at.isoformat()),
-                ("moved", [1], (at - timedelta(hours=1)).isoformat()),
-            )
-        ),
+        {"event": "pages rebuilt", "session": session, "pages": pages, "timestamp": when}
+        for session, pages, when in (
+            ("lost", [3, 4], at.isoformat()),
+            ("moved", [1], (at - timedelta(hours=1)).isoformat()),
+        )
     ]
     cut_off = at.timestamp() - 3600
     setup.cut_off.append((cut_off - 1, cut_off + 1))
@@ -112,8 +106,7 @@ def test_a_rebuild_has_a_cause_where_a_worker_was_cut_off_or_did_not_open_a_fork
         server.log.write_text("")
     setup.servers[0].log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert events.rebuilt_without_cause(setup) == {"lost": 2}
-    assert events.rebuilt_without_cause(setup, {"lost"}) == {"lost": 1}
-    assert events.rebuilt(setup) == {"fork": 1, "lost": 2, "moved": 1}
+    assert events.rebuilt(setup) == {"lost": 2, "moved": 1}
 
 
 def test_a_process_of_a_folder_with_a_longer_name_is_not_its_own(tmp_path: Path) -> None:

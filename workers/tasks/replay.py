@@ -73,7 +73,7 @@ def replay(
     session.keep_rows = rows.keep
     for turn in turns:
         if restores and not rows.missing:
-            return
+            break
         yield from _replay_turn(engine, resident, turn, rows)
         messages = [convert.to_chat(message) for message in turn.messages]
         session.recent = keep_recent([*session.recent, *messages])
