@@ -33,9 +33,9 @@ from kvstore.tiers.redis.tier import RedisTier
 _LAYOUT = PageLayout(1, 1, 8, torch.float32, "scale", page_tokens=8)
 # Little, so that it is full before the memory of idle sessions is measured.
 _RAM_BYTES = 1 << 20
-# Rows of a filled session: two full pages and a part of one.
-_STORED = 20
-_TURN_ROWS = 12
+# Rows of a filled session: three pages.
+_STORED = 24
+_TURN_ROWS = 16
 # All rows of a filled session were committed, under whatever epoch.
 _COMMITTED = CommitHistory((CommitPoint(0, _STORED),))
 # Sessions between two flushes while the store is filled: a flush syncs all that is queued.

@@ -37,7 +37,8 @@ def test_a_history_fills_its_budget_and_reports_it(
     make_setup: MakeSetup, conversation: TopicConversation
 ) -> None:
     with harness.open_session(make_setup("snapkv", BUDGET), conversation.messages()) as session:
-        assert harness.active_rows(session) == int(BUDGET)
+        kept = int(BUDGET) - session.state.unsettled  # the others are computed with the next turn
+        assert kept <= harness.active_rows(session) <= int(BUDGET)
         assert session.state.length > 2 * int(BUDGET)
         assert len(session.token_ids) == session.state.length + len(session.state.pending)
 

@@ -202,6 +202,9 @@ class Cell:
         spec.CopyFrom(self.spec)
         spec.session = name or _BASE
         spec.repair_settings = settings
+        if name:
+            pages = self.state.length // self.engine.store.layout.page_tokens
+            spec.shared.add(owner=_BASE, pages=pages)
         return spec
 
     def _question(self, session: str, fact: Fact) -> pb.TurnRequest:

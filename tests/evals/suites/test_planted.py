@@ -118,9 +118,10 @@ def test_without_a_repair_the_session_has_its_whole_budget() -> None:
         for method, budget in (("snapkv", 120), ("full", 1000)):
             base = Cell.append(engine, turns=turns, seed=3, method=method, budget=budget)
             rows[method] = max(engine.memory(engine.session("base")).active_rows)
-            length = base.state.length
+            state = base.state
             base.close()
-    assert rows == {"snapkv": 120, "full": length}
+    assert 120 - state.unsettled <= rows["snapkv"] <= 120
+    assert rows["full"] == state.length
 
 
 def test_a_method_is_a_run_configuration() -> None:
