@@ -39,8 +39,9 @@ class Measured:
 def describe(row: Row) -> str:
     """A row as a line of text."""
     if "mean" in row:
-        interval = f"{row['mean']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f})"
-        return f"{row['condition']:<62} {interval}, n = {row['n']}"
+        found = f"({row['ci_low']:.3f}-{row['ci_high']:.3f}), " if "ci_low" in row else ""
+        metric = row.get("metric", "")
+        return f"{row['condition']:<62} {metric:<26} {row['mean']:.3f} {found}n = {row['n']}"
     ratio = f"  {row['ratio']:.3f} x {row['ratio_to']}" if "ratio" in row else ""
     spread = f"{row['median']:>16,.6g} {row['unit']} (p95 {row['p95']:,.6g}, n = {row['n']})"
     return f"{row['condition']:<62} {row['metric']:<26} {spread}{ratio}"

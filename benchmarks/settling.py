@@ -168,14 +168,16 @@ def compare(engine: Engine, arm: Arm, exchange: Exchange) -> pb.Fidelity:
     known = engine.sessions.get(FULL)
     spec.epoch = 1 if known is None else known.config.epoch + 1
     full = engine.swap_in(engine.open(spec, pb.SessionState()))
+    pages = len(arm.token_ids) - len(arm.token_ids) % engine.store.layout.page_tokens
     steps = prefill(
         engine,
         full,
-        [Segment(tuple(arm.token_ids), recorded=False)],
+        [Segment(tuple(arm.token_ids[:pages]), recorded=False)],
         keep_distribution=False,
         on_prompt_end=lambda: None,
     )
     run_steps(engine, full, steps)
+    full.session.pending = arm.token_ids[pages:]  # as every session between two turns
     full.session.recent = list(arm.resident.session.recent)
     said = [
         pb.Message(role="user", content=exchange.user),

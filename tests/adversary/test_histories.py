@@ -65,7 +65,7 @@ def test_the_same_history_is_continued_whatever_the_spaces_in_its_arguments(
 ) -> None:
     """So the test above can fail: clients write arguments anew."""
     tag = uuid4().hex[:8]
-    question = [{"role": "user", "content": f"{tag} do it"}]
+    question = [{"role": "user", "content": f"{tag} do it" + " and say why" * 150}]
     result = {"role": "tool", "tool_call_id": "c", "content": "ok"}
     seen = []
     for arguments in ('{"x":1,"y":[2]}', '{ "x": 1, "y": [2] }'):

@@ -103,3 +103,9 @@ def test_all_benchmarks_are_listed(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(runner.MODULES)
     assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_a_mean_is_described_with_its_interval_where_it_has_one() -> None:
+    mean = {"condition": "warm", "metric": "tokens", "mean": 3.5, "n": 4}
+    assert describe(mean).split() == ["warm", "tokens", "3.500", "n", "=", "4"]
+    assert "3.500 (3.000-4.000), n = 4" in describe(mean | {"ci_low": 3.0, "ci_high": 4.0})
