@@ -2,7 +2,7 @@
 
 Rows are appended to a page in memory. A full page is queued for the writer thread, which writes it to
 the tiers. `flush` waits until all pages of a session are durable. Rows behind the last full page are in
-memory alone: what is kept of a session begins and ends at page boundaries.
+memory alone, and end with the process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -97,7 +97,7 @@ class RowStore:
         shared: Sequence[SharedPages] = (),
         history: CommitHistory | None = None,
     ) -> None:
-        """Open the session with exactly `length` rows, whole pages, written under `epoch` from now on.
+        """Open the session with exactly `length` rows, written under `epoch` from now on.
 
         The first rows are in pages that other sessions wrote (`shared`). Rows beyond `length` are
         deleted when this returns. Pages that are not found, or that `history` does not commit, are
@@ -105,8 +105,8 @@ class RowStore:
         again. Without a history, pages of this epoch and the one before count as committed.
 
         Raises StaleWriterError when the session was opened under a later epoch, in any process;
-        RowRangeError when they are no whole pages or it shares more; a tier's error when the lowest tier
-        does not answer and memory alone is not sufficient.
+        RowRangeError for a length inside a page or within the shared pages; a tier's error when the
+        lowest tier does not answer and memory alone is not sufficient.
         """
         with self._sessions.locked(session, create=True, recover=False) as state:
             self._opener.open(state, epoch, length, shared, history)
@@ -208,10 +208,9 @@ class RowStore:
             return state.length
 
     def truncate(self, session: str, length: int) -> None:
-        """Remove the rows from position `length` on, which begins a page, and those that are not final.
+        """Cut the session to its first `length` rows: whole pages, all of them final.
 
-        Raises RowRangeError when it does not, when the session has fewer final rows, or shares some of
-        those to remove.
+        Raises RowRangeError for any other length, and when shared pages would be cut.
         """
         with self._sessions.locked(session) as state:
             self._rows.truncate(state, length)

@@ -26,9 +26,6 @@ class Settler:
     async def run(self, live: ActiveSession) -> None:
         """Settle the session and commit its rows. Raises a ServiceError."""
         live.unsettled = False
-        session = await self._catalog.sessions.get(live.id)
-        if not session.memory.unsettled:
-            return
         try:
             await self._settle(live)
         except (StaleEpoch, SessionBusy):

@@ -1,4 +1,4 @@
-"""Page format: the rows of up to 64 consecutive tokens, all layers and KV heads, with a header.
+"""Page format: the rows of 64 consecutive tokens, all layers and KV heads, with a header.
 
 A page is stored as a header of `HEADER_BYTES` followed by its payload. All numbers are
 little-endian. The header checksum covers the header alone, so headers can be verified without

@@ -112,7 +112,7 @@ class PageTable:
 
     def put(self, index: int, sequence: int) -> None:
         """Set the version of a page."""
-        self._sequences[index : index + 1] = [sequence]
+        self._sequences[index] = sequence
 
     def truncate(self, pages: int) -> list[PageKey]:
         """Keep the first `pages` pages and return the keys of the removed ones.

@@ -61,10 +61,9 @@ class RowWriter:
                 self._submit(state, state.behind.pop())
 
     def truncate(self, state: StoredSession, length: int) -> None:
-        """Remove the rows from position `length` on, which begins a page, and those that are not final.
+        """Cut the session to its first `length` rows: whole pages, all of them final.
 
-        Raises RowRangeError when it does not, when the session has fewer final rows, or shares some of
-        those to remove.
+        Raises RowRangeError for any other length, and when shared pages would be cut.
         """
         pages, inside = divmod(length, self._layout.page_tokens)
         if inside or not 0 <= pages <= len(state.table):

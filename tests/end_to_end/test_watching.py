@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from kvrecall.client import AsyncKvrecallClient, KvrecallClient, WatchEvent, WatchStream
+from kvrecall.client import (
+    AsyncKvrecallClient,
+    KvrecallClient,
+    PastRepair,
+    WatchEvent,
+    WatchStream,
+)
 
 WAIT_SECONDS = 120
 
@@ -120,16 +126,13 @@ def test_a_gateway_that_stops_ends_its_streams(cluster: Any, other: KvrecallClie
     cluster.gateways[1].start()
 
 
-def test_the_map_and_the_tokens_show_what_a_repair_brought_back(
-    shared_server: Any, say: Any
-) -> None:
-    client: KvrecallClient = shared_server.own
+def repair_in_a_pause(client: KvrecallClient, say: Any) -> tuple[str, PastRepair, set[int]]:
+    """A session that waits for a tool, its repair, and the positions that this brought back."""
     session = client.create_session(
         budget=64, method="snapkv", repair_rows=16, repair_on=["tool_call"], layer_budgets="uniform"
-    )
+    ).id
     for seed in range(4):
         client.turn(session, [say.user(say.chatter(seed, 6))], generate=False)
-    before = client.inspect.memory_map(session, columns=2000)
     client.turn(
         session, [say.user("Where is it?"), say.asks("c1", name="Ada's locker")], generate=False
     )
@@ -137,14 +140,16 @@ def test_the_map_and_the_tokens_show_what_a_repair_brought_back(
     (repair,) = client.repairs(session)
     promoted = {at for passage in repair.passages for at in range(passage.start, passage.stop)}
     assert promoted
+    return session, repair, promoted
+
+
+def test_the_map_shows_what_a_repair_brought_back(shared_server: Any, say: Any) -> None:
+    client: KvrecallClient = shared_server.own
+    session, repair, promoted = repair_in_a_pause(client, say)
     found = client.inspect.memory_map(session, columns=2000)
-    assert (found.length, found.turns, found.repairs) == (
-        client.get_session(session).length,
-        5,
-        1,
-    )
+    length = client.get_session(session).length
+    assert (found.length, found.turns, found.repairs) == (length, 5, 1)
     assert len(found.layers) == client.worker().layers
-    assert before.length < found.length
     brought = set[int]()
     for cells in found.layers:
         active, shown = base64.b64decode(cells.active), base64.b64decode(cells.promoted)
@@ -153,36 +158,42 @@ def test_the_map_and_the_tokens_show_what_a_repair_brought_back(
         brought |= {at for at, byte in enumerate(shown) if byte}
         assert all(active[at] for at in promoted)
     assert brought == promoted, "each in the layers that had evicted it"
+    (pause,) = client.inspect.pauses(session)
+    assert (pause.turn, pause.open, pause.repairs[0].promoted) == (5, True, repair.promoted)
+    assert client.inspect.overview().totals.turns >= 5
+    result = {"role": "tool", "tool_call_id": "c1", "content": "Number 7."}
+    client.turn(session, [result], generate=False)
+    assert client.inspect.memory_map(session, columns=2000).length > found.length
+
+
+def test_the_tokens_show_what_a_repair_brought_back(shared_server: Any, say: Any) -> None:
+    client: KvrecallClient = shared_server.own
+    session, repair, promoted = repair_in_a_pause(client, say)
+    length = client.get_session(session).length
     memory = client.memory(session)
     tokens = [
         token
-        for start in range(0, found.length, 512)
+        for start in range(0, length, 512)
         for token in client.inspect.memory_tokens(session, start, start + 512).tokens
     ]
-    assert [token.position for token in tokens[: found.length]] == list(range(found.length))
+    assert [token.position for token in tokens[:length]] == list(range(length))
     heads = client.worker().kv_heads
     for layer, rows in enumerate(memory.layer_active_rows):
         held = sum(len(token.get_heads(layer)) for token in tokens)
         assert -(-held // heads) == rows
     fully = sum(token.rows == token.rows_total for token in tokens)
     pending = sum(token.reason == "pending" for token in tokens)
-    assert found.length - fully - pending == memory.evicted_rows
-    for token in tokens:
-        if token.position in promoted:
-            assert token.repair == repair.number
-            assert repair.call_id == "c1"
-        if token.reason == "evicted":
-            assert token.rows == 0
+    assert length - fully - pending == memory.evicted_rows
+    assert repair.call_id == "c1"
+    assert all(token.repair == repair.number for token in tokens if token.position in promoted)
+    assert all(token.rows == 0 for token in tokens if token.reason == "evicted")
     assert {"sink", "recent", "promoted", "evicted", "kept"} <= {token.reason for token in tokens}
     assert tokens[0].reason == "sink"
     log = client.inspect.turns(session)
     assert [turn.stop for turn in log.turns[:-1]] == [turn.start for turn in log.turns[1:]]
-    assert log.turns[-1].stop == found.length
+    assert log.turns[-1].stop == length
     ids = [token.turn for token in tokens]
     assert ids == sorted(ids)
-    (pause,) = client.inspect.pauses(session)
-    assert (pause.turn, pause.open, pause.repairs[0].promoted) == (5, True, repair.promoted)
-    assert client.inspect.overview().totals.turns >= 5
 
 
 def test_a_generated_answer_has_tokens_that_are_not_computed_yet(
