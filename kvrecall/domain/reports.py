@@ -42,11 +42,11 @@ class RepairReport:
 class MemoryReport:
     """A session's rows and bytes.
 
-    `length` counts the tokens that were computed. The last `unsettled` of them are pending, and have no
-    `rows`: these are kept in whole pages, and not for tokens of an answer that steps computed over active
-    rows alone. Rows are counted per layer: `active_rows` and its like are the largest layer's. `durable`:
-    as of the last turn, the rows survive their worker; None where that is not known. `retrieval_bytes`:
-    of the worker's host, of the rows that answers and repairs search, and their index.
+    `length` counts the tokens that were computed, `rows` those whose rows are kept: whole pages, before
+    the first row that a step computed over active rows alone. The last `unsettled` tokens are pending.
+    Rows are counted per layer: `active_rows` and its like are the largest layer's. `durable`: as of the
+    last turn, the rows survive their worker; None where that is not known. `retrieval_bytes`: of the
+    worker's host, of the rows that answers and repairs search, and their index.
     """
 
     length: int = 0

@@ -108,7 +108,7 @@ class WorkerSession:
     begun; in the middle of a job they are `preempted`, in host memory. Functions that need a slot
     take a `ResidentSession`.
 
-    - `pending`: token ids behind the rows: between turns less than a page, or not settled.
+    - `pending`: token ids behind the rows; between turns less than a page, once they are settled.
     - `unsettled`: the first so many of them, whose rows a turn has computed and dropped
       (`workers.generation.settling`).
     - `again`: the positions of these tokens while they are computed once more.

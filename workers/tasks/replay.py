@@ -144,7 +144,9 @@ def _end_turn(engine: Engine, resident: ResidentSession, stop: int, unsettled: i
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
     drop_rows(engine, resident, stop)
-    if resident.config.recalls and unsettled:  # of which some were not computed
+    if resident.config.recalls and unsettled:
+        # The eviction has not seen the dropped rows that a replay leaves out: those that stay follow
+        # from their number.
         for layer in range(engine.model.shape.n_layers):
             kept = kept_by_position(resident, engine.settings, layer, stop + unsettled)
             if kept is not None:
@@ -222,8 +224,8 @@ class ReplayRows:
 
     It restores the session's `missing` pages when they are complete.
 
-    `running`: pages of the turn that is replayed from position `stop` on, where it drops its rows in
-    the end. They are read meanwhile, and the store has none of them, or those of later turns.
+    `running`: pages of the replayed turn from position `stop` on. The turn reads them and drops them at
+    its end. In their place the store has none, or those of later turns.
     """
 
     store: RowStore
