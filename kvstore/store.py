@@ -88,6 +88,11 @@ class RowStore:
         """Shape, dtype and fingerprint of the rows."""
         return self._layout
 
+    @property
+    def row_layout(self) -> bytes:
+        """All that a stored row depends on beside its tokens: model, shape, dtype and lowest codec."""
+        return f"{self._layout!r} {self._stack.placement.lowest_codec.name}".encode()
+
     def open(
         self,
         session: str,

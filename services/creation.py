@@ -14,13 +14,13 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession, resolve_settings
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.worker_info import WorkerInfo
-from kvrecall.protocol.convert import session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.access.shares import get_share
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.context import ServiceContext
+from services.sessions.specs import build_spec
 
 _SESSION = TypeAdapter(Session)
 
@@ -117,13 +117,11 @@ class SessionCreator:
         Raises WorkerLost, WorkerRefused.
         """
         lost: list[str] = []
-        weight = self._limits.get_weight(session.settings.tenant)
+        spec = build_spec(self._catalog, self._limits, session, session.epoch)
         while True:
             worker = self._worker.choose_worker(session.id, "", lost)
             try:
-                await self._worker.open(
-                    pb.OpenRequest(spec=session_spec_to_wire(session, session.epoch, weight))
-                )
+                await self._worker.open(pb.OpenRequest(spec=spec))
             except (WorkerLost, WorkerRefused) as error:
                 lost.append(worker)
                 self._worker.forget(session.id)

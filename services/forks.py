@@ -14,11 +14,12 @@ import structlog
 from kvrecall.domain.commit_points import cut_points
 from kvrecall.domain.errors import ServiceError, SessionBusy, UnknownSession, UnknownTurn
 from kvrecall.domain.events import SessionForked
+from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.tool_calls import PendingCall
-from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
+from kvrecall.protocol.convert import memory_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.access.shares import get_share
 from services.background import BackgroundTasks
@@ -27,7 +28,9 @@ from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKe
 from services.context import ServiceContext
 from services.creation import build_record, create_once, find_created
 from services.sessions.active import ActiveSession
+from services.sessions.specs import build_spec
 from services.sessions.turn_log import get_turn, logged_turns
+from services.sessions.worker_states import pack_state, unpack_state
 
 # Opens a fork that the catalog has in the worker where its parent is open.
 OpenFork = Callable[[pb.ForkRequest], Awaitable[pb.ForkResult]]
@@ -242,13 +245,15 @@ class ForkRunner:
         """
         assert child.settings.forked_from is not None, "a child has an origin"
         parent = child.settings.forked_from.session
-        await self._commit(ForkCommit(child, parent, child.turns, state), key)
+        pages = max((each.pages for each in child.shared), default=0)
+        page_ids = (await self._catalog.sessions.get_page_ids(parent))[: pages * ID_BYTES]
+        await self._commit(ForkCommit(child, parent, child.turns, state, page_ids), key)
         try:
             await open_fork(
                 pb.ForkRequest(
                     parent=parent,
                     spec=self._build_spec(child),
-                    state=pb.SessionState.FromString(state),
+                    state=unpack_state(state, page_ids),
                 )
             )
         except ServiceError as error:
@@ -303,8 +308,8 @@ class ForkRunner:
             request = pb.ForkRequest(parent=live.id, spec=spec, turns=log)
             result = await self._fork_in_worker(live, request)
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
-            state = result.state.SerializeToString(deterministic=True)
-            await self._commit(ForkCommit(child, live.id, child.turns, state), key)
+            state, page_ids = pack_state(result.state)
+            await self._commit(ForkCommit(child, live.id, child.turns, state, page_ids), key)
         except ServiceError:
             self._worker.forget(child.id)
             raise
@@ -319,8 +324,7 @@ class ForkRunner:
         )
 
     def _build_spec(self, child: Session) -> pb.SessionSpec:
-        weight = self._limits.get_weight(child.settings.tenant)
-        return session_spec_to_wire(child, child.epoch, weight)
+        return build_spec(self._catalog, self._limits, child, child.epoch)
 
     def _start_repairs(self, child: Session) -> None:
         if due_repairs(child):

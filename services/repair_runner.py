@@ -27,6 +27,7 @@ from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
 from services.sessions.turn_log import get_turn
+from services.sessions.worker_states import pack_state
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset(
@@ -165,7 +166,7 @@ class RepairRunner:
             return RepairCommit(repair)
         return RepairCommit(
             repair,
-            result.state.SerializeToString(deterministic=True),
+            pack_state(result.state)[0],
             repair_from_wire(result.report, in_pause=not live.queued_turns),
             memory_from_wire(result.memory),
             repair_details(signal, result.report),

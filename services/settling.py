@@ -11,6 +11,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import SettleCommit
 from services.context import ServiceContext
 from services.sessions.active import ActiveSession
+from services.sessions.worker_states import pack_state
 
 _log = structlog.get_logger("kvrecall.settling")
 
@@ -47,7 +48,7 @@ class Settler:
         result = await self._sessions.call_reopening(live, request.epoch, ask_under)
         if result.settled_tokens:
             memory = memory_from_wire(result.memory, durable=result.durable)
-            state = result.state.SerializeToString(deterministic=True)
-            commit = SettleCommit(state, memory)
+            state, page_ids = pack_state(result.state)
+            commit = SettleCommit(state, memory, page_ids)
             await self._catalog.turns.commit_settled(live.id, commit, request.epoch)
         live.needs_reopen = False

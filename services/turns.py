@@ -44,6 +44,7 @@ from services.pages.prefix_sharing import PrefixSharing
 from services.repair_runner import repair_details, signal_text
 from services.sessions.active import ActiveSession
 from services.sessions.manager import may_have_changed
+from services.sessions.worker_states import pack_state
 from services.stream_resume import StreamResumer
 from services.turn_clock import TurnClock
 from services.turn_context import TurnContext
@@ -327,7 +328,7 @@ class TurnRunner:
         calls = turn.plan.asks
         if outcome.message is not None and outcome.message.tool_calls:
             calls = outcome.message.tool_calls
-        state = done.state.SerializeToString(deterministic=True)
+        state, page_ids = pack_state(done.state)
         commit = TurnCommit(
             turn.committed(done, outcome),
             state,
@@ -339,6 +340,7 @@ class TurnRunner:
             history=turn.history(outcome.message),
             kept=await self._keep(state),
             lifetime=turn.session.settings.get_lifetime(turn.session.turns + 1),
+            page_ids=page_ids,
         )
         if turn.first is not None:
             commit = turn.first.completed(commit, done, epoch)

@@ -205,9 +205,16 @@ def history_to_wire(points: Sequence[CommitPoint]) -> list[pb.CommitPoint]:
 
 
 def session_spec_to_wire(
-    session: Session, epoch: int, weight: float, history: Sequence[CommitPoint] = ()
+    session: Session,
+    epoch: int,
+    weight: float,
+    row_key: bytes,
+    history: Sequence[CommitPoint] = (),
 ) -> pb.SessionSpec:
-    """The session's settings as a worker reads them, under `epoch`; `weight`: its tenant's."""
+    """The session's settings as a worker reads them, under `epoch`.
+
+    `weight`: its tenant's. `row_key`: of `kvrecall.domain.page_ids.derive_row_key`.
+    """
     settings = session.settings
     return pb.SessionSpec(
         session=session.id,
@@ -225,6 +232,7 @@ def session_spec_to_wire(
         history=history_to_wire(history),
         tenant=settings.tenant,
         weight=weight,
+        row_key=row_key,
     )
 
 

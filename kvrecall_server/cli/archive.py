@@ -1,7 +1,7 @@
 """`kvrecall export` and `kvrecall import`: a session as one .kvs file."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -158,7 +158,7 @@ async def _import(
     Raises CannotServe, BadSessionFile.
     """
     from kvrecall_server.admin.archive.answers import restore_answers
-    from kvrecall_server.admin.archive.pages import put_pages
+    from kvrecall_server.admin.archive.pages import make_page_ids, put_pages
     from kvrecall_server.admin.offline import open_stopped_catalog, open_tiers
 
     found, dump, answers = _read(settings, wanted, report)
@@ -169,7 +169,8 @@ async def _import(
             with put_pages(
                 wanted.file, dump, tiers[-1], page_tokens, wanted=wanted.with_pages
             ) as moved:
-                await catalog.sessions.restore(dump)
+                page_ids = make_page_ids(dump, page_tokens)
+                await catalog.sessions.restore(replace(dump, page_ids=page_ids))
             seconds = settings.service.response_days * 86_400.0
             added = await restore_answers(catalog, answers, seconds)
     return dump.session.id, moved, added, found.signature

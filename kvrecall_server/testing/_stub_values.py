@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvrecall.domain.page_ids import ID_BYTES, join_ids, split_ids
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
@@ -163,6 +164,14 @@ def drop_answer(
     state.pending[:] = words[length - start :]
     state.unsettled = len(state.pending)
     state.length = length
+
+
+def name_pages(state: pb.SessionState) -> None:
+    """Name the whole pages of the words that have rows, by all that ever changed them."""
+    ids = list(split_ids(state.page_ids))[: state.length // PAGE_TOKENS]
+    while len(ids) < state.length // PAGE_TOKENS:
+        ids.append(hashlib.sha256(state.selection + bytes([len(ids) % 256])).digest()[:ID_BYTES])
+    state.page_ids = join_ids(ids)
 
 
 def map_words(request: pb.MapRowsRequest) -> pb.MapRowsResult:

@@ -22,6 +22,7 @@ from kvrecall_server.testing._stub_values import (
     finish,
     map_words,
     memory_report,
+    name_pages,
     pause_repair_report,
     settle_words,
     shared_pages,
@@ -177,6 +178,7 @@ class StubWorker:
                 state.recent.extend(turn.messages)
             for word in words[turn.prompt_tokens :]:
                 self._change(state, "token", [word])
+        name_pages(state)
         self._note_open(request.spec)
         self.sessions[session] = state
         return pb.ForkResult(memory=self._memory(session), state=state)
@@ -224,6 +226,7 @@ class StubWorker:
             self._fault("done")
             if self.recalls and spoken:
                 drop_answer(state, start, before, prompt, spoken)
+            name_pages(state)
             done = self._done(request, state, prompt, message, spoken)
             done.settled_tokens = settled
             done.pending_pages = int(bool(state.unsettled))
@@ -276,6 +279,7 @@ class StubWorker:
         self.call_log.append(f"settle {len(state.pending)}")
         await self._gate("settle")
         settled = settle_words(state)
+        name_pages(state)
         memory = self._memory(request.session)
         return pb.SettleResult(
             settled_tokens=settled, durable=self.durable, memory=memory, state=state

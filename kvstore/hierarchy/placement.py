@@ -45,6 +45,11 @@ class PagePlacement:
         self._pending = PendingPages()
         self._on_pending = on_pending
 
+    @property
+    def lowest_codec(self) -> Codec:
+        """The codec of the lowest tier, which decides what rows every reader gets."""
+        return self._codecs[-1]
+
     def encode(self, page: ExpectedPage, rows: Tensor) -> tuple[Tensor, Blob | None]:
         """Encode a page for the lowest tier and return its rows as every reader gets them.
 

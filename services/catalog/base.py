@@ -68,7 +68,17 @@ class Sessions(Protocol):
         ...
 
     async def get_worker_state(self, session_id: str) -> bytes:
-        """Return the serialized pb.SessionState committed last. Raises UnknownSession."""
+        """Return the serialized pb.SessionState committed last, without the ids of its pages.
+
+        Raises UnknownSession.
+        """
+        ...
+
+    async def get_page_ids(self, session_id: str) -> bytes:
+        """Return the ids of the session's pages, joined (`kvrecall.domain.page_ids`).
+
+        Raises UnknownSession.
+        """
         ...
 
     async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
@@ -357,6 +367,11 @@ class Catalog(Protocol):
     @property
     def id(self) -> str:
         """A random id, made with the catalog. Workers' pages belong to one catalog."""
+        ...
+
+    @property
+    def secret(self) -> bytes:
+        """Random bytes, made with the catalog, from which the keys of pages' ids are derived."""
         ...
 
     @property

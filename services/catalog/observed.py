@@ -74,6 +74,11 @@ class ObservedCatalog:
         """A random id, made with the catalog."""
         return self._catalog.id
 
+    @property
+    def secret(self) -> bytes:
+        """Random bytes, made with the catalog."""
+        return self._catalog.secret
+
     def observe(self, observer: CallObserver) -> None:
         """Call `observer` with every call from now on; it must neither block nor raise."""
         self._observers.append(observer)

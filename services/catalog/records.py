@@ -90,13 +90,15 @@ class ForkCommit:
 
     The parent's turns up to there are copied, with the calls that turn ended on. At the parent's
     last turn the state of calls, the episodes and the repairs since are copied too.
-    `worker_state` is the child's serialized pb.SessionState.
+    `worker_state` is the child's serialized pb.SessionState without its page ids, which are
+    `page_ids`, joined.
     """
 
     session: Session
     parent: str
     turns: int
     worker_state: bytes
+    page_ids: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ class KeptState:
 class TurnCommit:
     """Everything that a turn changes.
 
+    `worker_state` is the serialized pb.SessionState without its page ids, which are `page_ids`, joined:
+    those of all of the session's pages.
     `calls` are the tool calls it ended on. `inline_results` are results, by call id, that the turn
     itself brought for calls of the pause before it. `matched` is the episode the turn was matched
     with and `active` the episode whose rows are active now; both empty if there is none.
@@ -163,6 +167,7 @@ class TurnCommit:
     shared: tuple[SharedPages, ...] | None = None
     prefix: KnownPrefix | None = None
     digest: str = ""
+    page_ids: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -182,10 +187,14 @@ class RepairCommit:
 
 @dataclass(frozen=True)
 class SettleCommit:
-    """A session between turns with more rows: those of tokens that its last turn left pending."""
+    """A session between turns with more rows: those of tokens that its last turn left pending.
+
+    `worker_state` and `page_ids` as of a TurnCommit.
+    """
 
     worker_state: bytes
     memory: MemoryReport
+    page_ids: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -281,6 +290,7 @@ class SessionDump:
     built: tuple[bytes, ...] = ()
     pieces: Mapping[CallPosition, Mapping[int, str]] = field(default_factory=dict)
     history: tuple[CommitPoint, ...] = ()
+    page_ids: bytes = b""
 
 
 @dataclass(frozen=True)

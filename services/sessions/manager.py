@@ -31,7 +31,7 @@ from kvrecall.domain.events import (
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
-from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
+from kvrecall.protocol.convert import memory_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
 from services.catalog.base import Catalog
@@ -39,7 +39,9 @@ from services.catalog.records import REPAIRS_RETAINED
 from services.cluster.worker_client import Worker
 from services.sessions.active import ActiveSession
 from services.sessions.leases import Leases
+from services.sessions.specs import build_spec
 from services.sessions.turn_log import logged_turns
+from services.sessions.worker_states import read_state
 
 Answer = TypeVar("Answer")
 
@@ -286,9 +288,8 @@ class SessionManager:
         if session is None:
             session = await self._catalog.sessions.get(live.id)
         history = await self._catalog.sessions.get_history(live.id)
-        weight = self._limits.get_weight(session.settings.tenant)
-        spec = session_spec_to_wire(session, epoch, weight, history)
-        state = pb.SessionState.FromString(await self._catalog.sessions.get_worker_state(live.id))
+        spec = build_spec(self._catalog, self._limits, session, epoch, history)
+        state = await read_state(self._catalog, live.id)
         try:
             if not pages_missing:
                 await self._worker.open(pb.OpenRequest(spec=spec, state=state))

@@ -26,7 +26,7 @@ from workers.engine.session_state import build_state, restore_state, selection_f
 from workers.engine.settings import WorkerSettings
 from workers.engine.store_io import StoreIO, commit_history, map_store_errors, shared_pages
 from workers.engine.usage import UsageMeter
-from workers.errors import BadSettings, StaleEpoch, UnknownSession
+from workers.errors import BadSettings, IncompatibleState, StaleEpoch, UnknownSession
 from workers.metrics.catalogue import create_metrics
 from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
@@ -123,6 +123,12 @@ class Engine:
     def restore(self, session: WorkerSession, state: pb.SessionState) -> None:
         """Restore an empty session to `state`, whose rows are in the store."""
         restore_state(session, state)
+        named = len(session.page_ids) * self.store.layout.page_tokens
+        if named != state.length:
+            raise IncompatibleState(
+                f"session {session.name} has {state.length} rows, but ids of pages for {named}; "
+                "open it again"
+            )
         self.fit_budget(session)
         session.stored = True
         session.dirty = False

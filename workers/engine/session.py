@@ -37,7 +37,7 @@ class SessionConfig:
     rows per head that an eviction keeps in each layer, and `split` is how the budget was split into
     them. `retrieved` are the rows per head of the budget that a step retrieves, in every layer: none
     while the session fits its budget. `tools` are OpenAI tool objects. `share`: of the scheduler's
-    steps.
+    steps. `row_key` names its pages.
     """
 
     name: str
@@ -56,6 +56,7 @@ class SessionConfig:
     retrieval: Retrieval | None = None
     retrieved: int = 0
     options: WorkerOptions = field(default_factory=WorkerOptions)
+    row_key: bytes = b""
 
     @property
     def recalls(self) -> bool:
@@ -108,6 +109,7 @@ class WorkerSession:
     begun; in the middle of a job they are `preempted`, in host memory. Functions that need a slot
     take a `ResidentSession`.
 
+    - `page_ids`: of its pages, in order (`kvrecall.domain.page_ids`).
     - `pending`: token ids behind the rows; between turns less than a page, once they are settled.
     - `unsettled`: the first so many of them, whose rows a turn has computed and dropped
       (`workers.generation.settling`).
@@ -137,6 +139,7 @@ class WorkerSession:
     config: SessionConfig
     queries: RecentQueries
     length: int = 0
+    page_ids: list[bytes] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
     unsettled: int = 0
     again: range = range(0)

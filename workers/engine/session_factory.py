@@ -82,6 +82,7 @@ def build_config(
         retrieval=retrieval,
         retrieved=retrieved,
         options=options,
+        row_key=spec.row_key,
     )
 
 

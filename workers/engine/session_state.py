@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
+from kvrecall.domain.page_ids import join_ids, split_ids
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import ActiveCache
@@ -21,6 +22,8 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     """Give a session without a slot the committed `state`. Raises IncompatibleState."""
     session.selection = selection_from_state(state)
     session.length = state.length
+    with _reading("page ids"):
+        session.page_ids = list(split_ids(state.page_ids))
     session.eviction_scores = read_scores(state)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
@@ -57,6 +60,7 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
     return pb.SessionState(
         state_version=STATE_VERSION,
         length=session.length,
+        page_ids=join_ids(session.page_ids),
         pending=session.pending,
         unsettled=session.unsettled,
         selection=selection.to_bytes() if selection else b"",

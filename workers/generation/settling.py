@@ -9,6 +9,7 @@ anything else in the next turn: by the same blocks over the same rows, so with t
 
 from collections.abc import Sequence
 
+from kvrecall.domain.page_ids import PageNames
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
@@ -39,6 +40,7 @@ def end_rows(
     computed = session.length
     exact = computed if session.inexact_from is None else min(computed, session.inexact_from)
     length = max(start, exact - exact % engine.store.layout.page_tokens)
+    _name_pages(engine, resident, token_ids[: length - start])
     drop_rows(engine, resident, length)
     session.pending = list(token_ids[length - start :])
     session.unsettled = computed - length
@@ -79,8 +81,23 @@ def settle(
         on_prompt_end=lambda: None,
         source=source,
     )
+    _name_pages(engine, resident, pending[:due])
     engine.usage.recount(session.name, "settled", due)
     session.pending = pending[due:]
     session.unsettled = max(0, unsettled - due)
     session.clear_turn()
     return due
+
+
+def _name_pages(engine: Engine, resident: ResidentSession, token_ids: Sequence[int]) -> None:
+    """Name the session's next pages, whose rows are those of `token_ids`.
+
+    They are a full cache's where the session recalls, or where nothing was ever evicted: all rows are
+    active still.
+    """
+    session, config = resident.session, resident.config
+    holds_all = engine.cache.holds_all(resident.slot, session.length)
+    exact = config.recalls or (holds_all and config.prefill.sparse == "off")
+    last = session.page_ids[-1] if session.page_ids else None
+    names = PageNames(config.row_key, engine.store.row_layout, engine.store.layout.page_tokens)
+    session.page_ids += names.extend(last, token_ids, exact=exact)

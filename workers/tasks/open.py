@@ -56,6 +56,8 @@ def run_fork_replaying(
     yield from _fork_store(engine, request, rows_after(request.turns))
     rows = ReplayRows(engine.store, child.session.name, {})
     yield from replay(engine, child, request.turns, rows)
+    pages = child.session.length // engine.store.layout.page_tokens
+    child.session.page_ids = engine.sessions[request.parent].page_ids[:pages]
     child.session.stored = True
     child.session.dirty = False
     return (yield from _finish_fork(engine, child.session))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from kvrecall.domain.page_ids import join_ids, make_random_id
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.admin.archive.format import read_records
 from kvrecall_server.admin.archive.record import Record, RecordKind
@@ -103,6 +104,14 @@ def read_pages(dump: SessionDump, tiers: Sequence[Tier], page_tokens: int) -> It
         valid = min(header.valid_tokens, history.committed_tokens(header.epoch) - start)
         if valid >= min(page_tokens, length - start):
             yield Record(RecordKind.PAGE, index, bytes(blob))
+
+
+def make_page_ids(dump: SessionDump, page_tokens: int) -> bytes:
+    """Make ids for the pages of a session from a file, joined.
+
+    Random ones: that a file's rows are those of its tokens is not believed, so nobody shares them.
+    """
+    return join_ids([make_random_id() for _ in range(count_pages(dump, page_tokens))])
 
 
 def check_archive(file: Path, report: Report, key: ArchiveKey | None = None) -> CheckedArchive:

@@ -19,9 +19,11 @@ is refused. A server without memory still lets sessions be claimed, taken over a
 A server that comes back without the catalog, empty or with another one, is refused (`scripts/identity.py`).
 """
 
+import secrets
 from uuid import uuid4
 
 from kvrecall.domain.errors import CatalogError
+from kvrecall.domain.page_ids import KEY_BYTES
 from services.catalog.redis.api_keys import RedisApiKeys
 from services.catalog.redis.client import CatalogRedis, Client, RedisIdentity
 from services.catalog.redis.deletion import SessionDeletion
@@ -45,14 +47,15 @@ from services.catalog.redis.turns import RedisTurns
 from services.catalog.versions import build_catalog_version
 
 # The version of the keys and values that this program writes and reads.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 
 class RedisCatalog:
     """A `Catalog` of the keys that begin with a namespace."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys, id: str) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, id: str, secret: bytes) -> None:
         self.id = id
+        self.secret = secret
         slots = SessionSlots(redis, keys)
         use = RedisTenantUse(redis, keys)
         growth = SessionGrowth(slots, use)
@@ -108,11 +111,12 @@ class RedisCatalog:
             await _require_no_eviction(redis)
             await _require_version(redis, keys)
             id = await _get_id(redis, keys)
+            secret = await _get_secret(redis, keys)
             redis.require(RedisIdentity(keys, id, str(SCHEMA_VERSION)))
         except BaseException:
             await redis.close()
             raise
-        return cls(redis, keys, id)
+        return cls(redis, keys, id, secret)
 
     async def has_room(self) -> bool:
         """Return whether more may be stored. Raises CatalogError."""
@@ -148,3 +152,9 @@ async def _get_id(redis: CatalogRedis, keys: Keys) -> str:
     """Return the catalog's id, which the first process that opens it makes."""
     await redis.write(keys.id, "SET", keys.id, uuid4().hex, "NX")
     return bytes(await redis.read(keys.id, "GET", keys.id)).decode()
+
+
+async def _get_secret(redis: CatalogRedis, keys: Keys) -> bytes:
+    """Return the catalog's secret, which the first process that opens it makes."""
+    await redis.write(keys.secret, "SET", keys.secret, secrets.token_bytes(KEY_BYTES), "NX")
+    return bytes(await redis.read(keys.secret, "GET", keys.secret))

@@ -101,9 +101,10 @@ class RedisCommit:
         return self
 
 
-def build_create(session: Session, worker_state: bytes) -> RedisCommit:
+def build_create(session: Session, worker_state: bytes, page_ids: bytes = b"") -> RedisCommit:
     """Build the commit of a new session, with the owners of the pages it references."""
-    commit = RedisCommit().put(META, mapping.to_session_fields(session, worker_state))
+    fields = mapping.to_session_fields(session, worker_state, page_ids)
+    commit = RedisCommit().put(META, fields)
     commit.put(HISTORY, _to_history_fields(session.epoch, session.memory))
     return commit.put(OWNERS, _to_owner_fields(session.shared))
 
@@ -151,7 +152,8 @@ def build_repair(repair_commit: RepairCommit, turns: int, open_calls: int) -> Re
 def build_settled(settle_commit: SettleCommit, epoch: int) -> RedisCommit:
     """Build the commit, under an epoch, of rows that were settled between turns."""
     memory = settle_commit.memory
-    commit = RedisCommit().put(META, {"state": settle_commit.worker_state})
+    states = {"state": settle_commit.worker_state, "page_ids": settle_commit.page_ids}
+    commit = RedisCommit().put(META, states)
     commit.put(META, _to_memory_fields(memory))
     return commit.put(HISTORY, _to_history_fields(epoch, memory))
 
@@ -217,6 +219,7 @@ def _to_turn_fields(turn_commit: TurnCommit, at: float) -> dict[str, Argument]:
         "updated_at": repr(at),
         "output_due": 0 if turn_commit.calls else outcome.output_tokens,
         "state": turn_commit.worker_state,
+        "page_ids": turn_commit.page_ids,
         "calls": len(turn_commit.calls),
         "recent": 0,
     }

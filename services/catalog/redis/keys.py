@@ -175,6 +175,11 @@ class Keys:
         return f"{self.namespace}:id"
 
     @property
+    def secret(self) -> str:
+        """Key of the catalog's secret."""
+        return f"{self.namespace}:secret"
+
+    @property
     def version(self) -> str:
         """Key of the schema version."""
         return f"{self.namespace}:version"

@@ -64,7 +64,7 @@ CLEARED_FIELDS: Mapping[str, int] = {name: getattr(EpisodeSet(), name) for name 
 
 
 def to_session_fields(
-    session: Session, worker_state: bytes
+    session: Session, worker_state: bytes, page_ids: bytes
 ) -> dict[str, str | bytes | int | float]:
     """Build META of a new session, which has no open calls and no repairs."""
     return {
@@ -78,6 +78,7 @@ def to_session_fields(
         "shared": SHARED.dump_json(session.shared),
         "worker": session.worker,
         "state": worker_state,
+        "page_ids": page_ids,
         "length": session.memory.length,
         "tenant": session.settings.tenant,
         "digest": "",

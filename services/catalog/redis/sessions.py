@@ -97,6 +97,13 @@ class RedisSessions:
             raise UnknownSession(session_id)
         return bytes(state)
 
+    async def get_page_ids(self, session_id: str) -> bytes:
+        """Return the ids of the session's pages, joined. Raises UnknownSession."""
+        exists, page_ids = await self._slots.read(session_id, ("HGET", META, "page_ids"))
+        if not exists:
+            raise UnknownSession(session_id)
+        return bytes(page_ids)
+
     async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
         """Return the committed length at the end of each epoch. Raises UnknownSession."""
         exists, history = await self._slots.read(session_id, ("HGETALL", HISTORY))
@@ -200,7 +207,8 @@ async def _build_fork(slots: SessionSlots, fork: ForkCommit, at: float) -> Redis
     if snapshot == b"incomplete":
         raise build_incomplete(fork.parent)
     (_, open_calls, recent, repairs), log, tokens, calls, latest = snapshot
-    commit = build_create(fork.session, fork.worker_state).push(TURNS, log).push(TOKENS, tokens)
+    commit = build_create(fork.session, fork.worker_state, fork.page_ids)
+    commit.push(TURNS, log).push(TOKENS, tokens)
     fields = mapping.to_hash(calls)
     if not latest:
         pause = _build_pause(fields, fork.turns, at)
@@ -214,7 +222,7 @@ async def _build_fork(slots: SessionSlots, fork: ForkCommit, at: float) -> Redis
 def _build_restore(dump: SessionDump) -> RedisCommit:
     """Build the commit of a session from another catalog."""
     session = dump.session
-    commit = build_create(session, dump.worker_state)
+    commit = build_create(session, dump.worker_state, dump.page_ids)
     entries = [mapping.to_turn_entries(turn) for turn in dump.turns]
     commit.push(TURNS, [entry for entry, _ in entries])
     commit.push(TOKENS, [tokens for _, tokens in entries])

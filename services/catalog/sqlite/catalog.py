@@ -25,6 +25,7 @@ class SqliteCatalog:
     def __init__(self, database: Database, reader: SnapshotReader) -> None:
         claims = Claims()
         self.id = database.identity.id
+        self.secret = database.identity.secret
         self._database = database
         self._reader = reader
         self.idempotency = SqliteIdempotency(database)

@@ -36,13 +36,13 @@ class FileLock:
 
 
 class FileIdentity:
-    """Which file a catalog's path named when it was opened, and the id in it."""
+    """Which file a catalog's path named when it was opened, and the id and the secret in it."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         """Note the file that `connection` has just opened. Raises OSError, sqlite3.Error."""
         self._path = path
         self._file = _identify(path)
-        (self.id,) = connection.execute("SELECT id FROM catalog_id").fetchone()
+        self.id, self.secret = connection.execute("SELECT id, secret FROM catalog_id").fetchone()
 
     def require(self) -> None:
         """Check that the path still names the file. Raises CatalogReplaced."""

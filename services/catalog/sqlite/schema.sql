@@ -1,11 +1,13 @@
 -- The schema of the SQLite catalog. A change here needs another SCHEMA_VERSION in schema.py, and after
 -- the first release a migration in services/catalog/migrations/.
 
--- One row: an id that no other catalog has. Workers' pages belong to the catalog of one id.
+-- One row: an id that no other catalog has. Workers' pages belong to the catalog of one id, and their
+-- ids follow from its secret.
 CREATE TABLE catalog_id (
-    id TEXT NOT NULL
+    id TEXT NOT NULL,
+    secret BLOB NOT NULL
 ) STRICT;
-INSERT INTO catalog_id (id) VALUES (lower(hex(randomblob(16))));
+INSERT INTO catalog_id (id, secret) VALUES (lower(hex(randomblob(16))), randomblob(32));
 
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
@@ -60,9 +62,11 @@ CREATE TABLE commit_points (
     PRIMARY KEY (session, epoch)
 ) STRICT, WITHOUT ROWID;
 
+-- `page_ids` are those of the state's pages, in order, 16 bytes each.
 CREATE TABLE worker_states (
     session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
-    state BLOB NOT NULL
+    state BLOB NOT NULL,
+    page_ids BLOB NOT NULL
 ) STRICT;
 
 -- Worker states at the ends of some turns, compressed, for forks there.
@@ -308,13 +312,13 @@ CREATE TRIGGER turn_state_deleted AFTER DELETE ON turn_states BEGIN
 END;
 CREATE TRIGGER worker_state_added AFTER INSERT ON worker_states BEGIN
     UPDATE sessions SET bytes = bytes +
-    length(NEW.state)
+    length(NEW.state) + length(NEW.page_ids)
     WHERE id = NEW.session;
 END;
-CREATE TRIGGER worker_state_changed AFTER UPDATE OF state ON worker_states BEGIN
+CREATE TRIGGER worker_state_changed AFTER UPDATE OF state, page_ids ON worker_states BEGIN
     UPDATE sessions SET bytes = bytes +
-    (length(NEW.state)) -
-    (length(OLD.state))
+    (length(NEW.state) + length(NEW.page_ids)) -
+    (length(OLD.state) + length(OLD.page_ids))
     WHERE id = NEW.session;
 END;
 CREATE TRIGGER tool_call_added AFTER INSERT ON tool_calls BEGIN

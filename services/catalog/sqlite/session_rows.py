@@ -25,12 +25,19 @@ from services.catalog.sqlite.queries import Row, fetch_value, insert
 from services.catalog.sqlite.tool_calls import IS_OPEN
 
 
-def add_session(db: sqlite3.Connection, session: Session, worker_state: bytes, now: float) -> None:
+def add_session(
+    db: sqlite3.Connection,
+    session: Session,
+    worker_state: bytes,
+    now: float,
+    page_ids: bytes = b"",
+) -> None:
     """Add a session without turns, with the pages it references. `now` is in Unix seconds."""
     lifetime = session.settings.get_lifetime(session.turns)
     expiry = {"expires_at": None if lifetime is None else now + lifetime}
     insert(db, "sessions", [{**mapping.to_session_row(session), **expiry}])
-    insert(db, "worker_states", [{"session": session.id, "state": seal(worker_state)}])
+    state = {"session": session.id, "state": seal(worker_state), "page_ids": seal(page_ids)}
+    insert(db, "worker_states", [state])
     page_refs.replace_refs(db, session.id, session.shared)
     add_commit_point(db, session.id, session.epoch, session.memory.rows)
 
@@ -50,6 +57,14 @@ def replace_worker_state(db: sqlite3.Connection, session_id: str, state: bytes) 
     db.execute(
         "UPDATE worker_states SET state = :state WHERE session = :session",
         {"state": seal(state), "session": session_id},
+    )
+
+
+def replace_page_ids(db: sqlite3.Connection, session_id: str, page_ids: bytes) -> None:
+    """Replace the ids of the session's pages."""
+    db.execute(
+        "UPDATE worker_states SET page_ids = :page_ids WHERE session = :session",
+        {"page_ids": seal(page_ids), "session": session_id},
     )
 
 

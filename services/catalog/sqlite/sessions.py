@@ -3,6 +3,7 @@
 import sqlite3
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError, UnknownSession, UnknownTurn
@@ -90,15 +91,11 @@ class SqliteSessions:
 
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""
-        query = "SELECT state FROM worker_states WHERE session = :session"
+        return await self._read_sealed(session_id, "state")
 
-        def read(db: sqlite3.Connection) -> bytes:
-            row = fetch_one(db, query, {"session": session_id})
-            if row is None:
-                raise UnknownSession(session_id)
-            return unseal(row["state"])
-
-        return await self._database.read(read)
+    async def get_page_ids(self, session_id: str) -> bytes:
+        """Return the ids of the session's pages, joined. Raises UnknownSession."""
+        return await self._read_sealed(session_id, "page_ids")
 
     async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
         """Return the committed length at the end of each epoch. Raises UnknownSession."""
@@ -176,6 +173,17 @@ class SqliteSessions:
         self._claims.discard(session_id)
         return orphaned
 
+    async def _read_sealed(self, session_id: str, column: Literal["state", "page_ids"]) -> bytes:
+        query = f"SELECT {column} FROM worker_states WHERE session = :session"
+
+        def read(db: sqlite3.Connection) -> bytes:
+            row = fetch_one(db, query, {"session": session_id})
+            if row is None:
+                raise UnknownSession(session_id)
+            return unseal(row[column])
+
+        return await self._database.read(read)
+
 
 def _fork(db: sqlite3.Connection, commit: ForkCommit, now: float) -> None:
     """Add the child, copying rows within the database. Raises UnknownSession, UnknownTurn."""
@@ -190,7 +198,7 @@ def _fork(db: sqlite3.Connection, commit: ForkCommit, now: float) -> None:
         raise UnknownTurn(parent, turns)
     page_refs.require_pages(db, commit.session.shared)
     page_refs.clear_orphaned(db, child)
-    add_session(db, commit.session, commit.worker_state, now)
+    add_session(db, commit.session, commit.worker_state, now, commit.page_ids)
     _copy(db, "turns", commit, "number <= :turns")
     for table in _TABLES_OF_CALLS:
         _copy(db, table, commit, "turn < :turns")
@@ -223,7 +231,7 @@ def _restore(db: sqlite3.Connection, dump: SessionDump, now: float) -> None:
     # The restored rows are stored already: they must not be deleted as orphans of an earlier
     # session of that id.
     page_refs.clear_orphaned(db, session_id)
-    add_session(db, dump.session, dump.worker_state, now)
+    add_session(db, dump.session, dump.worker_state, now, dump.page_ids)
     insert(db, "turns", [mapping.to_turn_row(turn) for turn in dump.turns])
     tool_calls.add_calls(db, session_id, dump.calls)
     for call, pieces in dump.pieces.items():

@@ -25,7 +25,7 @@ end
 if ARGV[3] ~= '' and tonumber(redis.call('TIME')[1]) > tonumber(ARGV[3]) then return {'late'} end
 local at = 6
 local lists, hashes = {[3] = true, [4] = true}, {[5] = true, [17] = true}
-local fields = {state = true, settings = true}
+local fields = {state = true, page_ids = true, settings = true}
 local function grows(name, index, first, last)
   local bytes = 0
   if lists[index] and name == 'RPUSH' then

@@ -1,0 +1,96 @@
+"""The ids of a session's pages are committed with its state, and a catalog has one secret for all."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from kvrecall.domain.errors import QuotaExceeded, StaleEpoch, UnknownSession
+from kvrecall.domain.page_ids import KEY_BYTES
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import Session
+from services.catalog.base import Catalog
+from services.catalog.quota import TenantLimits
+from services.catalog.records import ForkCommit, SessionDump, SettleCommit, TurnCommit
+from services.catalog.redis.catalog import RedisCatalog
+from services.catalog.sqlite.catalog import SqliteCatalog
+
+MakeSession = Callable[..., Session]
+MakeTurn = Callable[..., TurnCommit]
+IDS = bytes(range(48))
+
+
+async def test_a_session_has_the_page_ids_that_were_committed_last(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    await catalog.sessions.create(make_session("s"), b"", None)
+    assert await catalog.sessions.get_page_ids("s") == b""
+    await catalog.turns.commit(replace(make_turn("s", 1), page_ids=IDS[:16]), 1, None)
+    assert await catalog.sessions.get_page_ids("s") == IDS[:16]
+    await catalog.turns.commit_settled("s", SettleCommit(b"settled", MemoryReport(), IDS), 1)
+    assert await catalog.sessions.get_page_ids("s") == IDS
+    assert await catalog.sessions.get_worker_state("s") == b"settled"
+
+
+async def test_a_former_writer_changes_no_page_id(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.leases.take_over("s", "two")
+    with pytest.raises(StaleEpoch):
+        await catalog.turns.commit(replace(make_turn("s", 1), page_ids=IDS), 1, None)
+    assert await catalog.sessions.get_page_ids("s") == b""
+
+
+async def test_forks_and_restored_sessions_come_with_their_page_ids(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(replace(make_turn("s", 1), page_ids=IDS), 1, None)
+    child = replace(await catalog.sessions.get("s"), id="child")
+    await catalog.sessions.fork(ForkCommit(child, "s", 1, b"child", IDS[:32]), None)
+    await catalog.sessions.restore(SessionDump(make_session("t"), b"", (), page_ids=IDS[16:]))
+    assert await catalog.sessions.get_page_ids("child") == IDS[:32]
+    assert await catalog.sessions.get_page_ids("t") == IDS[16:]
+
+
+async def test_a_session_that_does_not_exist_has_no_page_ids(catalog: Catalog) -> None:
+    with pytest.raises(UnknownSession):
+        await catalog.sessions.get_page_ids("never")
+
+
+async def test_page_ids_count_as_stored_bytes(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    await catalog.sessions.create(make_session("s"), b"", None)
+    settled = SettleCommit(b"", MemoryReport(), bytes(1600))
+    before = (await catalog.sessions.get_use("")).bytes
+    await catalog.turns.commit_settled("s", settled, 1)
+    held = (await catalog.sessions.get_use("")).bytes
+    assert held - before in range(1600, 1700)
+    turn = replace(make_turn("s", 1), page_ids=bytes(1 << 20))
+    with pytest.raises(QuotaExceeded):
+        await catalog.turns.commit(turn, 1, None, TenantLimits(bytes=held + (1 << 20)))
+
+
+async def test_a_file_keeps_its_secret_and_another_has_another(tmp_path: Path) -> None:
+    secrets = []
+    for name in ("one.db", "one.db", "other.db"):
+        catalog = await SqliteCatalog.open(tmp_path / name)
+        secrets.append(catalog.secret)
+        await catalog.close()
+    assert secrets[0] == secrets[1] != secrets[2]
+    assert len(secrets[0]) == KEY_BYTES
+
+
+async def test_gateways_of_one_namespace_share_its_secret(
+    open_catalog: Callable[..., Awaitable[RedisCatalog]], redis_url: str
+) -> None:
+    namespaces = uuid4().hex, uuid4().hex
+    one = await open_catalog(redis_url, namespaces[0])
+    same = await open_catalog(redis_url, namespaces[0])
+    other = await open_catalog(redis_url, namespaces[1])
+    assert one.secret == same.secret != other.secret
+    assert len(one.secret) == KEY_BYTES
