@@ -11,7 +11,6 @@ from typing import Literal
 
 import structlog
 
-from kvrecall.domain.commit_points import cut_points
 from kvrecall.domain.errors import ServiceError, SessionBusy, UnknownSession, UnknownTurn
 from kvrecall.domain.events import SessionForked
 from kvrecall.domain.page_ids import ID_BYTES
@@ -27,6 +26,7 @@ from services.cancellation import run_to_completion
 from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey
 from services.context import ServiceContext
 from services.creation import build_record, create_once, find_created
+from services.pages.owners import list_owners
 from services.sessions.active import ActiveSession
 from services.sessions.specs import build_spec
 from services.sessions.turn_log import get_turn, logged_turns
@@ -205,8 +205,8 @@ class ForkRunner:
         if number == parent.turns:
             state = await self._catalog.sessions.get_worker_state(parent.id)
             length = pb.SessionState.FromString(state).length
-            own = await self._own_pages(parent, length // page_tokens, page_tokens)
-            return replace(parent, shared=_page_owners(parent, own)), state
+            owners = await list_owners(self._catalog, parent, length // page_tokens, page_tokens)
+            return replace(parent, shared=owners), state
         return await self._restore_committed(parent, number, page_tokens)
 
     async def _restore_committed(
@@ -214,8 +214,9 @@ class ForkRunner:
     ) -> tuple[Session, bytes | None]:
         """Return the parent as a turn committed it, and its worker state if it was kept."""
         turn = await get_turn(self._catalog.turns, parent.id, number)
-        own = await self._own_pages(parent, turn.outcome.memory.rows // page_tokens, page_tokens)
-        return _at_earlier_turn(parent, turn, own), await self._find_state(parent, number)
+        pages = turn.outcome.memory.rows // page_tokens
+        owners = await list_owners(self._catalog, parent, pages, page_tokens)
+        return _at_earlier_turn(parent, turn, owners), await self._find_state(parent, number)
 
     async def _find_state(self, session: Session, number: int) -> bytes | None:
         """Return the worker state that a turn's commit kept, without the active episode.
@@ -285,11 +286,6 @@ class ForkRunner:
             self._admission.charge(share, sum(len(turn.token_ids) for turn in log))
             return await run_to_completion(self._replay_and_commit(live, child, log, key))
 
-    async def _own_pages(self, parent: Session, pages: int, page_tokens: int) -> SharedPages:
-        """Return the reference to the parent's first pages, as far as it wrote them itself."""
-        history = await self._catalog.sessions.get_history(parent.id)
-        return SharedPages(parent.id, pages, cut_points(history, pages * page_tokens))
-
     async def _replay_and_commit(
         self,
         live: ActiveSession,
@@ -355,7 +351,7 @@ def _child(parent: Session, request: ForkRequest, turn: int, begins: Session) ->
     )
 
 
-def _at_earlier_turn(parent: Session, last: Turn, own: SharedPages) -> Session:
+def _at_earlier_turn(parent: Session, last: Turn, owners: tuple[SharedPages, ...]) -> Session:
     """Restore the parent as it was when its turn `last` had just been committed."""
     calls = tuple(
         PendingCall(last.number, index, call) for index, call in enumerate(last.ending_calls)
@@ -367,15 +363,5 @@ def _at_earlier_turn(parent: Session, last: Turn, own: SharedPages) -> Session:
         repairs=(),
         output_due=output_due,
         memory=last.outcome.memory,
-        shared=_page_owners(parent, own),
+        shared=owners,
     )
-
-
-def _page_owners(parent: Session, own: SharedPages) -> tuple[SharedPages, ...]:
-    """Return the owners of the parent's first `own.pages` pages, the parent itself among them."""
-    owners: list[SharedPages] = []
-    for owner in (*parent.shared, own):
-        covered = owners[-1].pages if owners else 0
-        if covered < min(owner.pages, own.pages):
-            owners.append(replace(owner, pages=min(owner.pages, own.pages)))
-    return tuple(owners)

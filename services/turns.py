@@ -176,7 +176,7 @@ class TurnRunner:
         self._context.events.publish(started)
         waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
-        first = await self._prefixes.first_turn(session, plan.messages)
+        first = await self._prefixes.find(session, request, plan)
         return TurnContext(live, session, request, plan, key, clock, waited, match, first, share)
 
     async def _compute(self, turn: TurnContext, publish: Publish) -> None:
@@ -343,7 +343,7 @@ class TurnRunner:
             page_ids=page_ids,
         )
         if turn.first is not None:
-            commit = turn.first.completed(commit, done, epoch)
+            commit = turn.first.completed(commit, done)
         record = None
         if turn.key is not None:
             record = IdempotencyRecord(turn.key, OUTCOME.dump_json(outcome).decode())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvrecall.domain.page_ids import ID_BYTES, join_ids, split_ids
+from kvrecall.domain.page_ids import ID_BYTES, PageNames, join_ids, split_ids
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
@@ -166,9 +166,13 @@ def drop_answer(
     state.length = length
 
 
-def name_pages(state: pb.SessionState) -> None:
-    """Name the whole pages of the words that have rows, by all that ever changed them."""
+def name_pages(state: pb.SessionState, row_key: bytes, first: list[str]) -> None:
+    """Name the whole pages of the words that have rows.
+
+    Those of a first turn's words, `first`, by these; later ones by all that ever changed the session.
+    """
     ids = list(split_ids(state.page_ids))[: state.length // PAGE_TOKENS]
+    ids = ids or name_words(row_key, first)[: state.length // PAGE_TOKENS]
     while len(ids) < state.length // PAGE_TOKENS:
         ids.append(hashlib.sha256(state.selection + bytes([len(ids) % 256])).digest()[:ID_BYTES])
     state.page_ids = join_ids(ids)
@@ -188,10 +192,17 @@ def map_words(request: pb.MapRowsRequest) -> pb.MapRowsResult:
     )
 
 
-def shared_pages(prefix: pb.Prefix, token_ids: list[int]) -> int:
+def name_words(row_key: bytes, words: list[str]) -> list[bytes]:
+    """Name the whole pages of a new session's first words."""
+    whole = len(words) // PAGE_TOKENS * PAGE_TOKENS
+    names = PageNames(row_key, b"words", PAGE_TOKENS)
+    return list(names.extend(None, [token_of_word(word) for word in words[:whole]]))
+
+
+def shared_pages(prefix: pb.Prefix, row_key: bytes, words: list[str]) -> int:
     """Count the whole pages of the prefix that the prompt begins with, but for its last word."""
-    pairs = zip(prefix.token_ids, token_ids[:-1], strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))) // 4
+    pairs = zip(split_ids(prefix.page_ids), name_words(row_key, words[:-1]), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.RepairReport:

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.domain.page_ids import join_ids
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -23,6 +24,7 @@ from kvrecall_server.testing._stub_values import (
     map_words,
     memory_report,
     name_pages,
+    name_words,
     pause_repair_report,
     settle_words,
     shared_pages,
@@ -178,7 +180,7 @@ class StubWorker:
                 state.recent.extend(turn.messages)
             for word in words[turn.prompt_tokens :]:
                 self._change(state, "token", [word])
-        name_pages(state)
+        name_pages(state, b"", [])
         self._note_open(request.spec)
         self.sessions[session] = state
         return pb.ForkResult(memory=self._memory(session), state=state)
@@ -226,7 +228,7 @@ class StubWorker:
             self._fault("done")
             if self.recalls and spoken:
                 drop_answer(state, start, before, prompt, spoken)
-            name_pages(state)
+            name_pages(state, self.specs[request.session].row_key, prompt)
             done = self._done(request, state, prompt, message, spoken)
             done.settled_tokens = settled
             done.pending_pages = int(bool(state.unsettled))
@@ -279,7 +281,7 @@ class StubWorker:
         self.call_log.append(f"settle {len(state.pending)}")
         await self._gate("settle")
         settled = settle_words(state)
-        name_pages(state)
+        name_pages(state, b"", [])
         memory = self._memory(request.session)
         return pb.SettleResult(
             settled_tokens=settled, durable=self.durable, memory=memory, state=state
@@ -307,6 +309,8 @@ class StubWorker:
         self._fault("tokenize")
         words = [word for message in request.messages for word in words_of_message(message)]
         words += [*(["<s>"] if request.special_tokens else []), *request.text.split()]
+        if request.row_key:
+            return pb.TokenizeResult(page_ids=join_ids(name_words(request.row_key, words)))
         self.words |= {token_of_word(word): word for word in words}
         pieces = words if request.pieces else []
         return pb.TokenizeResult(ids=map(token_of_word, words), pieces=pieces)
@@ -453,7 +457,8 @@ class StubWorker:
         taken = 0
         if request.HasField("prefix"):
             self.prefixes.append(request.prefix)
-            taken = self.shares * shared_pages(request.prefix, ids[: len(prompt)])
+            key = self.specs[request.session].row_key
+            taken = self.shares * shared_pages(request.prefix, key, prompt)
         done = pb.TurnDone(
             finish_reason=finish(message, request.sampling.max_tokens),
             message=message,

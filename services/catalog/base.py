@@ -321,8 +321,11 @@ class PageRefs(Protocol):
         """
         ...
 
-    async def get_prefix(self, digest: str) -> KnownPrefix | None:
-        """Return the prefix offered under this digest, if its owner still exists."""
+    async def find_prefix(self, tenant: str, page_ids: bytes) -> KnownPrefix:
+        """Find the tenant's sessions that begin with the most of these pages (ids, joined).
+
+        Commits that have just returned may be missed.
+        """
         ...
 
     async def get_retained(self) -> list[SharedPages]:

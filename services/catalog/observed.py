@@ -33,7 +33,7 @@ _LISTS = (
     "get_ids",
     "get_expired",
     "get_next",
-    "get_idle",
+    "get_idle_sessions",
     "get_orphaned",
     "get_retained",
 )
@@ -96,7 +96,7 @@ def get_kind(aggregate: str, method: str) -> Kind:
     """The kind of a call, by the names of its aggregate and its method."""
     if aggregate == "leases" or method in ("claim", "release"):
         return "claim"
-    if method.startswith(_LISTS):
+    if method in _LISTS:
         return "list"
     return "read" if method.startswith(_READS) else "commit"
 

@@ -73,15 +73,13 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class KnownPrefix:
-    """The first tokens of session `owner`, whose pages other sessions may share.
+    """The first `pages` pages that were looked for, and some of the sessions that begin with them.
 
-    A session qualifies if it has the same tenant, settings and first tokens. `epoch` is the one
-    under which the owner committed them.
+    One of these sessions may have been deleted since.
     """
 
-    owner: str
-    token_ids: tuple[int, ...]
-    epoch: int = 0
+    pages: int
+    sessions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -149,9 +147,8 @@ class TurnCommit:
     the conversation up to the turn's end, by which a client's whole history finds the session again
     (empty: it is not looked for). `kept` is the worker state once more, if it is to be kept for forks
     at this turn. `lifetime` is in seconds, after which the session expires unless
-    another turn follows (None: never). A first turn also sets
-    `shared`, the pages of other sessions that the session references, and offers `prefix` to
-    others under `digest`.
+    another turn follows (None: never). A first turn also sets `shared`, the pages of other sessions
+    that the session references.
     """
 
     turn: Turn
@@ -165,8 +162,6 @@ class TurnCommit:
     kept: KeptState | None = None
     lifetime: float | None = None
     shared: tuple[SharedPages, ...] | None = None
-    prefix: KnownPrefix | None = None
-    digest: str = ""
     page_ids: bytes = b""
 
 

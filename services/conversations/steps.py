@@ -77,29 +77,24 @@ class Steps:
     def cut(self) -> list[tuple[int, int]]:
         """Return the first message and the end of each turn of the history. Raises TurnTooLong.
 
-        The earlier a part is, the more answers share a turn: as many as follow it, where a turn may
-        be so long. So the number of turns grows with the logarithm of the number of answers, and what
-        an edit computes again is at most about twice what it has to.
+        What is before its last answer, and that answer, are as few turns as the limits allow: the first
+        takes the pages of sessions that begin alike. What follows is a turn of its own, so that one
+        that is given up leaves the history where the next request finds it.
         """
         *before, last = self._history.turns
         for start, end in (*before, last):
             self._check_size(self._history.messages[start:end])
-        sizes = [0, *accumulate(message.size for message in self._history.messages)]
         limits = self.api.limits
-        turns = [last]
-        behind = 0
-        while before:
-            start, end = before.pop()
-            first = max(0, end - limits.max_turn_messages)
-            answers = 1
-            while before and answers < behind and (earlier := before[-1][0]) >= first:
-                if sizes[end] - sizes[earlier] > limits.max_turn_bytes:
-                    break
-                start, _ = before.pop()
-                answers += 1
+        sizes = [0, *accumulate(message.size for message in self._history.messages)]
+        turns: list[tuple[int, int]] = []
+        for start, end in before:
+            first = turns[-1][0] if turns else start
+            fits = end - first <= limits.max_turn_messages
+            if turns and fits and sizes[end] - sizes[first] <= limits.max_turn_bytes:
+                turns.pop()
+                start = first
             turns.append((start, end))
-            behind += answers
-        return turns[::-1]
+        return [*turns, last]
 
     async def check_context(self) -> None:
         """Raise ContextExceeded for a history that does not fit the model's context.

@@ -1,107 +1,115 @@
-"""Prefix sharing: sessions of one tenant that begin with the same tokens share the pages of these.
+"""Prefix sharing: a session's first turn takes the pages of sessions that begin with the same tokens.
 
-A session's rows follow from its model, its settings and its tokens. A digest stands for all of
-these but the tokens after the leading system messages; the worker compares those itself, and takes
-whole pages as far as they are equal.
+A worker names the pages of the prompt by their tokens, and the catalog finds sessions of the same
+tenant that begin with the most of them, whatever the conversations and their settings are.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
-from itertools import takewhile
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from kvrecall.domain.commit_points import CommitPoint
+from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message
+from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.domain.session import Session, SharedPages
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.turn_request import TurnPlan, TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
-from kvrecall.protocol.convert import worker_info_from_wire
+from kvrecall.protocol.convert import (
+    message_to_wire,
+    shared_pages_to_wire,
+    worker_info_from_wire,
+)
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import KnownPrefix, TurnCommit
 from services.context import ServiceContext
-
-# Tokens of a first turn that others may share: more than system messages and tools sensibly take.
-MAX_PREFIX_TOKENS = 1 << 15
-# Methods whose evictions depend on the session's seed: rows depend on it as well.
-SEEDED_METHODS = frozenset({"random"})
+from services.pages.owners import limit_owners, list_owners
+from services.sessions.specs import derive_session_key
 
 
 @dataclass(frozen=True)
 class FirstTurn:
-    """The digest of a session's first turn, and the prefix that is known under it.
+    """What is known of the pages of a session's first prompt.
 
-    `known` already holds a page reference; None: no prefix is known, and others may share this
-    turn's.
+    `page_ids`: of those that other sessions have, joined, whose owners are `shared`; both empty if
+    none is known. The pages are referenced already.
     """
 
-    digest: str
-    known: KnownPrefix | None
     page_tokens: int
+    page_ids: bytes = b""
+    shared: tuple[SharedPages, ...] = ()
 
     @property
     def offered(self) -> pb.Prefix | None:
-        """The prefix that the worker may take."""
-        return (
-            None
-            if self.known is None
-            else pb.Prefix(
-                owner=self.known.owner, token_ids=self.known.token_ids, epoch=self.known.epoch
-            )
-        )
-
-    def completed(self, commit: TurnCommit, done: pb.TurnDone, epoch: int) -> TurnCommit:
-        """Add the shared pages, and the prefix that others may share, to a commit under `epoch`."""
-        prefix = self._prefix(commit.turn.session, done, epoch)
-        return replace(commit, shared=self._shared(done), prefix=prefix, digest=self.digest)
-
-    def _shared(self, done: pb.TurnDone) -> tuple[SharedPages, ...]:
-        """The pages that the session shares since the turn.
-
-        Empty keeps the reference that was reserved.
-        """
-        if self.known is None or not done.shared_pages:
-            return ()
-        committed = CommitPoint(self.known.epoch, done.shared_pages * self.page_tokens)
-        return (SharedPages(self.known.owner, done.shared_pages, (committed,)),)
-
-    def _prefix(self, session: str, done: pb.TurnDone, epoch: int) -> KnownPrefix | None:
-        """The prefix that others may share: the whole pages of this turn's prompt."""
-        if self.known is not None:
+        """The pages that the worker may take."""
+        if not self.shared:
             return None
-        prompt = done.token_ids[: min(done.prompt_tokens, MAX_PREFIX_TOKENS)]
-        whole = len(prompt) // self.page_tokens * self.page_tokens
-        return KnownPrefix(session, tuple(prompt[:whole]), epoch) if whole else None
+        return pb.Prefix(page_ids=self.page_ids, shared=shared_pages_to_wire(self.shared))
+
+    def completed(self, commit: TurnCommit, done: pb.TurnDone) -> TurnCommit:
+        """Add the pages that the session shares since the turn to a commit."""
+        shared = limit_owners(self.shared, done.shared_pages, self.page_tokens)
+        return replace(commit, shared=shared)
 
 
 class PrefixSharing:
-    """Finds, for a session's first turn, a session with the same prefix."""
+    """Finds, for a session's first turn, pages of other sessions."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._catalog = context.catalog
         self._worker = context.worker
         self._info: WorkerInfo | None = None
 
-    async def first_turn(self, session: Session, messages: Sequence[Message]) -> FirstTurn | None:
-        """Find a prefix for the turn.
+    async def find(
+        self, session: Session, request: TurnRequest, plan: TurnPlan
+    ) -> FirstTurn | None:
+        """Find pages for the turn; None for a later turn, and for one that fills no page.
 
-        None for a later turn, and without leading system messages or tools.
-
-        Its pages are referenced before they are used, so that the deletion of their owner keeps
-        them.
+        They are referenced before they are used, so that the deletion of their owners keeps them.
         """
-        leading = tuple(takewhile(lambda message: message.role == "system", messages))
-        if session.turns or not (leading or session.settings.tools):
-            return None
         info = await self._described()
-        digest = prefix_digest(session, leading, info)
-        known = await self._catalog.page_refs.get_prefix(digest)
-        if known is not None:
-            pages = SharedPages(known.owner, len(known.token_ids) // info.page_tokens)
-            if not await self._catalog.page_refs.reserve(session.id, pages):
-                known = None
-        return FirstTurn(digest, known, info.page_tokens)
+        if session.turns or not _may_fill_page(session, plan.messages, info.page_tokens):
+            return None
+        first = FirstTurn(info.page_tokens)
+        page_ids = await self._name(session, request, plan)
+        tenant = session.settings.tenant
+        known = await self._catalog.page_refs.find_prefix(tenant, page_ids)
+        owner = await self._choose(known, session.worker) if known.pages else None
+        if owner is None:
+            return first
+        try:
+            shared = await list_owners(self._catalog, owner, known.pages, info.page_tokens)
+        except UnknownSession:  # deleted since
+            return first
+        for each in shared:
+            if not await self._catalog.page_refs.reserve(session.id, each):
+                return first
+        return replace(first, page_ids=page_ids[: known.pages * ID_BYTES], shared=shared)
+
+    async def _name(self, session: Session, request: TurnRequest, plan: TurnPlan) -> bytes:
+        """Name the whole pages of the prompt. Raises WorkerRefused as the turn would."""
+        settings = session.settings
+        named = await self._worker.tokenize(
+            pb.TokenizeRequest(
+                messages=[message_to_wire(message) for message in plan.messages],
+                tools=settings.tools,
+                without_answer=not request.generate,
+                opening=request.opening,
+                template_arguments=settings.template_arguments,
+                row_key=derive_session_key(self._catalog, settings),
+            )
+        )
+        return named.page_ids
+
+    async def _choose(self, known: KnownPrefix, worker: str) -> Session | None:
+        """Choose one of the sessions, of the same worker if there is one: others may have files apart."""
+        first = None
+        for id in known.sessions:
+            with suppress(UnknownSession):
+                session = await self._catalog.sessions.get(id)
+                if session.worker == worker:
+                    return session
+                first = first or session
+        return first
 
     async def _described(self) -> WorkerInfo:
         if self._info is None:
@@ -109,46 +117,7 @@ class PrefixSharing:
         return self._info
 
 
-def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo) -> str:
-    """Digest everything that the rows of the leading system messages depend on, as 64 hex digits."""
-    settings = session.settings
-    shapes = {
-        "tenant": settings.tenant,
-        "model": info.fingerprint,
-        "block_tokens": info.block_tokens,
-        "page_tokens": info.page_tokens,
-        "tools": settings.tools,
-        "leading": [asdict(message) for message in leading],
-        "selection": None if _rows_follow_from_tokens(settings, info) else _selection(settings),
-    }
-    text = json.dumps(shapes, sort_keys=True, separators=(",", ":"))
-    return blake2b(text.encode(), key=settings.tenant.encode(), digest_size=32).hexdigest()
-
-
-def _rows_follow_from_tokens(settings: SessionSettings, info: WorkerInfo) -> bool:
-    """Check if a prompt's rows are those of a full cache, whatever the session selects.
-
-    Blocks attend to every stored row, and the worker knows by position alone what stays active. The
-    last bits depend on whether all rows were active, and so on the budget.
-    """
-    method = next((each for each in info.methods if each.name == settings.method), None)
-    if method is None or not method.by_position:
-        return False
-    chosen = settings.attends_stored
-    return method.attends_stored if chosen is None else chosen
-
-
-def _selection(settings: SessionSettings) -> dict[str, Any]:
-    """Settings that say which rows are active, and so what later ones attend to."""
-    seeded = settings.method in SEEDED_METHODS or settings.prefills_sparsely
-    return {
-        "budget": settings.budget,
-        "repair_rows": settings.repair_rows,
-        "method": settings.method,
-        "method_settings": dict(settings.method_settings),
-        "layer_budgets": settings.layer_budgets,
-        "repair_settings": settings.repair_settings and asdict(settings.repair_settings),
-        "prefill": settings.prefill and asdict(settings.prefill),
-        "retrieve": settings.retrieve and asdict(settings.retrieve),
-        "seed": settings.seed if seeded else None,
-    }
+def _may_fill_page(session: Session, messages: Sequence[Message], page_tokens: int) -> bool:
+    """Check that a prompt has enough text for a page: no token has more than its characters say."""
+    size = sum(message.size for message in messages) + sum(map(len, session.settings.tools))
+    return bool(messages) and size >= page_tokens

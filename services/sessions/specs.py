@@ -6,6 +6,7 @@ from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.page_ids import derive_row_key
 from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.protocol.convert import session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.base import Catalog
@@ -21,5 +22,10 @@ def build_spec(
     """Build the settings of a session under `epoch`, with its tenant's weight and its rows' key."""
     settings = session.settings
     weight = limits.get_weight(settings.tenant)
-    row_key = derive_row_key(catalog.secret, settings.tenant)
+    row_key = derive_session_key(catalog, settings)
     return session_spec_to_wire(session, epoch, weight, row_key, history)
+
+
+def derive_session_key(catalog: Catalog, settings: SessionSettings) -> bytes:
+    """Derive the key by which a session's pages are named, of all that may share them."""
+    return derive_row_key(catalog.secret, settings.tenant)

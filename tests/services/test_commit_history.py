@@ -64,7 +64,8 @@ async def test_a_prefix_is_known_with_the_epoch_that_committed_it(harness) -> No
     assert epoch > 1
     second = await harness.session()
     await harness.say(second, SYSTEM, LONG)
-    assert harness.worker.prefixes[-1].epoch == epoch
+    (offered,) = harness.worker.prefixes[-1].shared
+    assert [point for point, _ in history(offered)] == [epoch]
     (shared,) = (await harness.service.get(second))[0].shared
     assert shared.history == (CommitPoint(epoch, 4 * shared.pages),)
 

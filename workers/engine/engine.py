@@ -447,8 +447,8 @@ class Engine:
         if session.keep_rows is not None:
             session.keep_rows(start, recorded.rows)
         if session.stored:
-            exact = session.inexact_from is None
-            self.store_io.append(session, start, recorded.rows, final=exact)
+            final = session.inexact_from is None or not session.config.recalls
+            self.store_io.append(session, start, recorded.rows, final=final)
 
     def _forward_transient(
         self, resident: ResidentSession, token_ids: Sequence[int]

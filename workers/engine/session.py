@@ -114,8 +114,8 @@ class WorkerSession:
     - `unsettled`: the first so many of them, whose rows a turn has computed and dropped
       (`workers.generation.settling`).
     - `again`: the positions of these tokens while they are computed once more.
-    - `inexact_from`: the first row of the turn that a step computed over other rows than all of them;
-      None before there is one, and for sessions that do not recall.
+    - `inexact_from`: the first row of the turn that was computed over other rows than all before it;
+      None before there is one.
     - `recent`: messages that the next rendering of the chat template builds on.
     - `deferred_signal`: token ids of unanswered messages, for the next repair before a turn.
     - `eviction_scores`: of at most as many tokens as the budget has rows.

@@ -8,6 +8,7 @@ from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
+from workers.generation.exactness import note_block
 from workers.generation.host_copy import fill_host_copy
 from workers.generation.steps import Steps, wait_for_writes
 from workers.prefill.sparse_block import SparseBlock
@@ -23,6 +24,8 @@ def begin_block(
     """
     settings = resident.config.prefill
     session = resident.session
+    if settings.attend == "active":
+        note_block(engine, resident)
     if settings.sparse != "off":
         return SparseBlock(settings, session.config.seed, session.length)
     if settings.attend == "active":

@@ -9,37 +9,29 @@ anything else in the next turn: by the same blocks over the same rows, so with t
 
 from collections.abc import Sequence
 
-from kvrecall.domain.page_ids import PageNames
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
+from workers.engine.page_naming import get_names
 from workers.engine.session import ResidentSession
 from workers.engine.truncation import truncate
 from workers.generation.prefill import prefill
 from workers.generation.steps import Steps
 
 
-def note_step(engine: Engine, resident: ResidentSession) -> None:
-    """Note whether the next step, of one token, reads all rows: only then is its own row exact."""
-    session = resident.session
-    if not resident.config.recalls or session.inexact_from is not None:
-        return
-    engine.make_room(resident, 1)
-    if not engine.cache.holds_all(resident.slot, session.length):
-        session.inexact_from = session.length
-
-
 def end_rows(
     engine: Engine, resident: ResidentSession, start: int, token_ids: Sequence[int]
 ) -> None:
-    """Evict down to the budget, and drop the rows behind the last whole page of exact ones.
+    """Evict down to the budget, and drop the rows behind the last whole page.
 
-    start: rows before the turn, which stay. token_ids: all of the session's from there on. Those
-    without rows are pending.
+    A session that recalls keeps exact rows alone. start: rows before the turn, which stay. token_ids:
+    all of the session's from there on. Those without rows are pending.
     """
     session = resident.session
     computed = session.length
-    exact = computed if session.inexact_from is None else min(computed, session.inexact_from)
-    length = max(start, exact - exact % engine.store.layout.page_tokens)
+    kept = computed
+    if resident.config.recalls and session.inexact_from is not None:
+        kept = min(computed, session.inexact_from)
+    length = max(start, kept - kept % engine.store.layout.page_tokens)
     _name_pages(engine, resident, token_ids[: length - start])
     drop_rows(engine, resident, length)
     session.pending = list(token_ids[length - start :])
@@ -90,14 +82,14 @@ def settle(
 
 
 def _name_pages(engine: Engine, resident: ResidentSession, token_ids: Sequence[int]) -> None:
-    """Name the session's next pages, whose rows are those of `token_ids`.
-
-    They are a full cache's where the session recalls, or where nothing was ever evicted: all rows are
-    active still.
-    """
-    session, config = resident.session, resident.config
-    holds_all = engine.cache.holds_all(resident.slot, session.length)
-    exact = config.recalls or (holds_all and config.prefill.sparse == "off")
-    last = session.page_ids[-1] if session.page_ids else None
-    names = PageNames(config.row_key, engine.store.row_layout, engine.store.layout.page_tokens)
-    session.page_ids += names.extend(last, token_ids, exact=exact)
+    """Name the session's next pages, whose rows are those of `token_ids`."""
+    session = resident.session
+    names = get_names(engine.store, resident.config.row_key)
+    named = len(session.page_ids) * names.page_tokens
+    exact = len(token_ids)
+    if session.inexact_from is not None:
+        exact = min(exact, session.inexact_from - named)
+    exact -= exact % names.page_tokens
+    for part, is_exact in ((token_ids[:exact], True), (token_ids[exact:], False)):
+        last = session.page_ids[-1] if session.page_ids else None
+        session.page_ids += names.extend(last, part, exact=is_exact)

@@ -17,6 +17,7 @@ from kvrecall.sandbox.tenant_queue import QueueFull
 from kvstore.errors import KvStoreError
 from kvstore.store import RowStore
 from workers import methods
+from workers.engine.page_naming import name_prompt
 from workers.engine.row_map import map_rows
 from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
@@ -166,8 +167,13 @@ class WorkerService:
         return pb.DetokenizeResult(texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks])
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
-        """The tokens of a new session's prompt or of a text; rendered off the event loop."""
+        """The tokens of a new session's prompt, or its pages, or those of a text.
+
+        Rendered off the event loop.
+        """
         engine = self._scheduler.engine
+        if request.row_key:
+            return await self._run(partial(name_prompt, engine.tokenizer, engine.store, request))
         return await self._run(partial(tokenize, engine.tokenizer, request))
 
     async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:

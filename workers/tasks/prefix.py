@@ -1,12 +1,16 @@
-"""Prefix sharing: takes another session's pages of the same first tokens instead of a prefill."""
+"""Prefix sharing: takes other sessions' pages of the same first tokens instead of a prefill."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 
+from kvrecall.domain.page_ids import split_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
+from workers.engine.page_naming import get_names, name_tokens
 from workers.engine.session import ResidentSession, WorkerSession
+from workers.engine.store_io import shared_pages
 from workers.errors import RowsMissing, StorageFailed
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
@@ -18,10 +22,9 @@ def take_prefix(
 ) -> Steps[int]:
     """Take the prompt's first rows from the pages of `prefix`; returns the number of tokens taken.
 
-    Only rows before the first eviction are the same in both sessions, so no more are taken than the
-    budget holds, and all of them become active. Where blocks attend to every stored row, whatever is
-    active, and evictions select by position, any number is taken, and those rows become active that
-    evictions would have left.
+    They are a full cache's rows. A session that recalls takes any number, and those become active that
+    evictions would have left. Any other has such rows before its first eviction alone, so no more are
+    taken than the budget holds, and all of them become active.
 
     Of a prompt that exceeds the budget, or that is not prefilled over its active rows, whole blocks
     are taken, so that its blocks and evictions fall at the same positions as without a prefix.
@@ -34,9 +37,8 @@ def take_prefix(
     tokens = _shareable_tokens(engine, resident, prefix, prompt)
     if not tokens:
         return 0
-    page = engine.store.layout.page_tokens
-    committed = CommitHistory([CommitPoint(prefix.epoch, tokens)])
-    shared = [SharedPages(prefix.owner, tokens // page, committed)]
+    pages = tokens // engine.store.layout.page_tokens
+    shared = [replace(each, pages=min(each.pages, pages)) for each in shared_pages(prefix.shared)]
     engine.fit_budget(session, tokens)
     try:
         yield from _open_rows(engine, session, tokens, shared)
@@ -71,7 +73,7 @@ def _shareable_tokens(
     budget = len(prompt) if recalls else min(resident.config.layer_rows)
     # The last tokens are prefilled in any case: their queries and logits are needed.
     last = max(1, resident.session.queries.width)
-    most = min(_common_prefix(prompt, prefix.token_ids), budget, len(prompt) - last)
+    most = min(_count_common(engine, resident, prefix, prompt) * page, budget, len(prompt) - last)
     tokens = max(0, most) // page * page
     if len(prompt) > budget or resident.config.prefill.enabled:
         while tokens % block:
@@ -90,9 +92,10 @@ def skip_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
     return remaining
 
 
-def _common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Count the first tokens that two sequences have in common."""
-    for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-        if one != other:
-            return index
-    return min(len(ours), len(theirs))
+def _count_common(
+    engine: Engine, resident: ResidentSession, prefix: pb.Prefix, prompt: Sequence[int]
+) -> int:
+    """Count the first pages that the prompt has in common with the prefix."""
+    names = get_names(engine.store, resident.config.row_key)
+    pairs = zip(name_tokens(names, prompt), split_ids(prefix.page_ids), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

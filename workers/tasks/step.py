@@ -4,7 +4,7 @@ from workers.capabilities import attach
 from workers.capabilities.capability import NextStep
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
-from workers.generation.settling import note_step
+from workers.generation.exactness import note_step
 from workers.generation.steps import Steps
 from workers.repair.reselection import StoredRows
 

@@ -350,14 +350,12 @@ class TurnRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., length: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ..., flow: _Optional[str] = ..., background: bool = ..., defer_repair: bool = ...) -> None: ...
 
 class Prefix(_message.Message):
-    __slots__ = ("owner", "token_ids", "epoch")
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    owner: str
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    epoch: int
-    def __init__(self, owner: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    __slots__ = ("page_ids", "shared")
+    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    page_ids: bytes
+    shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
+    def __init__(self, page_ids: _Optional[bytes] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("start", "stop", "similarity")
@@ -742,7 +740,7 @@ class DetokenizeResult(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("messages", "tools", "text", "special_tokens", "without_answer", "pieces", "opening", "template_arguments")
+    __slots__ = ("messages", "tools", "text", "special_tokens", "without_answer", "pieces", "opening", "template_arguments", "row_key")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -751,6 +749,7 @@ class TokenizeRequest(_message.Message):
     PIECES_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    ROW_KEY_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     tools: _containers.RepeatedScalarFieldContainer[str]
     text: str
@@ -759,15 +758,18 @@ class TokenizeRequest(_message.Message):
     pieces: bool
     opening: str
     template_arguments: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ..., special_tokens: bool = ..., without_answer: bool = ..., pieces: bool = ..., opening: _Optional[str] = ..., template_arguments: _Optional[str] = ...) -> None: ...
+    row_key: bytes
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ..., special_tokens: bool = ..., without_answer: bool = ..., pieces: bool = ..., opening: _Optional[str] = ..., template_arguments: _Optional[str] = ..., row_key: _Optional[bytes] = ...) -> None: ...
 
 class TokenizeResult(_message.Message):
-    __slots__ = ("ids", "pieces")
+    __slots__ = ("ids", "pieces", "page_ids")
     IDS_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     pieces: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[str]] = ...) -> None: ...
+    page_ids: bytes
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[str]] = ..., page_ids: _Optional[bytes] = ...) -> None: ...
 
 class MapRowsRequest(_message.Message):
     __slots__ = ("state", "start", "stop", "columns", "head", "tokens")

@@ -35,7 +35,7 @@ from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.leases import RedisLeases
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.page_runs import RedisPageRuns
 from services.catalog.redis.refs import OwnerRefs
 from services.catalog.redis.repairs import RedisRepairs
 from services.catalog.redis.responses import RedisConversations, RedisResponses
@@ -61,13 +61,13 @@ class RedisCatalog:
         growth = SessionGrowth(slots, use)
         indexes = RedisIndexes(redis, keys, slots, use)
         self.expiry = RedisExpiry(redis, keys, slots, indexes)
-        prefixes = RedisPrefixes(redis, keys, slots)
         refs = OwnerRefs(redis, slots)
-        deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, prefixes, refs)
+        runs = RedisPageRuns(redis, keys)
+        deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, refs, runs)
         self._redis = redis
         self.idempotency = RedisIdempotency(redis, keys)
         self.api_keys = RedisApiKeys(redis, keys)
-        self.page_refs = RedisPageRefs(redis, slots, refs, prefixes, deletion)
+        self.page_refs = RedisPageRefs(redis, slots, refs, runs, deletion)
         self.sessions = RedisSessions(
             slots,
             indexes,
@@ -77,13 +77,14 @@ class RedisCatalog:
             deletion,
             use,
             growth,
+            runs,
         )
         self.leases = RedisLeases(redis, keys, slots)
         self.histories = RedisHistories(redis, keys)
         self.responses = RedisResponses(redis, keys, use)
         self.conversations = RedisConversations(redis, keys, use)
         self.turns = RedisTurns(
-            slots, indexes, self.page_refs, prefixes, self.histories, self.expiry, growth
+            slots, indexes, self.page_refs, self.histories, self.expiry, growth, runs
         )
         self.tool_calls = RedisToolCalls(slots, indexes, growth)
         self.repairs = RedisRepairs(slots, growth)

@@ -130,8 +130,6 @@ def build_turn(turn_commit: TurnCommit, epoch: int, at: float) -> RedisCommit:
     if turn_commit.shared is not None:
         commit.put(META, {"shared": mapping.SHARED.dump_json(turn_commit.shared)})
         commit.put(OWNERS, _to_owner_fields(turn_commit.shared))
-    if turn_commit.prefix is not None:
-        commit.put(META, {"digest": turn_commit.digest})
     return commit
 
 

@@ -19,7 +19,7 @@ from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META, OWNERS, TOMBSTONE, Keys
-from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.page_runs import RedisPageRuns
 from services.catalog.redis.refs import OwnerRefs, OwnerState
 from services.catalog.redis.shared_connection import Command
 from services.catalog.redis.slot import SessionSlots, require_own_slot
@@ -38,16 +38,16 @@ class SessionDeletion:
         slots: SessionSlots,
         indexes: RedisIndexes,
         expiry: RedisExpiry,
-        prefixes: RedisPrefixes,
         refs: OwnerRefs,
+        runs: RedisPageRuns,
     ) -> None:
         self._redis = redis
         self._keys = keys
         self._slots = slots
         self._indexes = indexes
         self._expiry = expiry
-        self._prefixes = prefixes
         self._refs = refs
+        self._runs = runs
 
     async def delete(
         self, session_id: str, record: IdempotencyRecord | None
@@ -141,7 +141,7 @@ class SessionDeletion:
         tenant = tombstone.get("tenant", b"").decode()
         await self._indexes.remove(session_id, tenant)
         await self._expiry.remove(session_id, tenant)
-        await self._prefixes.delete(tombstone.get("digest", b"").decode(), session_id)
+        await self._runs.drop(session_id, tenant)
         name = self._keys.get_session_keys(session_id)[OWNERS]
         await self._redis.write(name, "DEL", name)
         return owners

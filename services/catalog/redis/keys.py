@@ -110,9 +110,14 @@ class Keys:
         """Return the key of a tenant's sessions by the time of their expiry."""
         return f"{self.namespace}:expiring:{quote(tenant, safe='')}"
 
-    def get_prefix(self, digest: str) -> str:
-        """Return the key of the prefix offered under a digest."""
-        return f"{self.namespace}:prefix:{quote(digest, safe='')}"
+    def get_page_runs(self, tenant: str) -> list[str]:
+        """Return the keys of a tenant's tree of page ids, in one slot.
+
+        Its runs, their pages, the runs by first page, the sessions with the runs that they end with,
+        and what follows each run.
+        """
+        first = f"{self.namespace}:{{runs:{quote(tenant, safe='')}}}"
+        return [first, *(f"{first}:{name}" for name in ("pages", "first", "ends", "behind"))]
 
     def get_history(self, digest: str) -> str:
         """Return the key of the turn at whose end a conversation has this digest."""

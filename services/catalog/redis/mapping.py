@@ -36,8 +36,8 @@ TURN = TypeAdapter(Turn)
 Parts = Sequence[bytes | None]
 Fields = dict[str, str | bytes | int]
 
-# The fields of META that READ_SESSION is asked for. META also has `state`, the worker's, `length`,
-# `tenant` and `digest`, and three counts: open `calls`, `repairs` ever, and `recent` ones, which
+# The fields of META that READ_SESSION is asked for. META also has `state`, the worker's, the
+# `page_ids` of it, `length`, `tenant`, and three counts: open `calls`, `repairs` ever, and `recent` ones, which
 # ran since the last turn.
 SESSION_FIELDS = (
     "epoch",
@@ -81,7 +81,6 @@ def to_session_fields(
         "page_ids": page_ids,
         "length": session.memory.length,
         "tenant": session.settings.tenant,
-        "digest": "",
         "calls": 0,
         "repairs": 0,
         "recent": 0,

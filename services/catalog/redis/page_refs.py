@@ -22,7 +22,7 @@ from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.commits import RedisCommit
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.keys import OWNERS
-from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.page_runs import RedisPageRuns
 from services.catalog.redis.refs import GRACE_SECONDS, OwnerRefs
 from services.catalog.redis.slot import SessionSlots
 
@@ -35,22 +35,22 @@ class RedisPageRefs:
         redis: CatalogRedis,
         slots: SessionSlots,
         refs: OwnerRefs,
-        prefixes: RedisPrefixes,
+        runs: RedisPageRuns,
         deletion: SessionDeletion,
     ) -> None:
         self._redis = redis
         self._slots = slots
         self._refs = refs
-        self._prefixes = prefixes
+        self._runs = runs
         self._deletion = deletion
 
     async def reserve(self, session_id: str, shared: SharedPages) -> bool:
         """Reference pages before use; False if they are gone. Raises UnknownSession."""
         return await run_to_completion(self.add_ref(session_id, shared))
 
-    async def get_prefix(self, digest: str) -> KnownPrefix | None:
-        """Return the prefix offered under this digest, if its owner still exists."""
-        return await self._prefixes.get(digest)
+    async def find_prefix(self, tenant: str, page_ids: bytes) -> KnownPrefix:
+        """Find the tenant's sessions that begin with the most of these pages."""
+        return await self._runs.find(tenant, page_ids)
 
     async def get_retained(self) -> list[SharedPages]:
         """Return the deleted sessions whose pages are still referenced."""

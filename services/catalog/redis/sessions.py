@@ -45,6 +45,7 @@ from services.catalog.redis.keys import (
     TURNS,
 )
 from services.catalog.redis.page_refs import RedisPageRefs
+from services.catalog.redis.page_runs import RedisPageRuns
 from services.catalog.redis.slot import NEW, SessionSlots, build_incomplete
 from services.catalog.redis.tenant_use import RedisTenantUse, SessionGrowth
 
@@ -62,6 +63,7 @@ class RedisSessions:
         deletion: SessionDeletion,
         use: RedisTenantUse,
         growth: SessionGrowth,
+        runs: RedisPageRuns,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
@@ -71,6 +73,7 @@ class RedisSessions:
         self._deletion = deletion
         self._use = use
         self._growth = growth
+        self._runs = runs
 
     async def create(
         self,
@@ -158,11 +161,13 @@ class RedisSessions:
         changes = await _build_fork(self._slots, commit, now)
         before = await self._page_refs.reserve_all(child.id, child.shared)
         await self._add(child, changes, record, limits, before)
+        await self._runs.extend(child.id, child.settings.tenant, commit.page_ids)
         await self._page_refs.confirm(child.id, child.shared)
         await self._deletion.end_creation(child.id)
 
     async def _restore(self, dump: SessionDump) -> None:
         await self._add(dump.session, _build_restore(dump), None, UNLIMITED)
+        await self._runs.extend(dump.session.id, dump.session.settings.tenant, dump.page_ids)
 
     async def _add(
         self,

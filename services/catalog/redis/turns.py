@@ -16,7 +16,7 @@ from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META, STATES, TOKENS, TURNS
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.page_runs import RedisPageRuns
 from services.catalog.redis.slot import SessionSlots, build_incomplete
 from services.catalog.redis.tenant_use import SessionGrowth
 from services.catalog.serialization import decode_tokens, unpack
@@ -30,18 +30,18 @@ class RedisTurns:
         slots: SessionSlots,
         indexes: RedisIndexes,
         page_refs: RedisPageRefs,
-        prefixes: RedisPrefixes,
         histories: RedisHistories,
         expiry: RedisExpiry,
         growth: SessionGrowth,
+        runs: RedisPageRuns,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
         self._page_refs = page_refs
-        self._prefixes = prefixes
         self._histories = histories
         self._expiry = expiry
         self._growth = growth
+        self._runs = runs
 
     async def commit(
         self,
@@ -90,7 +90,8 @@ class RedisTurns:
     async def _commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
         changes = build_settled(commit, epoch)
         tokens = commit.memory.length
-        await self._growth.apply(session_id, changes, tokens=tokens, epoch=epoch)
+        applied = await self._growth.apply(session_id, changes, tokens=tokens, epoch=epoch)
+        await self._runs.extend(session_id, applied.tenant, commit.page_ids)
 
     async def _commit(
         self,
@@ -111,11 +112,11 @@ class RedisTurns:
             turn.session, changes, tokens=tokens, limits=limits, epoch=epoch, record=record
         )
         # The commit stands from here on, whatever becomes of the indexes.
-        followups: list[Awaitable[object]] = []
+        followups: list[Awaitable[object]] = [
+            self._runs.extend(turn.session, applied.tenant, commit.page_ids)
+        ]
         if commit.shared is not None:
             followups.append(self._page_refs.reconcile(turn.session, commit.shared))
-        if commit.prefix is not None:
-            followups.append(self._prefixes.offer(commit.digest, commit.prefix))
         if commit.history:
             entry = HistoryEntry(commit.history, turn.session, turn.number)
             followups.append(self._histories.add(entry))

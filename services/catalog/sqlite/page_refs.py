@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import SharedPages
 from services.catalog.records import CREATION_SECONDS, KnownPrefix, OrphanedPages
-from services.catalog.serialization import COMMIT_POINTS, decode_tokens, encode_tokens, seal, unseal
+from services.catalog.serialization import COMMIT_POINTS
 from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.page_runs import drop_pages, find_prefix
 from services.catalog.sqlite.queries import (
     build_insert,
     fetch_all,
@@ -46,17 +47,9 @@ class SqlitePageRefs:
 
         return await self._database.write(change)
 
-    async def get_prefix(self, digest: str) -> KnownPrefix | None:
-        """Return the prefix offered under this digest."""
-        query = "SELECT owner, token_ids, epoch FROM prefixes WHERE digest = :digest"
-
-        def read(db: sqlite3.Connection) -> KnownPrefix | None:
-            row = fetch_one(db, query, {"digest": digest})
-            if row is None:
-                return None
-            return KnownPrefix(row["owner"], decode_tokens(unseal(row["token_ids"])), row["epoch"])
-
-        return await self._database.read(read)
+    async def find_prefix(self, tenant: str, page_ids: bytes) -> KnownPrefix:
+        """Find sessions that begin with the most of these pages: ids, which are a tenant's own."""
+        return await self._database.read(lambda db: find_prefix(db, page_ids))
 
     async def get_retained(self) -> list[SharedPages]:
         """Return the deleted sessions whose pages are still referenced."""
@@ -132,23 +125,14 @@ def require_pages(db: sqlite3.Connection, shared: Sequence[SharedPages]) -> None
             raise UnknownSession(each.owner)
 
 
-def add_prefix(db: sqlite3.Connection, digest: str, prefix: KnownPrefix) -> None:
-    """Offer a session's first tokens, unless another session has offered some already."""
-    row = {
-        "digest": digest,
-        "owner": prefix.owner,
-        "token_ids": seal(encode_tokens(prefix.token_ids)),
-        "epoch": prefix.epoch,
-    }
-    db.execute(f"{build_insert('prefixes', row)} ON CONFLICT (digest) DO NOTHING", row)
-
-
 def delete_session(db: sqlite3.Connection, session_id: str) -> list[OrphanedPages]:
     """Delete a session; return its orphaned pages, then some others. Raises UnknownSession."""
     owners = _read_owners(db, session_id)
-    query = "DELETE FROM sessions WHERE id = :session RETURNING id"
-    if fetch_one(db, query, {"session": session_id}) is None:
+    query = "DELETE FROM sessions WHERE id = :session RETURNING run"
+    deleted = fetch_one(db, query, {"session": session_id})
+    if deleted is None:
         raise UnknownSession(session_id)
+    drop_pages(db, deleted["run"])
     own = OrphanedPages(session_id, _count_used(db, session_id))
     shrunk = _find_shrunk(db, owners)
     _note_orphaned(db, [own, *shrunk])

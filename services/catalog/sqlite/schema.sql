@@ -23,8 +23,11 @@ CREATE TABLE sessions (
     length INTEGER NOT NULL,
     -- In Unix seconds; NULL: never.
     expires_at REAL,
-    bytes INTEGER NOT NULL DEFAULT 0
+    bytes INTEGER NOT NULL DEFAULT 0,
+    -- The run that the session's last page ends; NULL: it has no page.
+    run INTEGER REFERENCES runs (id) DEFERRABLE INITIALLY DEFERRED
 ) STRICT;
+CREATE INDEX sessions_by_run ON sessions (run) WHERE run IS NOT NULL;
 CREATE INDEX sessions_by_age ON sessions (tenant, created_at DESC, id DESC);
 CREATE INDEX sessions_by_creation ON sessions (created_at, id);
 CREATE INDEX sessions_by_expiry ON sessions (expires_at) WHERE expires_at IS NOT NULL;
@@ -68,6 +71,16 @@ CREATE TABLE worker_states (
     state BLOB NOT NULL,
     page_ids BLOB NOT NULL
 ) STRICT;
+
+-- The tree of all sessions' page ids (services/catalog/page_tree.py). `first` is the first of `pages`.
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY,
+    first BLOB NOT NULL UNIQUE,
+    parent INTEGER REFERENCES runs (id) DEFERRABLE INITIALLY DEFERRED,
+    refs INTEGER NOT NULL,
+    pages BLOB NOT NULL
+) STRICT;
+CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
 
 -- Worker states at the ends of some turns, compressed, for forks there.
 CREATE TABLE turn_states (
@@ -206,15 +219,6 @@ CREATE TABLE creations (
     session TEXT PRIMARY KEY,
     since REAL NOT NULL
 ) STRICT;
-
--- `epoch` is the one under which the owner committed these tokens.
-CREATE TABLE prefixes (
-    digest TEXT PRIMARY KEY,
-    owner TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    token_ids BLOB NOT NULL,
-    epoch INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE INDEX prefixes_by_owner ON prefixes (owner);
 
 -- `digest` is that of the conversation up to the end of the turn.
 CREATE TABLE histories (

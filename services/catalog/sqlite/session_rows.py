@@ -21,6 +21,7 @@ from services.catalog.serialization import (
 )
 from services.catalog.sqlite import mapping, page_refs
 from services.catalog.sqlite.page_refs import RESERVED
+from services.catalog.sqlite.page_runs import set_pages
 from services.catalog.sqlite.queries import Row, fetch_value, insert
 from services.catalog.sqlite.tool_calls import IS_OPEN
 
@@ -38,6 +39,7 @@ def add_session(
     insert(db, "sessions", [{**mapping.to_session_row(session), **expiry}])
     state = {"session": session.id, "state": seal(worker_state), "page_ids": seal(page_ids)}
     insert(db, "worker_states", [state])
+    set_pages(db, session.id, page_ids)
     page_refs.replace_refs(db, session.id, session.shared)
     add_commit_point(db, session.id, session.epoch, session.memory.rows)
 
@@ -66,6 +68,7 @@ def replace_page_ids(db: sqlite3.Connection, session_id: str, page_ids: bytes) -
         "UPDATE worker_states SET page_ids = :page_ids WHERE session = :session",
         {"page_ids": seal(page_ids), "session": session_id},
     )
+    set_pages(db, session_id, page_ids)
 
 
 def replace_memory(db: sqlite3.Connection, session_id: str, memory: MemoryReport) -> None:

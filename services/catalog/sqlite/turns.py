@@ -126,5 +126,3 @@ def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float
         page_refs.replace_refs(db, turn.session, commit.shared)
     if commit.history:
         add_history(db, HistoryEntry(commit.history, turn.session, turn.number))
-    if commit.prefix is not None:
-        page_refs.add_prefix(db, commit.digest, commit.prefix)

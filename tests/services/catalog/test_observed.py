@@ -48,10 +48,10 @@ KINDS: dict[Kind, str] = {
     "read": """
         api_keys.exist api_keys.get conversations.get conversations.get_item
         conversations.get_items episodes.get episodes.get_built episodes.get_segments
-        histories.find idempotency.get page_refs.find_unknown page_refs.get_prefix
+        histories.find idempotency.get page_refs.find_prefix page_refs.find_unknown
         repairs.get_latest responses.get sessions.count sessions.count_by_state sessions.get
-        sessions.get_history sessions.get_use sessions.get_worker_state tool_calls.get
-        tool_calls.get_pieces tool_calls.get_time turns.get_after turns.get_state
+        sessions.get_history sessions.get_page_ids sessions.get_use sessions.get_worker_state
+        tool_calls.get tool_calls.get_pieces tool_calls.get_time turns.get_after turns.get_state
         turns.get_token_ids
     """,
 }
@@ -69,7 +69,7 @@ def test_every_call_of_every_aggregate_is_of_the_kind_that_its_metric_says() -> 
 
 def test_the_aggregates_of_a_catalog_are_all_observed() -> None:
     properties = inspect.getmembers(base.Catalog, lambda member: isinstance(member, property))
-    assert {name for name, _ in properties} - {"id"} == {*AGGREGATES}
+    assert {name for name, _ in properties} - {"id", "secret"} == {*AGGREGATES}
 
 
 async def test_a_call_is_reported_once_and_a_refusal_is_not_a_failure(

@@ -22,6 +22,11 @@ MakeTurn = Callable[..., TurnCommit]
 IDS = bytes(range(48))
 
 
+def make_ids(pages: int) -> bytes:
+    """The ids of so many pages."""
+    return b"".join(page.to_bytes(16, "little") for page in range(1, pages + 1))
+
+
 async def test_a_session_has_the_page_ids_that_were_committed_last(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
@@ -65,12 +70,12 @@ async def test_page_ids_count_as_stored_bytes(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
     await catalog.sessions.create(make_session("s"), b"", None)
-    settled = SettleCommit(b"", MemoryReport(), bytes(1600))
+    settled = SettleCommit(b"", MemoryReport(), make_ids(100))
     before = (await catalog.sessions.get_use("")).bytes
     await catalog.turns.commit_settled("s", settled, 1)
     held = (await catalog.sessions.get_use("")).bytes
     assert held - before in range(1600, 1700)
-    turn = replace(make_turn("s", 1), page_ids=bytes(1 << 20))
+    turn = replace(make_turn("s", 1), page_ids=make_ids(1 << 16))
     with pytest.raises(QuotaExceeded):
         await catalog.turns.commit(turn, 1, None, TenantLimits(bytes=held + (1 << 20)))
 

@@ -6,18 +6,20 @@ from dataclasses import replace
 import pytest
 
 from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.page_ids import join_ids
 from kvrecall.domain.session import Session, SharedPages
 from services.catalog.base import Catalog
+from services.catalog.page_tree import SESSIONS_FOUND
 from services.catalog.records import (
     ForkCommit,
     IdempotencyKey,
     IdempotencyRecord,
-    KnownPrefix,
     OrphanedPages,
     TurnCommit,
 )
 from services.catalog.redis import deletion
 from services.catalog.sqlite import page_refs
+from tests.services.catalog.page_chains import name_chain
 
 MakeSession = Callable[..., Session]
 Fork = Callable[..., Awaitable[None]]
@@ -231,29 +233,39 @@ async def test_a_reservation_counts_until_a_turn_commits_the_references(
     ]
 
 
-async def test_a_prefix_is_known_as_long_as_its_owner_exists(
+async def test_sessions_are_found_that_begin_with_the_most_of_some_pages(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
-    assert await catalog.page_refs.get_prefix("digest") is None
-    for id in ("first", "second", "third"):
+    async def find(*tokens: int) -> tuple[int, set[str]]:
+        found = await catalog.page_refs.find_prefix("", join_ids(name_chain(tokens)))
+        return found.pages, set(found.sessions)
+
+    assert await find(0, 1) == (0, set())
+    for id, tokens in (("one", [0, 0, 0]), ("two", [0, 0, 1]), ("three", [0, 0, 1, 1, 1])):
         await catalog.sessions.create(make_session(id), b"", None)
+        page_ids = join_ids(name_chain(tokens))
+        await catalog.turns.commit(replace(make_turn(id, 1), page_ids=page_ids), 1, None)
+    assert await find(0, 0, 1, 1) == (4, {"three"})
+    assert await find(0, 0, 1, 0) == (3, {"two", "three"})
+    assert await find(0, 1) == (1, {"one", "two", "three"})
+    assert await find(1) == (0, set())
+    await catalog.sessions.delete("three", None)
+    assert await find(0, 0, 1, 1) == (3, {"two"})
+    await catalog.sessions.delete("two", None)
+    assert await find(0, 0, 1, 1) == (2, {"one"})
 
-    async def offer(id: str) -> None:
-        known = KnownPrefix(id, (1, 2**32 - 1))
-        await catalog.turns.commit(
-            replace(make_turn(id, 1), prefix=known, digest="digest"), 1, None
-        )
 
-    await offer("first")
-    await offer("second")
-    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("first", (1, 2**32 - 1))
-    assert await catalog.page_refs.get_prefix("another") is None
-    await catalog.sessions.delete("first", None)
-    assert await catalog.page_refs.get_prefix("digest") is None
-    await offer("third")
-    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
-    await catalog.sessions.delete("second", None)
-    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
+async def test_a_look_up_of_pages_returns_a_few_of_many_sessions(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    for token in range(SESSIONS_FOUND + 4):
+        await catalog.sessions.create(make_session(f"s{token}"), b"", None)
+        page_ids = join_ids(name_chain([0, token]))
+        turn = replace(make_turn(f"s{token}", 1), page_ids=page_ids)
+        await catalog.turns.commit(turn, 1, None)
+    found = await catalog.page_refs.find_prefix("", join_ids(name_chain([0, 99])))
+    assert found.pages == 1
+    assert len(set(found.sessions)) == SESSIONS_FOUND
 
 
 async def test_a_tenant_s_tokens_are_those_of_its_sessions(

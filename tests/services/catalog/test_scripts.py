@@ -14,7 +14,7 @@ from services.catalog.sqlite.schema import load_schema
 CATALOG = Path(services.catalog.__file__).parent
 LUA_FILES = sorted(path.name for path in (CATALOG / "redis" / "scripts").glob("*.lua"))
 # Code that other scripts are prefixed with.
-SHARED = {"commit_log.lua"}
+SHARED = {"commit_log.lua", "page_runs.lua"}
 
 
 def is_comment(line: str) -> bool:

@@ -15,6 +15,7 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.testing._stub_values import PAGE_TOKENS
 from services.catalog.records import IdempotencyKey
 from services.conversations.continuation import Conversation
 
@@ -80,12 +81,12 @@ async def test_an_edited_history_goes_on_in_a_fork_at_the_place_before(harness) 
     assert (match, again) == ("continued", fork)
 
 
-async def test_a_history_that_no_session_holds_is_appended_up_to_each_answer(harness) -> None:
+async def test_a_history_that_no_session_holds_is_appended_up_to_its_last_answer(harness) -> None:
     said = [SYSTEM, user("a"), answer("one"), user("b"), answer("two")]
     match, session, outcome = await ask(harness, *said, user("c"))
-    assert (match, outcome.turn) == ("built", 3)
+    assert (match, outcome.turn) == ("built", 2)
     assert outcome.prompt_tokens == 2
-    match, fork, outcome = await ask(harness, *said[:3], user("another b"))
+    match, fork, outcome = await ask(harness, *said, user("another c"))
     assert (match, outcome.turn) == ("forked", 2)
     assert fork != session
 
@@ -94,10 +95,8 @@ async def test_a_history_that_no_session_holds_is_appended_up_to_each_answer(har
     ("answers", "ends"),
     [
         (1, [1]),
-        (2, [1, 2]),
-        (5, [1, 3, 4, 5]),
-        (100, [36, 68, 84, 92, 96, 98, 99, 100]),
-        (1000, [232, 488, 744, 872, 936, 968, 984, 992, 996, 998, 999, 1000]),
+        (100, [100]),
+        (1000, [256, 512, 768, 1000]),
     ],
 )
 async def test_an_unknown_history_is_few_turns(
@@ -132,26 +131,22 @@ async def test_no_turn_of_an_unknown_history_has_more_bytes_than_one_may(harness
     turns = await harness.service.turns(session, 0, 100)
     sizes = [sum(message.size for message in turn.messages) for turn in turns]
     assert max(sizes) <= most
-    assert len(turns) == 2 + 5 + 1, "two answers fit in a turn"
+    assert len(turns) == 6 + 1, "two answers fit in a turn"
     assert await said_in(harness, session) == [*said, user("next"), outcome.message]
 
 
 @pytest.mark.parametrize("back", [1, 2, 3, 7, 20, 60])
-async def test_an_edit_of_a_built_history_computes_little_more_than_it_has_to(
+async def test_an_edit_of_a_built_history_takes_all_whole_pages_before_it(
     harness, back: int
 ) -> None:
     said = [message for turn in range(100) for message in (user(f"u{turn}"), answer(f"a{turn}"))]
-    await ask(harness, *said, user("next"))
-    edited = 100 - back
-    kept = said[: 2 * edited]
-    history = Conversation(
-        (*kept, user("other"), *said[2 * edited + 1 :], user("next")), SETTINGS, TURN
-    )
-    held = (await harness.service.conversations.look_up(history)).place
-    assert held is not None
-    assert 2 * back >= 100 - held.number // 2 >= back
-    match, _, _ = await ask(harness, *history.messages)
-    assert match == "forked"
+    _, first, _ = await ask(harness, *said, user("next"))
+    edited = 2 * (100 - back)
+    messages = (*said[:edited], user("other"), *said[edited + 1 :], user("next"))
+    match, session, _ = await ask(harness, *messages)
+    assert match == "built"
+    shared = harness.get_shared_pages((await harness.service.get(session))[0])
+    assert shared == [(first, edited // PAGE_TOKENS)]
 
 
 @pytest.mark.parametrize(

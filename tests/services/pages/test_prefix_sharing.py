@@ -11,49 +11,13 @@ import pytest
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
-from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
-from kvrecall.domain.settings.prefill import Prefill
-from kvrecall.domain.settings.repair import RepairSettings
-from kvrecall.domain.settings.reselection import Reselection
-from kvrecall.domain.settings.retrieval import Retrieval
-from kvrecall.domain.worker_info import WorkerInfo
-from kvrecall.protocol.convert import worker_info_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.domain.page_ids import ID_BYTES
 from services.forks import ForkRequest
-from services.pages.prefix_sharing import prefix_digest
 
 SYSTEM = Message("system", "you help people with everything they want")
 ANN = Message("user", "my name is ann")
 BEN = Message("user", "my name is ben")
 TOOL = '{"type": "function", "function": {"name": "weather"}}'
-SETTINGS = SessionSettings(budget=64, repair_rows=8, method="snapkv", tenant="ann")
-SESSION = Session("s_1", 1, SETTINGS, 0.0, 0.0, 0, MemoryReport())
-
-
-def build_info(fingerprint: str = "f00d", block_tokens: int = 32) -> WorkerInfo:
-    return worker_info_from_wire(
-        pb.WorkerInfo(
-            fingerprint=fingerprint,
-            block_tokens=block_tokens,
-            page_tokens=4,
-            methods=[
-                pb.MethodInfo(name="snapkv"),
-                pb.MethodInfo(name="streaming_llm", by_position=True),
-                pb.MethodInfo(name="icecache", by_position=True, attends_stored=True),
-            ],
-        )
-    )
-
-
-INFO = build_info()
-
-
-def digest(
-    leading: tuple[Message, ...] = (SYSTEM,), info: WorkerInfo = INFO, **settings: Any
-) -> str:
-    return prefix_digest(replace(SESSION, settings=replace(SETTINGS, **settings)), leading, info)
 
 
 async def begun(harness, *messages: Message, **settings: Any) -> str:
@@ -63,11 +27,16 @@ async def begun(harness, *messages: Message, **settings: Any) -> str:
     return session
 
 
+def get_owners(harness) -> list[list[tuple[str, int]]]:
+    """The owners of the pages that were offered, with how many, of each turn."""
+    return [harness.get_shared_pages(prefix) for prefix in harness.worker.prefixes]
+
+
 async def test_a_session_that_begins_as_another_did_shares_its_pages(harness) -> None:
     first = await begun(harness, SYSTEM, ANN)
     second = await begun(harness, SYSTEM, BEN)
-    assert [prefix.owner for prefix in harness.worker.prefixes] == [first]
-    assert len(harness.worker.prefixes[0].token_ids) == 12
+    assert get_owners(harness) == [[(first, 3)]]
+    assert len(harness.worker.prefixes[0].page_ids) == 3 * ID_BYTES
     assert harness.get_shared_pages((await harness.service.get(second))[0]) == [(first, 3)]
     assert (await harness.service.get(first))[0].shared == ()
 
@@ -81,26 +50,40 @@ async def test_an_opened_session_goes_on_with_the_pages_it_shares(harness) -> No
     assert harness.worker.prefixes == []
 
 
-@pytest.mark.parametrize(
-    "unlike", [{"tenant": "other"}, {"budget": 65}, {"method": "full"}, {"tools": (TOOL,)}]
-)
-async def test_nothing_is_shared_between_tenants_or_unlike_sessions(harness, unlike) -> None:
+async def test_nothing_is_shared_between_tenants(harness) -> None:
     await begun(harness, SYSTEM, ANN)
-    other = await begun(harness, SYSTEM, ANN, **unlike)
+    other = await begun(harness, SYSTEM, ANN, tenant="other")
     assert harness.worker.prefixes == []
     assert (await harness.service.get(other))[0].shared == ()
 
 
-async def test_without_system_message_and_tools_nothing_is_shared(harness) -> None:
-    await begun(harness, ANN)
-    await begun(harness, ANN)
-    assert harness.worker.prefixes == []
+@pytest.mark.parametrize("unlike", [{"budget": 65}, {"method": "full"}, {"seed": 9}])
+async def test_rows_do_not_depend_on_settings_as_long_as_all_are_active(harness, unlike) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    other = await begun(harness, SYSTEM, ANN, **unlike)
+    assert harness.get_shared_pages((await harness.service.get(other))[0]) == [(first, 3)]
 
 
-async def test_tools_alone_are_a_beginning(harness) -> None:
-    await begun(harness, ANN, tools=(TOOL,))
-    await begun(harness, ANN, tools=(TOOL,))
-    assert len(harness.worker.prefixes) == 1
+async def test_no_system_message_is_needed(harness) -> None:
+    long = Message("user", SYSTEM.content)
+    first = await begun(harness, long)
+    await begun(harness, long, ANN)
+    assert get_owners(harness) == [[(first, 2)]]
+
+
+async def test_the_session_that_has_the_most_of_a_prompt_is_shared(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    longer = replace(ANN, content=f"{ANN.content} and I live in a house by the sea")
+    second = await begun(harness, SYSTEM, longer)
+    await begun(harness, SYSTEM, longer, BEN)
+    assert get_owners(harness) == [[(first, 3)], [(first, 3), (second, 5)]]
+
+
+async def test_words_behind_a_change_are_not_shared(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN, BEN)
+    changed = replace(SYSTEM, content=SYSTEM.content.replace("want", "need"))
+    await begun(harness, changed, ANN, BEN)
+    assert get_owners(harness) == [[(first, 1)]]
 
 
 async def test_a_later_turn_shares_nothing(harness) -> None:
@@ -111,7 +94,6 @@ async def test_a_later_turn_shares_nothing(harness) -> None:
 
 async def test_pages_that_were_not_taken_are_given_back(harness) -> None:
     first = await begun(harness, SYSTEM, ANN)
-    harness.worker.words.clear()
     harness.worker.shares = False
     second = await begun(harness, SYSTEM, BEN)
     assert (await harness.service.get(second))[0].shared == ()
@@ -134,13 +116,13 @@ async def test_a_deleted_session_leaves_what_others_share_and_is_offered_no_more
     second = await begun(harness, SYSTEM, BEN)
     await harness.service.delete(first)
     assert harness.worker.dropped == [(first, 3)]
-    third = await begun(harness, SYSTEM, ANN)
-    assert len(harness.worker.prefixes) == 1
     await harness.service.delete(second)
     await harness.sweep()
     assert set(harness.worker.dropped[1:]) == {(second, 0), (first, 0)}
+    third = await begun(harness, SYSTEM, ANN)
+    assert len(harness.worker.prefixes) == 1
     await begun(harness, SYSTEM, BEN)
-    assert harness.worker.prefixes[-1].owner == third
+    assert get_owners(harness)[-1] == [(third, 3)]
 
 
 async def test_first_words_of_less_than_a_page_are_not_offered(harness) -> None:
@@ -172,95 +154,3 @@ async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> Non
     await harness.service.delete(first)
     await harness.service.delete(second)
     assert harness.worker.dropped == [(first, 3), (second, 5)]
-
-
-CHANGES = [
-    {"tenant": "ben"},
-    {"budget": 65},
-    {"repair_rows": 9},
-    {"method": "full"},
-    {"method_settings": {"window": 8}},
-    {"layer_budgets": "pyramid"},
-    {"repair_settings": RepairSettings(contrast=1.0)},
-    {"prefill": Prefill(sparse="auto")},
-    {"retrieve": Retrieval(share=0.5)},
-    {"tools": (TOOL,)},
-    {"leading": (SYSTEM, SYSTEM)},
-    {"leading": (Message("system", "you help people with everything they want "),)},
-    {"info": build_info(fingerprint="beef")},
-    {"info": build_info(block_tokens=64)},
-]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_whatever_shapes_rows_changes_the_digest(change) -> None:
-    assert digest(**change) != digest()
-
-
-RECALLING: dict[str, Any] = {"method": "icecache"}
-
-
-@pytest.mark.parametrize(
-    "same",
-    [
-        {"budget": 65},
-        {"repair_rows": 9},
-        {"method_settings": {"sinks": 8}},
-        {"layer_budgets": "pyramid"},
-        {"repair_settings": RepairSettings(contrast=1.0)},
-        {"retrieve": Retrieval(share=0.5)},
-        {"prefill": Prefill(attend="stored")},
-        {"method": "streaming_llm", "prefill": Prefill(attend="stored")},
-        {"seed": 9},
-    ],
-)
-def test_a_selection_by_position_shapes_no_rows_of_prompts_that_attend_to_every_row(same) -> None:
-    assert digest(**RECALLING | same) == digest(**RECALLING)
-
-
-@pytest.mark.parametrize(
-    "unlike",
-    [
-        {"tenant": "ben"},
-        {"tools": (TOOL,)},
-        {"leading": (SYSTEM, SYSTEM)},
-        {"prefill": Prefill(attend="active")},
-        {"prefill": Prefill(attend="stored"), "method": "snapkv"},
-        {"method": "streaming_llm"},
-        {"info": build_info(fingerprint="beef")},
-        {"info": build_info(block_tokens=64)},
-    ],
-)
-def test_other_rows_have_another_digest_where_prompts_attend_to_every_row(unlike) -> None:
-    assert digest(**RECALLING | unlike) != digest(**RECALLING)
-
-
-def test_what_shapes_no_rows_leaves_the_digest() -> None:
-    same: dict[str, Any] = {
-        "metadata": {"a": "b"},
-        "repair_on": frozenset({RepairTrigger.TURN}),
-        "repair_seconds": 1.0,
-        "reselect": Reselection(every=4, first=4),
-        "seed": 9,
-    }
-    assert digest(**same) == digest()
-
-
-def test_a_seed_counts_where_evictions_follow_from_it() -> None:
-    assert digest(method="random", seed=1) != digest(method="random", seed=2)
-
-
-def test_a_seed_counts_where_blocks_are_prefilled_sparsely() -> None:
-    for prefill, alike in ((Prefill(sparse="on"), False), (Prefill(sparse="off"), True)):
-        digests = {digest(prefill=prefill, seed=seed) for seed in (1, 2)}
-        assert (len(digests) == 1) == alike
-
-
-async def test_sessions_of_unlike_prefill_share_no_pages(harness) -> None:
-    sparse = Prefill(sparse="on")
-    first = await begun(harness, SYSTEM, ANN)
-    unlike = await begun(harness, SYSTEM, BEN, prefill=sparse, seed=3)
-    assert harness.get_shared_pages((await harness.service.get(unlike))[0]) == []
-    alike = await begun(harness, SYSTEM, BEN, prefill=sparse, seed=3)
-    assert harness.get_shared_pages((await harness.service.get(alike))[0]) == [(unlike, 3)]
-    assert first != unlike

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.messages import Sampling
+from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.engine.accelerator import (
     ACCELERATOR,
@@ -262,5 +263,10 @@ def test_opens_forks_rebuilds_and_prefixes_run_on_an_accelerator(
     rebuild = pb.RebuildRequest(spec=spec, state=first.state, turns=[logged])
     assert run(engine, emptied, run_rebuild(engine, emptied, rebuild)).pages == 1
     sharing = opened(engine, "sharing", method="full", budget=256)
-    prefix = pb.Prefix(owner="s", token_ids=first.token_ids[: first.prompt_tokens])
+    committed = pb.CommitPoint(epoch=1, length=first.state.length)
+    pages = len(first.state.page_ids) // ID_BYTES
+    prefix = pb.Prefix(
+        page_ids=first.state.page_ids,
+        shared=[pb.SharedPages(owner="s", pages=pages, history=[committed])],
+    )
     assert turn(engine, sharing, words(150), prefix=prefix).shared_pages >= 1

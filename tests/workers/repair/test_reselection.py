@@ -12,6 +12,7 @@ from kvrecall.domain.settings.reselection import Reselection
 from tests.workers.drive import drive
 from tests.workers.repair.reselections import SMALL, active, run, speak, stored_keys
 from workers.engine.eviction_scores import EvictionScores
+from workers.generation.settling import drop_rows
 from workers.methods import METHODS, build
 from workers.primitives.observation import Observed
 from workers.primitives.scoring import attention
@@ -262,6 +263,7 @@ def test_rows_that_a_repair_promoted_become_ordinary_and_the_reserve_is_used(
     assert worker.engine.cache.rows_per_head(resident.slot) == [64, 64]
     rows = [worker.engine.cache.read(resident.slot, layer) for layer in range(2)]
     assert not any(bool(each.promoted.any()) for each in rows)
+    drop_rows(worker.engine, resident, 128)
     done = worker.turn("s", words(10, seed=6), max_tokens=4)
     assert max(done.memory.active_rows) <= 48, (
         "the next turn ends within the budget less the reserve"

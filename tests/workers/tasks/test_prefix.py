@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.model.tokenizer import Segment
 from workers.tasks.prefix import skip_tokens
@@ -34,6 +35,15 @@ def first_turn(
     return worker.scheduler.turn(request, lambda event: None).result(600)
 
 
+def build_prefix(owner: str, first: pb.TurnDone, epoch: int = 1) -> pb.Prefix:
+    """The pages that a session has after its first turn, committed under an epoch."""
+    page_ids = first.state.page_ids
+    committed = pb.CommitPoint(epoch=epoch, length=first.state.length)
+    pages = len(page_ids) // ID_BYTES
+    shared = pb.SharedPages(owner=owner, pages=pages, history=[committed])
+    return pb.Prefix(page_ids=page_ids, shared=[shared])
+
+
 def read_rows(worker: Any, name: str, length: int) -> torch.Tensor:
     """The session's stored rows."""
     rows: torch.Tensor = worker.engine.store.gather(name, torch.arange(length))
@@ -57,7 +67,7 @@ def test_a_shared_prefix_gives_the_same_answer_with_less_prefill(
     for name in ("first", "second", "alone"):
         worker.open(name, **spec)
     first = first_turn(worker, "first", [system, words(5, seed=1)])
-    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = build_prefix("first", first)
     worker.engine.passes.clear()
     alone = first_turn(worker, "alone", [system, words(6, seed=2)])
     prefilled = sum(tokens for _, tokens in worker.engine.passes if tokens > 1)
@@ -97,7 +107,7 @@ def test_where_blocks_attend_to_every_row_a_prefix_longer_than_the_budget_is_sha
     for name in ("first", "second", "alone"):
         worker.open(name, **spec)
     first = first_turn(worker, "first", [system, words(5, seed=1)])
-    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = build_prefix("first", first)
     alone = first_turn(worker, "alone", [system, words(6, seed=2)])
     second = first_turn(worker, "second", [system, words(6, seed=2)], prefix)
     assert second.shared_pages * PAGE >= 10 * spec["budget"]
@@ -119,7 +129,7 @@ def test_where_rows_are_selected_by_attention_no_prefix_over_the_budget_is_share
     for name in ("first", "second"):
         worker.open(name, method="snapkv", budget=160, options=ATTEND_STORED)
     first = first_turn(worker, "first", [words(280), words(5, seed=1)])
-    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = build_prefix("first", first)
     second = first_turn(worker, "second", [words(280), words(6, seed=2)], prefix)
     assert 0 < second.shared_pages * PAGE <= 160
     worker.check()
@@ -133,11 +143,10 @@ def test_pages_of_an_owner_that_were_written_before_it_committed_them_are_not_ta
         worker.open(name)
     first = first_turn(worker, "owner", [words(200), "Hello."])
     # The owner's turn here was given up; the same tokens were committed elsewhere, under epoch 2.
-    token_ids = first.token_ids[: first.prompt_tokens]
-    prefix = pb.Prefix(owner="owner", token_ids=token_ids, epoch=2)
+    prefix = build_prefix("owner", first, epoch=2)
     assert first_turn(worker, "second", [words(200), "Hello."], prefix).shared_pages == 0
     worker.open("third")
-    prefix.epoch = 1
+    prefix = build_prefix("owner", first)
     assert first_turn(worker, "third", [words(200), "Hello."], prefix).shared_pages > 0
     worker.check()
 
@@ -149,7 +158,7 @@ def test_only_a_common_prefix_is_taken(
     for name in ("first", "second", "third"):
         worker.open(name)
     first = first_turn(worker, "first", [words(200), words(5)])
-    prefix = pb.Prefix(owner="first", token_ids=first.token_ids)
+    prefix = build_prefix("first", first)
     assert first_turn(worker, "second", [words(200, seed=9), words(5)], prefix).shared_pages == 0
     half = words(100) + " " + words(100, seed=9)
     assert (
@@ -168,12 +177,12 @@ def test_a_prefix_whose_pages_are_gone_is_prefilled(
         worker.open(name)
     texts = [words(200), words(5)]
     first = first_turn(worker, "first", texts)
-    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = build_prefix("first", first)
     lose_page(worker.engine.store, "first", 1)
     second = first_turn(worker, "second", texts, prefix)
     assert second.shared_pages == 0
     assert list(second.token_ids) == list(first.token_ids)
-    unknown = pb.Prefix(owner="unknown", token_ids=prefix.token_ids)
+    unknown = build_prefix("unknown", first)
     assert first_turn(worker, "third", texts, unknown).shared_pages == 0
 
 
@@ -185,7 +194,7 @@ def test_methods_that_accumulate_share_no_prefix(
         worker.open(name, method="h2o", budget=512)
     texts = [words(200), words(5)]
     first = first_turn(worker, "first", texts)
-    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = build_prefix("first", first)
     assert first_turn(worker, "second", texts, prefix).shared_pages == 0
 
 
@@ -209,7 +218,7 @@ def test_the_store_is_never_called_on_the_schedulers_thread(
         worker.open(name)
     texts = [words(200), words(5)]
     first = first_turn(worker, "first", texts)
-    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = build_prefix("first", first)
     threads = []
     for call in ("open", "gather_selection"):
         original = getattr(worker.engine.store, call)

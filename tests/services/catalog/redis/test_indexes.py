@@ -15,7 +15,6 @@ from services.catalog.records import (
     ForkCommit,
     IdempotencyKey,
     IdempotencyRecord,
-    KnownPrefix,
     OrphanedPages,
     TurnCommit,
 )
@@ -38,10 +37,8 @@ async def test_a_deleted_session_leaves_only_keys_that_expire(
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
     await catalog.sessions.create(make_session("s"), b"", None)
-    offered = replace(
-        make_turn("s", 1, *calls), prefix=KnownPrefix("s", (1,)), digest="d", shared=()
-    )
-    await catalog.turns.commit(offered, 1, None)
+    turn = replace(make_turn("s", 1, *calls), page_ids=bytes(range(32)), shared=())
+    await catalog.turns.commit(turn, 1, None)
     child = replace(await catalog.sessions.get("s"), id="t", shared=(SharedPages("s", 1),))
     await catalog.sessions.fork(ForkCommit(child, "s", 1, b""), None)
     for id in ("s", "t"):
@@ -56,6 +53,7 @@ async def test_a_deleted_session_leaves_only_keys_that_expire(
     assert {key.removeprefix(f"{namespace}:") for key in left} <= {
         "version",
         "id",
+        "secret",
         "tenants",
         "waiting",
     }

@@ -105,7 +105,7 @@ class TestSnapshotReader:
         with sqlite3.connect(path) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("CREATE TABLE t (x)")
-            db.execute("CREATE TABLE catalog_id AS SELECT 'id' AS id")
+            db.execute("CREATE TABLE catalog_id AS SELECT 'id' AS id, x'00' AS secret")
             return FileIdentity(db, path)
 
     async def test_a_read_does_not_wait_for_a_running_write(
