@@ -2,7 +2,8 @@
 
 A session's rows follow from its model, its settings and its tokens. A digest stands for all of
 these but the tokens after the leading system messages; the worker compares those itself, and takes
-whole pages as far as they are equal.
+whole pages as far as they are equal. The digest has the session's salt, too: sessions of other salts
+share nothing.
 """
 
 import json
@@ -110,7 +111,7 @@ class PrefixSharing:
 
 
 def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo) -> str:
-    """Digest everything that the rows of the leading system messages depend on, as 64 hex digits."""
+    """Digest the salt and all that the rows of the leading system messages depend on, as 64 hex digits."""
     settings = session.settings
     shapes = {
         "tenant": settings.tenant,
@@ -121,6 +122,8 @@ def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo
         "leading": [asdict(message) for message in leading],
         "selection": None if _rows_follow_from_tokens(settings, info) else _selection(settings),
     }
+    if settings.cache_salt:  # without one the digest is that of before there were any
+        shapes["cache_salt"] = settings.cache_salt
     text = json.dumps(shapes, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), key=settings.tenant.encode(), digest_size=32).hexdigest()
 

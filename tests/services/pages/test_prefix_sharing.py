@@ -82,13 +82,37 @@ async def test_an_opened_session_goes_on_with_the_pages_it_shares(harness) -> No
 
 
 @pytest.mark.parametrize(
-    "unlike", [{"tenant": "other"}, {"budget": 65}, {"method": "full"}, {"tools": (TOOL,)}]
+    "unlike",
+    [
+        {"tenant": "other"},
+        {"cache_salt": "other"},
+        {"budget": 65},
+        {"method": "full"},
+        {"tools": (TOOL,)},
+    ],
 )
 async def test_nothing_is_shared_between_tenants_or_unlike_sessions(harness, unlike) -> None:
     await begun(harness, SYSTEM, ANN)
     other = await begun(harness, SYSTEM, ANN, **unlike)
     assert harness.worker.prefixes == []
     assert (await harness.service.get(other))[0].shared == ()
+
+
+async def test_pages_are_shared_under_one_salt_and_not_with_another(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN, cache_salt="one")
+    for salt in ("other", ""):
+        await begun(harness, SYSTEM, BEN, cache_salt=salt)
+    assert harness.worker.prefixes == []
+    second = await begun(harness, SYSTEM, BEN, cache_salt="one")
+    assert harness.get_shared_pages((await harness.service.get(second))[0]) == [(first, 3)]
+
+
+async def test_a_fork_has_the_salt_of_its_parent(harness) -> None:
+    parent = await begun(harness, SYSTEM, ANN, cache_salt="one")
+    child = await harness.service.fork(parent, ForkRequest())
+    assert child.settings.cache_salt == "one"
+    await harness.crash()
+    assert (await harness.service.get(child.id))[0].settings.cache_salt == "one"
 
 
 async def test_without_system_message_and_tools_nothing_is_shared(harness) -> None:
@@ -176,6 +200,7 @@ async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> Non
 
 CHANGES = [
     {"tenant": "ben"},
+    {"cache_salt": "ben"},
     {"budget": 65},
     {"repair_rows": 9},
     {"method": "full"},
@@ -222,6 +247,7 @@ def test_a_selection_by_position_shapes_no_rows_of_prompts_that_attend_to_every_
     "unlike",
     [
         {"tenant": "ben"},
+        {"cache_salt": "ben"},
         {"tools": (TOOL,)},
         {"leading": (SYSTEM, SYSTEM)},
         {"prefill": Prefill(attend="active")},
