@@ -115,7 +115,8 @@ async def _follow(
     Raises InvalidRequest for what the thread was created with and cannot be changed.
     """
     fixed = [name for name in ("system", "tools") if getattr(body, name)]
-    fixed += ["kvrecall"] if body.kvrecall.model_fields_set else []
+    # The salt is compared with that of the thread.
+    fixed += ["kvrecall"] if body.kvrecall.model_fields_set - {"cache_salt"} else []
     if fixed:
         message = "a thread keeps what it was created with; leave this out, or create a new one"
         details = {"error_code": "thread_fingerprint_mismatch"}

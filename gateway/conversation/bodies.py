@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraint
 
 from gateway.conversation.ignored import IgnoredParts, Tolerance
 from gateway.rest.schemas.answers import DirectionBody
-from gateway.rest.schemas.base import Name, TopK
+from gateway.rest.schemas.base import CacheSalt, Name, TopK
 from gateway.rest.schemas.messages import ToolBody
 from kvrecall.domain.answer.constraints import ToolChoice
 from kvrecall.domain.errors import InvalidRequest
@@ -83,6 +83,11 @@ class ConversationBody(ModelRequest, ABC):
         description="Settings of the session that the conversation begins if none holds it; only "
         "one with the same settings is continued.",
     )
+    cache_salt: CacheSalt | None = Field(
+        default=None,
+        description="As in vLLM: share rows and conversations only with requests of the same salt, such "
+        "as a random string for each end user.",
+    )
 
     @property
     @abstractmethod
@@ -113,6 +118,11 @@ class ConversationBody(ModelRequest, ABC):
             raise InvalidRequest("kvrecall.tools", "name the tools in the member tools")
 
     @property
+    def salt(self) -> str:
+        """The salt of the request, by the member `kvrecall` or beside it; empty: none."""
+        return self.kvrecall.cache_salt or self.cache_salt or ""
+
+    @property
     def in_background(self) -> bool:
         """True if other work comes first: the tier `flex` of OpenAI's API."""
         return (self.model_extra or {}).get("service_tier") == "flex"
@@ -120,7 +130,7 @@ class ConversationBody(ModelRequest, ABC):
     def settings_to_domain(self, tenant: str) -> CreateSession:
         """Convert to the settings of the session that the conversation would begin."""
         body = self.kvrecall.model_copy(update={"tools": self.session_tools, "model": None})
-        return replace(body.to_domain(), tenant=tenant)
+        return replace(body.to_domain(), tenant=tenant, cache_salt=self.salt)
 
     def turn_to_domain(self, limits: ServiceLimits, default: Sampling) -> TurnRequest:
         """Convert to a turn without messages, with what is not named from `default`.

@@ -2,7 +2,8 @@
 
 A header says the same as a part of the member `kvrecall` of the body, for clients whose framework
 can send headers only. A header comes before the body; one that is not known is refused, since it
-was meant to change the answer.
+was meant to change the answer. A salt alone has to be the same wherever it is: else a client could name
+another one than a proxy, that isolates its users, has set beside it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,9 +68,14 @@ def read_directives(request: Request, body: Body) -> Body:
     if is_mended(request.scope):
         body.ignored.note("body", "surrogates")
     settings = body.kvrecall
+    salts = {body.cache_salt, settings.cache_salt}
     for name, value in request.headers.items():
         if name.startswith(_PREFIX):
             settings = _update(settings, name, _read(name, value))
+            salts.add(settings.cache_salt)
+    if len(salts - {None}) > 1:
+        message = "the body and the headers kvrecall-cache-salt name different salts; send one"
+        raise InvalidRequest("cache_salt", message)
     return body if settings is body.kvrecall else body.model_copy(update={"kvrecall": settings})
 
 
@@ -116,6 +122,8 @@ def _read(name: str, value: str) -> Members:
             return {"budget": int(value) if plain else value}
         case "method" | "session" | "history" | "retain" as member:
             return {member: value}
+        case "cache-salt":
+            return {"cache_salt": value}
         case "repair" if value in _REPAIRS:
             return _REPAIRS[value]
         case "repair":

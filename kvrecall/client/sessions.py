@@ -54,6 +54,8 @@ class SessionOptions(TypedDict, total=False):
     # Tools that the model may call, in the format of the OpenAI API.
     tools: Sequence[Mapping[str, Any]]
     metadata: Mapping[str, str]
+    # Rows are shared only with sessions of the same salt, say a random string for each end user.
+    cache_salt: str | None
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class CreateSession(WorkerOptions):
     matched: bool = False
     stored: bool = False
     branch: bool = False
+    cache_salt: str = field(default="", repr=False)
 
 
 def resolve_settings(
@@ -88,6 +89,7 @@ def resolve_settings(
         matched=request.matched,
         stored=request.stored,
         branch=request.branch,
+        cache_salt=request.cache_salt,
     )
 
 

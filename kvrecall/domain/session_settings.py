@@ -106,6 +106,8 @@ class WorkerOptions:
 ONE_SHOT_SECONDS = 3600.0
 # One of several answers to one request, with which the client did not go on.
 BRANCH_SECONDS = 600.0
+# Characters of a salt.
+MAX_CACHE_SALT = 256
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class SessionSettings(WorkerOptions):
       its tool calls never time out: a person may approve one a day later.
     - `stored`: it was begun by a response that clients may go on from by its id.
     - `branch`: its first turn is one of several answers to one request.
+    - `cache_salt`: rows and conversations are shared with requests of the same salt only; empty: with
+      those without one. It may be a secret of the client: no API and no text of an error shows it.
     """
 
     budget: int | None
@@ -144,6 +148,7 @@ class SessionSettings(WorkerOptions):
     matched: bool = False
     stored: bool = False
     branch: bool = False
+    cache_salt: str = field(default="", repr=False)
 
     def get_lifetime(self, turns: int) -> float | None:
         """Return the seconds after which the session is deleted unless a turn follows its `turns`.

@@ -78,7 +78,7 @@ class Conversation:
     """A whole conversation, and the turn that its last messages ask for.
 
     `settings` are those of the session that it begins if none holds it; only a session of the same
-    settings is continued. `turn` has the sampling; its messages are not read. `opening` comes
+    settings, and salt, is continued. `turn` has the sampling; its messages are not read. `opening` comes
     before everything else. `follows`: the response whose conversation, without its own opening,
     comes before `messages`. `ignored`: what was mended in these. `in_background`: what becomes of the
     turn is stored beside its session, which stays even if the turn fails.

@@ -2,9 +2,9 @@
 
 Clients that keep no session send everything said so far with every request, each in its own
 clothes: content as null, as text or in parts, arguments with other spaces, calls under other ids.
-What has the same canonical form is the same conversation. The digests are keyed by the tenant and
-by all that the tokens depend on, so a request finds no other tenant's session, and none with other
-tools or settings.
+What has the same canonical form is the same conversation. The digests are keyed by the tenant, the
+salt and all that the tokens depend on, so a request finds no other tenant's session, and none with
+another salt, other tools or settings.
 """
 
 import json

@@ -129,11 +129,14 @@ class Conversations:
     ) -> Continuation:
         """Start the turn in a session that the client names, after what it holds.
 
-        Of the settings only tenant and tools count. Raises UnknownSession, SessionMismatch,
-        SessionBusy when another turn came first, and otherwise as `turn`.
+        Of the settings only tenant, tools and salt count, the last two where they are given. Raises
+        UnknownSession, SessionMismatch, SessionBusy when another turn came first, and otherwise as
+        `turn`.
         """
         conversation = self._check_messages(conversation)
         session = await self._catalog.sessions.get(session_id, conversation.settings.tenant)
+        if conversation.settings.cache_salt:
+            _require_salt(session, conversation.settings.cache_salt)
         place = Place(session, session.turns, 0)
         conversation = replace(conversation, turn=replace(conversation.turn, queue=True))
         steps = Steps(self._api, conversation, History(begin(b""), ()))
@@ -171,9 +174,10 @@ class Conversations:
     async def follow(self, place: ReplyPlace, conversation: Conversation) -> Continuation:
         """Continue a session after the reply at `place`.
 
-        `conversation` has only the messages that follow it; of its settings only the tenant counts.
-        A reply that was followed before is followed in a fork. Raises UnknownSession for a place that no session
-        of the tenant has, and otherwise as `turn`.
+        `conversation` has only the messages that follow it; of its settings only tenant and salt
+        count. A reply that was followed before is followed in a fork. Raises UnknownSession for a
+        place that no session of the tenant has, SessionMismatch for one with another salt, and
+        otherwise as `turn`.
         """
         conversation = self._check_messages(conversation)
         reply = await self._read_reply(place, conversation.settings.tenant)
@@ -183,6 +187,7 @@ class Conversations:
         for entry in await self._catalog.histories.find([start.hex()]):
             session = await self._catalog.sessions.get(entry.session, conversation.settings.tenant)
             own = session.settings
+            _require_salt(session, conversation.settings.cache_salt)
             await self._check_answer(conversation.turn, own.tools, own.tenant)
             steps = Steps(self._api, conversation, history)
             return await self._continue(steps, Place(session, entry.turn, 0))
@@ -260,7 +265,8 @@ class Conversations:
         """Return the conversation's opening and history, without a place.
 
         That of a response is known by its digest if both have the same opening; if not, it is read
-        from the turn log. Raises UnknownResponse when the log is gone.
+        from the turn log. Raises UnknownResponse when the log is gone, and SessionMismatch for a response
+        with another salt.
         """
         scope = begin(self._scope(conversation.settings))
         opening = build_history(scope, conversation.opening).digests[-1]
@@ -278,17 +284,22 @@ class Conversations:
                 start = bytes.fromhex(follows.history)
                 messages = conversation.messages
                 return Match(opening, build_history(start, messages, calls, mend=self._mends))
-            earlier = await self.read(follows)
+            earlier = await self.read(follows, conversation.settings.cache_salt)
         before = (*conversation.opening, *earlier)
         messages = (*before, *conversation.messages)
         history = build_history(scope, messages, hidden=len(before), mend=self._mends)
         return Match(opening, history)
 
-    async def read(self, response: StoredResponse) -> list[Message]:
+    async def read(self, response: StoredResponse, salt: str) -> list[Message]:
         """Return the conversation up to a response, without its opening.
 
-        Raises UnknownResponse, LimitExceeded.
+        Raises UnknownResponse, LimitExceeded, and SessionMismatch unless it has the salt.
         """
+        try:
+            session = await self._catalog.sessions.get(response.session, response.tenant)
+        except UnknownSession as error:
+            raise UnknownResponse(response.id) from error
+        _require_salt(session, salt)
         return (await self._read_messages(response, 0))[response.hidden :]
 
     async def _read_messages(self, response: StoredResponse, after: int) -> list[Message]:
@@ -373,19 +384,33 @@ class Conversations:
         return replace(found, stream=NewSessionStream(found.stream, discard))
 
     def _scope(self, settings: CreateSession, catalog: str = "") -> bytes:
-        """Return everything but the messages that the tokens of a conversation depend on.
+        """Return everything but the messages that the tokens of a conversation depend on, and its salt.
 
         The id of the catalog (empty: this one) is random: without it no digest can be computed.
         """
         fields = asdict(replace(settings, metadata=None, model=None))
         del fields["expires_after_seconds"], fields["stored"], fields["branch"]
-        if fields["template_arguments"] == "{}":  # as in digests of before there were any
-            del fields["template_arguments"]
+        for name, nothing in (("template_arguments", "{}"), ("cache_salt", "")):
+            if fields[name] == nothing:  # as in digests of before there were any
+                del fields[name]
         if settings.repair_on is not None:
             fields["repair_on"] = sorted(settings.repair_on)
         fields["tools"] = [canonical_json(tool) for tool in settings.tools]
         scope = [catalog or self._catalog.id, self._api.info.fingerprint, fields]
         return json.dumps(scope, sort_keys=True).encode()
+
+
+def _require_salt(session: Session, salt: str) -> None:
+    """Raise SessionMismatch unless the session has this salt. Neither of the two is shown."""
+    if session.settings.cache_salt == salt:
+        return
+    message = (
+        f"session {session.id!r} was created with another cache_salt than this request has; send the "
+        "one that it was created with"
+        if session.settings.cache_salt
+        else f"session {session.id!r} was created without cache_salt; leave it out"
+    )
+    raise SessionMismatch(message, session=session.id, field="cache_salt")
 
 
 async def _record_nothing(outcome: TurnOutcome) -> None:

@@ -1,7 +1,7 @@
 """Prefix sharing: a session's first turn takes the pages of sessions that begin with the same tokens.
 
 A worker names the pages of the prompt by their tokens, and the catalog finds sessions of the same
-tenant that begin with the most of them, whatever the conversations and their settings are.
+tenant and salt that begin with the most of them, whatever the conversations and their settings are.
 """
 
 from collections.abc import Sequence

@@ -28,4 +28,4 @@ def build_spec(
 
 def derive_session_key(catalog: Catalog, settings: SessionSettings) -> bytes:
     """Derive the key by which a session's pages are named, of all that may share them."""
-    return derive_row_key(catalog.secret, settings.tenant)
+    return derive_row_key(catalog.secret, settings.tenant, settings.cache_salt)

@@ -57,7 +57,9 @@ async def send_right(served: Any, own: Headers) -> str:
     """Create a session and send it text, through both APIs; returns its path."""
     post = served.http.post
     created = await post(
-        "/v1/sessions", json={"budget": 64, "metadata": {"note": TEXT}}, headers=own
+        "/v1/sessions",
+        json={"budget": 64, "metadata": {"note": TEXT}, "cache_salt": TEXT},
+        headers=own,
     )
     session = f"/v1/sessions/{created.json()['id']}"
     right = [
@@ -65,7 +67,7 @@ async def send_right(served: Any, own: Headers) -> str:
         await post(f"{session}/turns", json={"messages": [USER]}, headers=own),
         await post(
             "/v1/chat/completions",
-            json={"model": served.service.info.model, "messages": [USER]},
+            json={"model": served.service.info.model, "messages": [USER], "cache_salt": TEXT},
             headers=own,
         ),
     ]
@@ -98,6 +100,7 @@ async def send_wrong(served: Any, own: Headers, session: str, key: str, stranger
             headers=own,
         ),
         await post(f"{session}/move", json={"worker": key}, headers=own),
+        await post("/v1/sessions", json={"cache_salt": TEXT * 20}, headers=own),
         await post(
             "/v1/chat/completions",
             json={"model": key, "messages": [USER], "stream": TEXT},

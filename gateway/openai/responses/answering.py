@@ -157,7 +157,9 @@ class Answering:
         self._items = await self._read_input()
         previous = await self._read_previous()
         given = to_messages([*await self._read_conversation(), *self._items])
-        before = [] if previous is None else await self._service.conversations.read(previous)
+        before: list[Message] = []
+        if previous is not None:
+            before = await self._service.conversations.read(previous, self._body.salt)
         self._fields = (*("previous_response_id" for _ in before), *given.fields)
         return [*before, *given.messages]
 

@@ -82,9 +82,12 @@ def _add_create(
             return Response(answering.encode_refusal(problem), media_type="text/event-stream")
 
     @router.post("/responses/input_tokens", tags=["openai"])
-    async def count_input_tokens(body: ResponseBody, tenant: Tenant = "") -> dict[str, Any]:
+    async def count_input_tokens(
+        request: Request, body: ResponseBody, tenant: Tenant = ""
+    ) -> dict[str, Any]:
         """Count the tokens of a conversation with its tools, up to where the answer begins."""
         require_model(body.model, service, settings)
+        body = read_directives(request, body)
         body.require_honoured()
         tokens = await Answering(service, tenant, body).count()
         return {"object": "response.input_tokens", "input_tokens": tokens}

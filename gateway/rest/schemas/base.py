@@ -14,7 +14,10 @@ from pydantic import (
     WrapValidator,
 )
 
+from kvrecall.domain.session_settings import MAX_CACHE_SALT
+
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT)]
 JsonObject = dict[str, Any]
 MetadataBody = Annotated[
     dict[Name, Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=32)

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from gateway.rest.schemas.base import (
     MAX_SEED,
     Body,
+    CacheSalt,
     JsonObject,
     MetadataBody,
     Name,
@@ -159,6 +160,11 @@ class CreateSessionBody(Body):
     metadata: MetadataBody = Field(
         default={}, description="Key-value pairs stored with the session."
     )
+    cache_salt: CacheSalt | None = Field(
+        default=None,
+        description="Share rows and conversations only with requests of the same salt, such as a random "
+        "string for each end user. null: with those that have none. Never shown.",
+    )
 
     def to_domain(self) -> CreateSession:
         """Convert to the domain value."""
@@ -182,6 +188,7 @@ class CreateSessionBody(Body):
             prefill=self.prefill,
             retrieve=self.retrieve,
             expires_after_seconds=self.expires_after_seconds,
+            cache_salt=self.cache_salt or "",
         )
 
     def _episodes_to_domain(self) -> EpisodeSettings | Literal["default"] | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
+from kvrecall.domain.session_settings import MAX_CACHE_SALT
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.admin.validation.bounds import Bounds
 from kvrecall_server.admin.validation.state import (
@@ -52,6 +53,8 @@ def _check_head(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
         yield from _check_object(tool, "a tool")
     if not 0 <= session.settings.seed < 1 << 63:
         yield f"its seed is {session.settings.seed}, and must be from 0 to 2^63"
+    if (count := len(session.settings.cache_salt)) > MAX_CACHE_SALT:
+        yield f"its cache_salt has {count} characters, and may have {MAX_CACHE_SALT}"
 
 
 def _check_values(dump: SessionDump, bounds: Bounds) -> Iterator[str]:

@@ -76,6 +76,23 @@ def test_a_second_conversation_computes_no_system_prompt_of_ten_thousand_tokens(
     assert second.prompt_tokens_details.cached_tokens > 0.9 * second.prompt_tokens
 
 
+def test_a_system_prompt_is_cached_for_requests_of_the_same_salt_alone(
+    openai: OpenAI, say: Any
+) -> None:
+    system: Any = {"role": "system", "content": say.chatter(72, 120)}
+    counts = []
+    for salt in ("ada", "ben", None, "ada"):
+        answer: Any = openai.chat.completions.create(
+            model=model_of(openai),
+            messages=[system, say.user("Hello.")],
+            max_tokens=4,
+            extra_body={} if salt is None else {"cache_salt": salt},
+        )
+        counts.append(answer.usage.prompt_tokens_details.cached_tokens)
+    assert counts[:3] == [0, 0, 0]
+    assert counts[3] > 0.9 * answer.usage.prompt_tokens - PAGE
+
+
 def test_a_streamed_answer_is_that_of_a_whole_one(openai: OpenAI, say: Any) -> None:
     messages = [say.user(say.chatter(50, 14))]
     whole = ask(openai, messages).parse()

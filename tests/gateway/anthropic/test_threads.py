@@ -93,6 +93,18 @@ async def test_no_tenant_reaches_a_session_by_the_digest_in_anothers_id(api) -> 
     assert response.status_code == 404
 
 
+async def test_a_thread_keeps_its_salt_which_each_of_its_requests_names(api) -> None:
+    first = await ask(api, user("a"), cache_salt="ann")
+    for members in ({"cache_salt": "ben"}, {}):
+        refused = await ask(api, user("b"), thread=follow(first), **members)
+        assert refused.status_code == 409
+        assert refused.json()["error"]["message"].startswith("cache_salt: ")
+    second = await ask(api, user("b"), thread=follow(first), cache_salt="ann")
+    third = await ask(api, user("c"), thread=follow(second), kvrecall={"cache_salt": "ann"})
+    for answer in (second, third):
+        assert answer.headers["kvrecall-session"] == first.headers["kvrecall-session"]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("system", "other"), ("tools", TOOLS), ("kvrecall", {"budget": 64})],

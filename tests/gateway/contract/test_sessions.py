@@ -116,6 +116,29 @@ async def test_methods_with_episodes_enable_them_unless_disabled(
     assert (shown.get("settings"), shown["episodes"]) == (view.get("episodes"), [])
 
 
+async def test_a_salt_is_kept_by_the_session_and_its_forks_and_shown_by_none(
+    both: Both, client: Client
+) -> None:
+    view = await client.create({"cache_salt": "zebra"})
+    await client.turn(view["id"], {"messages": USER})
+    fork = await client.fork(view["id"])
+    for shown in (view, fork, await client.get(fork["id"]), await client.page()):
+        assert "zebra" not in str(shown)
+        assert "salt" not in str(shown)
+    for each in (view, fork):
+        assert (await both.service.get(each["id"]))[0].settings.cache_salt == "zebra"
+    plain = await client.create()
+    assert (await both.service.get(plain["id"]))[0].settings.cache_salt == ""
+
+
+@pytest.mark.parametrize("salt", ["", "s" * 257])
+async def test_a_salt_has_1_to_256_characters(client: Client, salt: str) -> None:
+    with pytest.raises(Refused) as refused:
+        await client.create({"cache_salt": salt})
+    assert (refused.value.code, refused.value.fields) == ("invalid_request", ["cache_salt"])
+    await client.create({"cache_salt": "s" * 256})
+
+
 async def test_pages_list_all_sessions(client: Client) -> None:
     made = [(await client.create())["id"] for _ in range(5)]
     page = await client.page(limit=2)

@@ -44,6 +44,14 @@ def test_a_session_is_created_read_listed_and_deleted(client: KvrecallClient) ->
     assert caught.value.details == {"session": session.id}
 
 
+def test_a_salt_is_given_at_creation_and_is_not_empty(client: KvrecallClient) -> None:
+    session = client.create_session(cache_salt="zebra")
+    assert "zebra" not in str(session)
+    with pytest.raises(InvalidRequest) as caught:
+        client.create_session(cache_salt="")
+    assert caught.value.details["field"] == "cache_salt"
+
+
 def test_the_service_describes_itself(client: KvrecallClient) -> None:
     assert client.ready()
     assert client.worker().model == "scripted"

@@ -89,7 +89,14 @@ class Served:
 
 async def _serve(data: Path) -> Served:
     async with _running(data) as service:
-        new = CreateSession(budget=128, repair_rows=32, method="snapkv", seed=7, tools=(TOOL,))
+        new = CreateSession(
+            budget=128,
+            repair_rows=32,
+            method="snapkv",
+            seed=7,
+            tools=(TOOL,),
+            cache_salt="ann",
+        )
         parent = (await service.create(new)).id
         await _talk(service, parent)
         child = (await service.fork(parent, ForkRequest())).id

@@ -112,6 +112,7 @@ def test_all_stored_state_is_transferred(
     assert replace(after, session=moved, history=before.history) == before
     assert after.session.epoch > before.session.epoch
     assert len(after.turns) == 4
+    assert after.session.settings.cache_salt == "ann"
 
 
 def test_a_pause_is_transferred_with_partial_tool_output(

@@ -114,6 +114,10 @@ TAMPERED = {
         of(RecordKind.SESSION, lambda r: r.value["settings"].update(template_arguments="[]")),
         "template_arguments is no JSON object",
     ),
+    "salt": (
+        of(RecordKind.SESSION, lambda r: r.value["settings"].update(cache_salt="s" * 257)),
+        "cache_salt has 257 characters",
+    ),
 }
 
 

@@ -45,6 +45,7 @@ async def test_a_session_is_read_as_it_was_stored(
         metadata={"user": "é\0"},
         repair_on=frozenset({RepairTrigger.TURN}),
         reselect=Reselection(every=8, first=4, token_share=0.25),
+        cache_salt="é\0",
     )
     await catalog.sessions.create(session, b"\0state", None)
     assert await catalog.sessions.get("s") == session

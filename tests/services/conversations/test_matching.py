@@ -146,7 +146,8 @@ async def test_an_edit_of_a_built_history_takes_all_whole_pages_before_it(
     match, session, _ = await ask(harness, *messages)
     assert match == "built"
     shared = harness.get_shared_pages((await harness.service.get(session))[0])
-    assert shared == [(first, edited // PAGE_TOKENS)]
+    words = 2 * edited + 1  # each message is its role and a word
+    assert shared == [(first, words // PAGE_TOKENS)]
 
 
 @pytest.mark.parametrize(

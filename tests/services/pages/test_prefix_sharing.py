@@ -57,6 +57,23 @@ async def test_nothing_is_shared_between_tenants(harness) -> None:
     assert (await harness.service.get(other))[0].shared == ()
 
 
+async def test_pages_are_shared_under_one_salt_and_not_with_another(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN, cache_salt="one")
+    for salt in ("other", ""):
+        await begun(harness, SYSTEM, BEN, cache_salt=salt)
+    assert harness.worker.prefixes == []
+    second = await begun(harness, SYSTEM, BEN, cache_salt="one")
+    assert harness.get_shared_pages((await harness.service.get(second))[0]) == [(first, 3)]
+
+
+async def test_a_fork_has_the_salt_of_its_parent(harness) -> None:
+    parent = await begun(harness, SYSTEM, ANN, cache_salt="one")
+    child = await harness.service.fork(parent, ForkRequest())
+    assert child.settings.cache_salt == "one"
+    await harness.crash()
+    assert (await harness.service.get(child.id))[0].settings.cache_salt == "one"
+
+
 @pytest.mark.parametrize("unlike", [{"budget": 65}, {"method": "full"}, {"seed": 9}])
 async def test_rows_do_not_depend_on_settings_as_long_as_all_are_active(harness, unlike) -> None:
     first = await begun(harness, SYSTEM, ANN)
