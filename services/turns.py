@@ -120,7 +120,8 @@ class TurnRunner:
                 with span("admission"):
                     await held.enter_async_context(self._context.admission.slot(share))
                 turn = await self._begin(live, request, publish, key, clock, share)
-                await self._compute(turn, publish)
+                with self._context.worker.count_turn(live.id):
+                    await self._compute(turn, publish)
         finally:
             self._background.resume(live)
 
@@ -175,8 +176,7 @@ class TurnRunner:
         self._context.events.publish(started)
         waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
-        first = await self._prefixes.first_turn(session, plan.messages)
-        return TurnContext(live, session, request, plan, key, clock, waited, match, first, share)
+        return TurnContext(live, session, request, plan, key, clock, waited, match, share)
 
     async def _compute(self, turn: TurnContext, publish: Publish) -> None:
         """Run the turn in the session's worker; retry it when that is lost before the commit.
@@ -221,7 +221,9 @@ class TurnRunner:
         self, turn: TurnContext, resumer: StreamResumer, publish: Publish, lost: Sequence[str]
     ) -> None:
         live = turn.live
-        epoch = await self._context.sessions.ensure_open(live, lost, turn.session)
+        epoch = await self._context.sessions.ensure_open(live, lost, turn.session, turn.family)
+        first = await self._prefixes.first_turn(turn.session, turn.plan.messages, live.claim.worker)
+        turn = replace(turn, first=first)
         resumer.begin()
         live.advance(SessionEvent.TURN_STARTED)
         live.needs_reopen = True
@@ -341,7 +343,7 @@ class TurnRunner:
             lifetime=turn.session.settings.get_lifetime(turn.session.turns + 1),
         )
         if turn.first is not None:
-            commit = turn.first.completed(commit, done, epoch)
+            commit = turn.first.complete(commit, done, epoch)
         record = None
         if turn.key is not None:
             record = IdempotencyRecord(turn.key, OUTCOME.dump_json(outcome).decode())

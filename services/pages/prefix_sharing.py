@@ -3,13 +3,15 @@
 A session's rows follow from its model, its settings and its tokens. A digest stands for all of
 these but the tokens after the leading system messages; the worker compares those itself, and takes
 whole pages as far as they are equal.
+
+Workers that cannot read each other's pages, as those without Redis, have a prefix each: a worker that
+could not take any offered one offers its own, which its sessions find first.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from itertools import takewhile
 from typing import Any
 
 from kvrecall.domain.commit_points import CommitPoint
@@ -20,6 +22,7 @@ from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import KnownPrefix, TurnCommit
+from services.cluster.prompt_family import leading_messages
 from services.context import ServiceContext
 
 # Tokens of a first turn that others may share: more than system messages and tools sensibly take.
@@ -30,10 +33,10 @@ SEEDED_METHODS = frozenset({"random"})
 
 @dataclass(frozen=True)
 class FirstTurn:
-    """The digest of a session's first turn, and the prefix that is known under it.
+    """A session's first turn: the prefix that is known, and the digest to offer its own under.
 
     `known` already holds a page reference; None: no prefix is known, and others may share this
-    turn's.
+    turn's. `digest`: empty if the worker has offered a prefix already.
     """
 
     digest: str
@@ -51,7 +54,7 @@ class FirstTurn:
             )
         )
 
-    def completed(self, commit: TurnCommit, done: pb.TurnDone, epoch: int) -> TurnCommit:
+    def complete(self, commit: TurnCommit, done: pb.TurnDone, epoch: int) -> TurnCommit:
         """Add the shared pages, and the prefix that others may share, to a commit under `epoch`."""
         prefix = self._prefix(commit.turn.session, done, epoch)
         return replace(commit, shared=self._shared(done), prefix=prefix, digest=self.digest)
@@ -68,7 +71,7 @@ class FirstTurn:
 
     def _prefix(self, session: str, done: pb.TurnDone, epoch: int) -> KnownPrefix | None:
         """The prefix that others may share: the whole pages of this turn's prompt."""
-        if self.known is not None:
+        if not self.digest or done.shared_pages:
             return None
         prompt = done.token_ids[: min(done.prompt_tokens, MAX_PREFIX_TOKENS)]
         whole = len(prompt) // self.page_tokens * self.page_tokens
@@ -83,24 +86,32 @@ class PrefixSharing:
         self._worker = context.worker
         self._info: WorkerInfo | None = None
 
-    async def first_turn(self, session: Session, messages: Sequence[Message]) -> FirstTurn | None:
-        """Find a prefix for the turn.
+    async def first_turn(
+        self, session: Session, messages: Sequence[Message], worker: str
+    ) -> FirstTurn | None:
+        """Find a prefix for the turn: one that the worker has written, else any.
 
         None for a later turn, and without leading system messages or tools.
 
         Its pages are referenced before they are used, so that the deletion of their owner keeps
         them.
         """
-        leading = tuple(takewhile(lambda message: message.role == "system", messages))
+        leading = leading_messages(messages)
         if session.turns or not (leading or session.settings.tools):
             return None
         info = await self._described()
-        digest = prefix_digest(session, leading, info)
-        known = await self._catalog.page_refs.get_prefix(digest)
+        shared = prefix_digest(session, leading, info)
+        own = _digest_for_worker(shared, worker)
+        refs = self._catalog.page_refs
+        digest = ""
+        known = await refs.get_prefix(own)
+        if known is None:
+            known = await refs.get_prefix(shared)
+            digest = shared if known is None else own
         if known is not None:
             pages = SharedPages(known.owner, len(known.token_ids) // info.page_tokens)
-            if not await self._catalog.page_refs.reserve(session.id, pages):
-                known = None
+            if not await refs.reserve(session.id, pages):
+                known, digest = None, shared
         return FirstTurn(digest, known, info.page_tokens)
 
     async def _described(self) -> WorkerInfo:
@@ -123,6 +134,11 @@ def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo
     }
     text = json.dumps(shapes, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), key=settings.tenant.encode(), digest_size=32).hexdigest()
+
+
+def _digest_for_worker(digest: str, worker: str) -> str:
+    """Digest a prefix that one worker alone has, as 64 hex digits."""
+    return blake2b(f"{digest} {worker}".encode(), digest_size=32).hexdigest()
 
 
 def _rows_follow_from_tokens(settings: SessionSettings, info: WorkerInfo) -> bool:

@@ -143,6 +143,29 @@ async def test_a_deleted_session_leaves_what_others_share_and_is_offered_no_more
     assert harness.worker.prefixes[-1].owner == third
 
 
+async def test_a_worker_that_cannot_read_another_ones_pages_offers_its_own(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    harness.worker.names, harness.worker.shares = ["two"], False
+    second = await begun(harness, SYSTEM, BEN)
+    harness.worker.shares = True
+    await begun(harness, SYSTEM, ANN)
+    harness.worker.names = ["one"]
+    await begun(harness, SYSTEM, BEN)
+    harness.worker.names = ["three"]
+    await begun(harness, SYSTEM, ANN)
+    assert [prefix.owner for prefix in harness.worker.prefixes] == [first, second, first, first]
+
+
+async def test_a_prefix_that_a_worker_could_take_is_the_only_one(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    harness.worker.names = ["two"]
+    await begun(harness, SYSTEM, BEN)
+    await harness.service.delete(first)
+    harness.worker.prefixes.clear()
+    await begun(harness, SYSTEM, ANN)
+    assert harness.worker.prefixes == []
+
+
 async def test_first_words_of_less_than_a_page_are_not_offered(harness) -> None:
     await begun(harness, Message("system", "x"), Message("user"))
     await begun(harness, Message("system", "x"), ANN)
