@@ -85,6 +85,16 @@ async def test_a_hundred_turns_of_one_family_spread_over_both_workers(cluster: C
     assert cluster.pool.choose_worker("t", "", (), "family") == home, "no turn runs any more"
 
 
+async def test_a_sessions_own_turn_is_no_load_that_it_avoids(cluster: Cluster) -> None:
+    home = cluster.pool.choose_worker("s", "", (), "family")
+    with ExitStack() as turns:
+        for number in range(6):
+            turns.enter_context(cluster.pool.count_turn(f"s_{number}"))
+            await cluster.open(f"s_{number}", home)
+        assert cluster.pool.choose_worker("s_0", "", (), "family") == home
+        assert cluster.pool.choose_worker("s", "", (), "family") != home
+
+
 async def test_a_turn_counts_where_its_session_is_opened_last(cluster: Cluster) -> None:
     home = cluster.pool.choose_worker("s", "", (), "family")
     (other,) = {"a", "b"} - {home}
