@@ -2,13 +2,14 @@
 
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from pydantic import TypeAdapter
 
 from kvrecall.domain.errors import CatalogError, ServiceError, WorkerLost, WorkerRefused
 from kvrecall.domain.events import SessionCreated
+from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession, resolve_settings
@@ -19,6 +20,7 @@ from services.access.shares import get_share
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
+from services.cluster.prompt_family import prompt_family
 from services.context import ServiceContext
 from services.sessions.specs import build_spec
 
@@ -64,9 +66,13 @@ class SessionCreator:
         self._limits = context.limits
 
     async def create(
-        self, request: CreateSession, info: WorkerInfo, key: IdempotencyKey | None
+        self,
+        request: CreateSession,
+        info: WorkerInfo,
+        key: IdempotencyKey | None,
+        messages: Sequence[Message] = (),
     ) -> Session:
-        """Open a session in a worker that `info` describes.
+        """Open a session in a worker that `info` describes, in that of its prompt family if it can.
 
         Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, LimitExceeded,
         Overloaded, WorkerRefused, WorkerLost.
@@ -79,11 +85,12 @@ class SessionCreator:
         share = get_share(self._limits, request.tenant)
         async with self._admission.slot(share):
             self._admission.charge(share, 1)
-            creating = run_to_completion(self._create(settings, info, key))
+            family = prompt_family(settings, messages)
+            creating = run_to_completion(self._create(settings, info, key, family))
             return await create_once(self._catalog, key, creating)
 
     async def _create(
-        self, settings: SessionSettings, info: WorkerInfo, key: IdempotencyKey | None
+        self, settings: SessionSettings, info: WorkerInfo, key: IdempotencyKey | None, family: str
     ) -> Session:
         now = time.time()
         session = Session(
@@ -95,7 +102,7 @@ class SessionCreator:
             0,
             MemoryReport(budget=settings.budget or info.max_budget),
         )
-        session = replace(session, worker=await self._open_anywhere(session))
+        session = replace(session, worker=await self._open_anywhere(session, family))
         record = build_record(key, session)
         try:
             await self._quotas.keep_within(
@@ -111,7 +118,7 @@ class SessionCreator:
         self._events.publish(SessionCreated(session.id))
         return session
 
-    async def _open_anywhere(self, session: Session) -> str:
+    async def _open_anywhere(self, session: Session, family: str) -> str:
         """Open the new session in a worker, in another one when the first is lost; return its name.
 
         Raises WorkerLost, WorkerRefused.
@@ -119,7 +126,7 @@ class SessionCreator:
         lost: list[str] = []
         spec = build_spec(self._catalog, self._limits, session, session.epoch)
         while True:
-            worker = self._worker.choose_worker(session.id, "", lost)
+            worker = self._worker.choose_worker(session.id, "", lost, family)
             try:
                 await self._worker.open(pb.OpenRequest(spec=spec))
             except (WorkerLost, WorkerRefused) as error:

@@ -206,11 +206,20 @@ class SessionService:
         await self.access.stop()  # charges what the worker's jobs computed up to now
         await self._catalog.close()
 
-    async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
-        """Open a session. Raises as `SessionCreator.create`."""
+    async def create(
+        self,
+        request: CreateSession,
+        key: IdempotencyKey | None = None,
+        messages: Sequence[Message] = (),
+    ) -> Session:
+        """Open a session. Raises as `SessionCreator.create`.
+
+        `messages`: those that it begins with, as far as they are known. It is opened in the worker
+        that its first turn runs in then.
+        """
         self._check_accepting()
         try:
-            return await self._creator.create(request, self.info, key)
+            return await self._creator.create(request, self.info, key, messages)
         except ServiceError as error:
             self._events.publish(CreationFailed(request.tenant, error.code))
             raise

@@ -25,6 +25,7 @@ from kvrecall.protocol.convert import (
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
+from services.cluster.prompt_family import prompt_family
 from services.conversations.histories import extend
 from services.episodes import Match
 from services.pages.prefix_sharing import FirstTurn
@@ -48,9 +49,16 @@ class TurnContext:
     clock: TurnClock
     waited: float
     match: Match | None
-    first: FirstTurn | None
     share: Share
+    first: FirstTurn | None = None
     retries: int = 0
+
+    @property
+    def family(self) -> str:
+        """The prompt family of a session's first turn; empty for a later one."""
+        return (
+            "" if self.session.turns else prompt_family(self.session.settings, self.plan.messages)
+        )
 
     def to_wire(self, epoch: int) -> pb.TurnRequest:
         """Build the worker's request."""

@@ -121,7 +121,8 @@ class TurnRunner:
                 with span("admission"):
                     await held.enter_async_context(self._context.admission.slot(share))
                 turn = await self._begin(live, request, publish, key, clock, share)
-                await self._compute(turn, publish)
+                with self._context.worker.count_turn(live.id):
+                    await self._compute(turn, publish)
         finally:
             self._background.resume(live)
 
@@ -176,8 +177,7 @@ class TurnRunner:
         self._context.events.publish(started)
         waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
-        first = await self._prefixes.find(session, request, plan)
-        return TurnContext(live, session, request, plan, key, clock, waited, match, first, share)
+        return TurnContext(live, session, request, plan, key, clock, waited, match, share)
 
     async def _compute(self, turn: TurnContext, publish: Publish) -> None:
         """Run the turn in the session's worker; retry it when that is lost before the commit.
@@ -222,7 +222,9 @@ class TurnRunner:
         self, turn: TurnContext, resumer: StreamResumer, publish: Publish, lost: Sequence[str]
     ) -> None:
         live = turn.live
-        epoch = await self._context.sessions.ensure_open(live, lost, turn.session)
+        epoch = await self._context.sessions.ensure_open(live, lost, turn.session, turn.family)
+        first = await self._prefixes.find(turn.session, turn.request, turn.plan, live.claim.worker)
+        turn = replace(turn, first=first)
         resumer.begin()
         live.advance(SessionEvent.TURN_STARTED)
         live.needs_reopen = True
@@ -343,7 +345,7 @@ class TurnRunner:
             page_ids=page_ids,
         )
         if turn.first is not None:
-            commit = turn.first.completed(commit, done)
+            commit = turn.first.complete(commit, done)
         record = None
         if turn.key is not None:
             record = IdempotencyRecord(turn.key, OUTCOME.dump_json(outcome).decode())

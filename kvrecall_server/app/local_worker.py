@@ -25,7 +25,9 @@ class LocalWorkerClient(WorkerCalls):
         self._service = service
         self.catalog = catalog
 
-    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+    def choose_worker(
+        self, session: str, owner: str, avoid: Sequence[str] = (), family: str = ""
+    ) -> str:
         """Choose this worker. Raises WorkerLost if it is to be avoided."""
         if LOCAL in avoid:
             raise WorkerLost("there is no other worker")

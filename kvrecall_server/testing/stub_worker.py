@@ -3,7 +3,8 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -65,6 +66,7 @@ class StubWorker:
     - `stored`: sessions of an earlier process; `retained`: deleted ones with pages that others share.
     - `context`: the most words of a session; a turn over it is refused.
     - `names`: with several, it acts as that many workers over the same rows; some are `draining`.
+      `homes` are those of prompt families.
     - All others record what it was asked for.
     """
 
@@ -103,6 +105,8 @@ class StubWorker:
         self.shares = True
         self.names = ["one"]
         self.draining: set[str] = set()
+        self.homes: dict[str, str] = {}
+        self.turning: list[str] = []
         self.released: list[tuple[str, int]] = []
         self.rebuilds: list[pb.RebuildRequest] = []
         self.epochs: list[int] = []
@@ -114,12 +118,27 @@ class StubWorker:
             info.max_context = self.context
         return info
 
-    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
-        """Choose the owner while it is healthy, else the first healthy name. Raises WorkerLost."""
+    def choose_worker(
+        self, session: str, owner: str, avoid: Sequence[str] = (), family: str = ""
+    ) -> str:
+        """Choose the owner, or the family's home, while it is healthy, else the first healthy name.
+
+        Raises WorkerLost.
+        """
         healthy = [name for name in self.names if name not in avoid and name not in self.draining]
         if not healthy:
             raise WorkerLost("there is no worker")
+        owner = owner or self.homes.get(family, "")
         return owner if owner in healthy else healthy[0]
+
+    @contextmanager
+    def count_turn(self, session: str) -> Iterator[None]:
+        """Record the turn while it lasts."""
+        self.turning.append(session)
+        try:
+            yield
+        finally:
+            self.turning.remove(session)
 
     async def workers(self) -> list[pb.WorkerRecord]:
         """List a record per name."""

@@ -54,7 +54,9 @@ class GrpcWorkerClient(WorkerCalls):
             )
         return info
 
-    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+    def choose_worker(
+        self, session: str, owner: str, avoid: Sequence[str] = (), family: str = ""
+    ) -> str:
         """Choose this worker. Raises WorkerLost if it is to be avoided."""
         if self.address in avoid:
             raise WorkerLost(f"there is no worker but {self.address}")

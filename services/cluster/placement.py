@@ -1,8 +1,13 @@
-"""Placement of new sessions on workers: weighted rendezvous hashing. Pure.
+"""Placement of sessions on workers: weighted rendezvous hashing with bounded load. Pure.
 
-Each worker has a score that follows from its name, the session's id and its weight; the highest
-score gets the session. All gateways choose alike without coordination, shares are proportional to
-weights, and a worker that joins or leaves moves only its own sessions.
+Each worker has a score that follows from its name, a key and its slots, and the key's sessions go to
+the worker with the highest score. The key of a new session is its prompt family, so that sessions
+which begin with the same tokens share pages; that of others is their id. All gateways choose alike
+without coordination, shares of the keys are proportional to slots, and a worker that joins or leaves
+moves only its own keys.
+
+A worker that has more than its share of the load is passed over for the one with the next score
+("consistent hashing with bounded loads"): a hot family spreads over as many workers as it needs.
 """
 
 from collections.abc import Iterable
@@ -10,34 +15,47 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import log
 
-# Weight of a worker without a free slot: it can swap idle sessions out.
-_SPARE_WEIGHT = 0.5
+# A worker takes a session while its turns are at most so many times its share of all turns, and so
+# many more: without those two a few turns in an idle cluster would spread a family.
+_SHARE_FACTOR = 1.25
+_SPARE_TURNS = 2
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A worker that can take the session."""
+    """A worker that can take the session; `turns` are running there or queued."""
 
     name: str
-    free_slots: int
+    slots: int
+    turns: int = 0
 
     @property
-    def weight(self) -> float:
-        """Its share of new sessions, relative to the others'."""
-        return max(self.free_slots, 0) + _SPARE_WEIGHT
+    def weight(self) -> int:
+        """Its share of keys and of turns, relative to the others'."""
+        return max(self.slots, 1)
 
 
-def choose(session: str, candidates: Iterable[Candidate]) -> str | None:
-    """The name of the session's worker; None if there is no candidate."""
+def choose(key: str, candidates: Iterable[Candidate]) -> str | None:
+    """Choose the name of the key's worker; None if there is no candidate.
+
+    With equal slots the chosen one has at most 1.25 times the mean of the turns, and two more.
+    """
+    known = list(candidates)
+    turns = sum(each.turns for each in known)
+    slots = sum(each.weight for each in known)
+    # One always is: not all can have more than their shares.
+    within = [
+        each
+        for each in known
+        if each.turns <= _SHARE_FACTOR * turns * each.weight / slots + _SPARE_TURNS
+    ]
     best = max(
-        candidates,
-        key=lambda each: (score(session, each.name, each.weight), each.name),
-        default=None,
+        within, key=lambda each: (score(key, each.name, each.weight), each.name), default=None
     )
     return None if best is None else best.name
 
 
-def score(session: str, name: str, weight: float) -> float:
-    """Score -weight / ln(h), h in (0, 1) a hash of session and name: wins follow the weights."""
-    digest = blake2b(f"{session}\0{name}".encode(), digest_size=8).digest()
+def score(key: str, name: str, weight: float) -> float:
+    """Score -weight / ln(h), h in (0, 1) a hash of key and name: wins follow the weights."""
+    digest = blake2b(f"{key}\0{name}".encode(), digest_size=8).digest()
     return -weight / log((int.from_bytes(digest, "big") + 0.5) / 2**64)

@@ -1,8 +1,9 @@
 """Several workers behind the protocol of one: calls go to the worker that has the session."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import TypeVar
 
 from kvrecall.domain.codes import ErrorCode
@@ -31,6 +32,7 @@ class WorkerPool(WorkerCalls):
         self._routes: dict[str, str] = {}
         self._chosen: dict[str, str] = {}
         self._holders: dict[str, set[str]] = {}
+        self._turning: set[str] = set()
 
     @classmethod
     async def start(
@@ -56,21 +58,42 @@ class WorkerPool(WorkerCalls):
 
     # Routing
 
-    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
-        """Choose a healthy owner; else a worker by hashing, weighted by free slots."""
+    def choose_worker(
+        self, session: str, owner: str, avoid: Sequence[str] = (), family: str = ""
+    ) -> str:
+        """Choose a healthy owner; else a worker by hashing, bounded by its share of the turns.
+
+        Turns of this gateway count: where each keeps its own within their shares, all are.
+        """
         nodes = [
             node for node in self._nodes if not node.record.draining and node.name not in avoid
         ]
         healthy = [node for node in nodes if node.healthy] or nodes
         if all(node.name != owner for node in healthy):
+            turns = self._count_turns(session)
             chosen = choose(
-                session, [Candidate(node.name, node.record.free_slots) for node in healthy]
+                family or session,
+                [Candidate(node.name, node.record.slots, turns[node.name]) for node in healthy],
             )
             if chosen is None:
                 raise WorkerLost(f"there is no worker that takes session {session!r} now")
             owner = chosen
         self._chosen[session] = owner
         return owner
+
+    @contextmanager
+    def count_turn(self, session: str) -> Iterator[None]:
+        """See `Worker.count_turn`."""
+        self._turning.add(session)
+        try:
+            yield
+        finally:
+            self._turning.discard(session)
+
+    def _count_turns(self, besides: str) -> Counter[str]:
+        """Count the turns that are on their way in each worker, but for one session's."""
+        sessions = self._turning - {besides}
+        return Counter(self._chosen.get(each, self._routes.get(each, "")) for each in sessions)
 
     async def call(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:
         """Send the request to its session's worker, or to any worker; see `WorkerCalls.call`."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Protocol
 
 from kvrecall.domain.errors import WorkerLost
@@ -25,10 +25,20 @@ class Worker(Protocol):
         """Model, shape and limits: constant while the worker lives."""
         ...
 
-    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+    def choose_worker(
+        self, session: str, owner: str, avoid: Sequence[str] = (), family: str = ""
+    ) -> str:
         """Choose the worker of the session's next `open`: a healthy `owner`, else another.
 
-        Raises WorkerLost if there is none but those to `avoid`. An empty `owner`: any worker.
+        Raises WorkerLost if there is none but those to `avoid`. An empty `owner`: any worker, by the
+        session's prompt family if it is known.
+        """
+        ...
+
+    def count_turn(self, session: str) -> AbstractContextManager[None]:
+        """Count a turn as load of the worker that its session is in, or is to be opened in.
+
+        From its admission on, before that worker is chosen, to its end.
         """
         ...
 
@@ -191,6 +201,10 @@ class WorkerCalls(ABC):
     @abstractmethod
     def forget(self, session: str) -> None:
         """See `Worker.forget`."""
+
+    def count_turn(self, session: str) -> AbstractContextManager[None]:
+        """Count nothing: one worker has all turns."""
+        return nullcontext()
 
     async def describe(self) -> pb.WorkerInfo:
         """See `Worker.describe`."""

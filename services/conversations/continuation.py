@@ -34,8 +34,13 @@ class SessionApi(Protocol):
         """Limits and defaults that the operator chose."""
         ...
 
-    async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
-        """Open a session."""
+    async def create(
+        self,
+        request: CreateSession,
+        key: IdempotencyKey | None = None,
+        messages: Sequence[Message] = (),
+    ) -> Session:
+        """Open a session that begins with the messages."""
         ...
 
     async def fork(

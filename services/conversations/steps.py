@@ -126,7 +126,7 @@ class Steps:
         """Create a session. Raises Overloaded before, where its turn would be refused behind it."""
         settings = replace(self._conversation.settings, matched=True, branch=branch)
         self._check_room()
-        session = await self.api.create(settings, self.derive_key(step))
+        session = await self.api.create(settings, self.derive_key(step), self._history.messages)
         return Place(session, 0, 0)
 
     async def fork(self, place: Place, step: str = "fork", branch: bool = False) -> Place:

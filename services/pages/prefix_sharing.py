@@ -45,7 +45,7 @@ class FirstTurn:
             return None
         return pb.Prefix(page_ids=self.page_ids, shared=shared_pages_to_wire(self.shared))
 
-    def completed(self, commit: TurnCommit, done: pb.TurnDone) -> TurnCommit:
+    def complete(self, commit: TurnCommit, done: pb.TurnDone) -> TurnCommit:
         """Add the pages that the session shares since the turn to a commit."""
         shared = limit_owners(self.shared, done.shared_pages, self.page_tokens)
         return replace(commit, shared=shared)
@@ -60,11 +60,12 @@ class PrefixSharing:
         self._info: WorkerInfo | None = None
 
     async def find(
-        self, session: Session, request: TurnRequest, plan: TurnPlan
+        self, session: Session, request: TurnRequest, plan: TurnPlan, worker: str
     ) -> FirstTurn | None:
         """Find pages for the turn; None for a later turn, and for one that fills no page.
 
-        They are referenced before they are used, so that the deletion of their owners keeps them.
+        Pages of sessions in the same worker come first: without Redis it can read no others. They are
+        referenced before they are used, so that the deletion of their owners keeps them.
         """
         info = await self._described()
         if session.turns or not _may_fill_page(session, plan.messages, info.page_tokens):
@@ -73,7 +74,7 @@ class PrefixSharing:
         page_ids = await self._name(session, request, plan)
         tenant = session.settings.tenant
         known = await self._catalog.page_refs.find_prefix(tenant, page_ids)
-        owner = await self._choose(known, session.worker) if known.pages else None
+        owner = await self._choose(known, worker) if known.pages else None
         if owner is None:
             return first
         try:
@@ -101,7 +102,7 @@ class PrefixSharing:
         return named.page_ids
 
     async def _choose(self, known: KnownPrefix, worker: str) -> Session | None:
-        """Choose one of the sessions, of the same worker if there is one: others may have files apart."""
+        """Choose one of the sessions: one in this worker, else any."""
         first = None
         for id in known.sessions:
             with suppress(UnknownSession):

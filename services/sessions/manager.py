@@ -193,20 +193,32 @@ class SessionManager:
                 return await self._leases.take_over(live.claim, live.claim.worker)
 
     async def ensure_open(
-        self, live: ActiveSession, avoid: Sequence[str] = (), session: Session | None = None
+        self,
+        live: ActiveSession,
+        avoid: Sequence[str] = (),
+        session: Session | None = None,
+        family: str = "",
     ) -> int:
         """Make a worker hold exactly what was committed, and return the epoch.
 
         This one call is resume, rollback, recovery and takeover. The worker that has the session is
         preferred, unless it is unhealthy or in `avoid`. Missing pages are rebuilt. `session`: as
-        committed now, for a caller that has read it since no other process can write it.
+        committed now, for a caller that has read it since no other process can write it. `family`: the
+        prompt family of a session without rows, which goes to the worker of this family.
         """
         async with live.open_lock:
-            if not live.needs_reopen and live.claim.epoch is not None:
-                return live.claim.epoch
+            epoch = None if live.needs_reopen else live.claim.epoch
+            if epoch is not None and not family:
+                return epoch
             async with self._leases.held(live.claim):
-                worker = self._worker.choose_worker(live.id, live.claim.worker, avoid)
-                return await self._open(live, worker, session)
+                owner = "" if family else live.claim.worker
+                worker = self._worker.choose_worker(live.id, owner, avoid, family)
+                if epoch is not None and worker == live.claim.worker:
+                    return epoch
+                placed = family and not avoid and worker != live.claim.worker
+                return await self._open(
+                    live, worker, session, reason="first_use" if placed else None
+                )
 
     def can_retry_elsewhere(self, session: str, lost: Sequence[str], error: ServiceError) -> bool:
         """Return whether a request that failed with `error` may be tried in a worker outside `lost`."""

@@ -1,20 +1,26 @@
 """A gateway and two workers that share no rows: each has files of its own, and there is no Redis.
 
 A session whose client gives a turn up in one worker, that continues in the other, and comes back.
+Conversations of one agent, whose beginning each worker computes once.
 """
 
 import signal
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest
 
 from kvrecall.client import KvrecallClient, TextDelta
 from reference import MODEL_PATH
 
 Json = dict[str, Any]
+SLOTS = 2
+CONVERSATIONS = 100
 SETTINGS: Json = {"method": "full", "budget": 2048, "repair_rows": 0, "repair_on": [], "seed": 1}
 
 
@@ -24,6 +30,7 @@ class Workers:
 
     names: list[str]
     client: KvrecallClient
+    http: httpx.Client
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +42,7 @@ def workers(
     processes = []
     for name in ("one", "two"):
         arguments = ["--name", name, "--listen", "127.0.0.1:0", "--data", str(folder / name)]
-        arguments += ["--slots", "2", "--budget", "2048"]
+        arguments += ["--slots", str(SLOTS), "--budget", "2048"]
         processes.append(command("worker", arguments, folder / f"{name}.log", environment))
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda process: process.start(), processes))
@@ -45,9 +52,12 @@ def workers(
     processes.append(gateway)
     try:
         gateway.start()
-        with KvrecallClient(gateway.address, timeout_seconds=300.0) as client:
+        with (
+            KvrecallClient(gateway.address, timeout_seconds=300.0) as client,
+            httpx.Client(base_url=gateway.address, timeout=300.0) as http,
+        ):
             say.until(lambda: len(client.workers()) == 2, "both workers")
-            yield Workers([worker.name for worker in client.workers()], client)
+            yield Workers([worker.name for worker in client.workers()], client, http)
     finally:
         for process in processes:
             process.end(signal.SIGKILL)
@@ -86,3 +96,71 @@ def test_a_turn_that_was_given_up_in_one_worker_is_never_remembered_there(
     client.move(session, one)
     answer = client.turn(session, [say.user("What is Melnor's extension?")], max_tokens=32)
     assert "K7777" in answer.text
+
+
+@dataclass
+class Agent:
+    """Conversations of one agent: the worker of each, and how many computed their beginning."""
+
+    workers: Workers
+    system: str
+    model: str
+    went: Counter[str] = field(default_factory=Counter)
+    computed: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self, number: int, **options: Any) -> Json:
+        """The request that begins a conversation."""
+        said = {"role": "user", "content": f"I am caller {number}. Hello!"}
+        messages = [{"role": "system", "content": self.system}, said]
+        return {"model": self.model, "messages": messages, "max_tokens": 1, **options}
+
+    def converse(self, number: int) -> str:
+        """A conversation of one turn; returns its worker."""
+        answer = self.workers.http.post("/v1/chat/completions", json=self.ask(number))
+        answer.raise_for_status()
+        usage = answer.json()["usage"]["prompt_tokens_details"]
+        return self._note(answer, computed=not usage["cached_tokens"])
+
+    def keep_talking(self, number: int) -> str:
+        """A conversation whose answer has no end before `ended`."""
+        body = self.ask(number, max_tokens=1_000, ignore_eos=True, stream=True)
+        with self.workers.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            worker = self._note(answer, computed=False)
+            self.ended.wait()
+        return worker
+
+    def _note(self, answer: httpx.Response, *, computed: bool) -> str:
+        worker = self.workers.client.get_session(answer.headers["kvrecall-session"]).worker
+        self.went[worker] += 1
+        self.computed += computed
+        return worker
+
+    def turns(self, worker: str) -> int:
+        """Turns that wait in a worker."""
+        return next(each.queued for each in self.workers.client.workers() if each.name == worker)
+
+
+def test_each_worker_computes_the_beginning_of_an_agents_conversations_once(
+    workers: Workers, say: Any
+) -> None:
+    """The family's worker first; the other one from where the first has more than its share."""
+    model = workers.http.get("/v1/models").json()["data"][0]["id"]
+    agent = Agent(workers, say.chatter(3, 24), model)
+    home = agent.converse(0)
+    busy = 6  # of as many in one of two workers, 1.25 times the mean and two more are 5.75
+    with ThreadPoolExecutor(busy) as threads:
+        talking = [threads.submit(agent.keep_talking, 1 + number) for number in range(busy)]
+        try:
+            say.until(lambda: agent.turns(home) == busy - SLOTS, "turns that wait")
+            elsewhere = agent.converse(1 + busy)
+        finally:
+            agent.ended.set()
+        assert {each.result() for each in talking} == {home} != {elsewhere}
+    assert agent.computed == 2
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(agent.converse, range(2 + busy, CONVERSATIONS)))
+    assert agent.computed == 2
+    assert agent.went.total() == CONVERSATIONS
+    assert set(agent.went) == {home, elsewhere}

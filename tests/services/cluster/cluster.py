@@ -139,6 +139,12 @@ class Cluster:
         await self.pool.open(pb.OpenRequest(spec=pb.SessionSpec(session=session)))
         return placed
 
+    async def open_in_family(self, session: str, family: str) -> str:
+        """Open a new session in the worker that its prompt family has now; returns its name."""
+        placed = self.pool.choose_worker(session, "", (), family)
+        await self.pool.open(pb.OpenRequest(spec=pb.SessionSpec(session=session)))
+        return placed
+
     async def refreshed(self) -> None:
         """Return when the pool has refreshed with the registry as it is now."""
         for _ in range(2):

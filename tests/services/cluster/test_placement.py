@@ -1,20 +1,46 @@
 """Where sessions go.
 
-In proportion to free slots, and nowhere else than they must when workers come and go.
+In proportion to slots, nowhere else than they must when workers come and go, and to no worker that
+has more than its share of the turns.
 """
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from services.cluster.placement import Candidate, choose
 
-SESSIONS = [f"s_{number}" for number in range(3000)]
+KEYS = [f"s_{number}" for number in range(3000)]
 WORKERS = [Candidate("a", 4), Candidate("b", 4), Candidate("c", 4)]
+NAMES = st.lists(st.text("abcdefgh", min_size=1), min_size=1, max_size=8, unique=True)
+
+
+@st.composite
+def equal_workers(draw: st.DrawFn) -> list[Candidate]:
+    """Workers with as many slots each, and any turns."""
+    slots = draw(st.integers(0, 64))
+    return [Candidate(name, slots, draw(st.integers(0, 200))) for name in draw(NAMES)]
+
+
+@st.composite
+def any_workers(draw: st.DrawFn) -> list[Candidate]:
+    """Workers with any slots and any turns."""
+    slots, turns = st.integers(0, 64), st.integers(0, 200)
+    return [Candidate(name, draw(slots), draw(turns)) for name in draw(NAMES)]
+
+
+def idle(candidates: list[Candidate]) -> list[Candidate]:
+    """The same workers without turns."""
+    return [Candidate(each.name, each.slots) for each in candidates]
+
+
+def bound(candidates: list[Candidate]) -> float:
+    """The most turns of a worker that takes a session, where all have as many slots."""
+    return 1.25 * sum(each.turns for each in candidates) / len(candidates) + 2
 
 
 def shares(candidates: list[Candidate]) -> dict[str, float]:
-    """The share of the sessions that each worker gets."""
-    went = [choose(session, candidates) for session in SESSIONS]
+    """The share of the keys that each worker gets."""
+    went = [choose(key, candidates) for key in KEYS]
     return {each.name: went.count(each.name) / len(went) for each in candidates}
 
 
@@ -22,36 +48,81 @@ def test_equal_workers_get_equal_shares() -> None:
     assert all(abs(share - 1 / 3) < 0.03 for share in shares(WORKERS).values())
 
 
-def test_shares_are_proportional_to_free_slots() -> None:
+def test_shares_are_proportional_to_slots() -> None:
     found = shares([Candidate("a", 1), Candidate("b", 3), Candidate("c", 8)])
-    total = 1.5 + 3.5 + 8.5
-    for name, weight in (("a", 1.5), ("b", 3.5), ("c", 8.5)):
-        assert abs(found[name] - weight / total) < 0.03
-
-
-def test_a_worker_without_free_slots_still_gets_sessions() -> None:
-    assert 0 < shares([Candidate("a", 0), Candidate("b", 4)])["a"] < 0.2
+    for name, weight in (("a", 1), ("b", 3), ("c", 8)):
+        assert abs(found[name] - weight / 12) < 0.03
 
 
 @given(st.text(), st.permutations(WORKERS))
 def test_the_order_in_which_workers_are_known_does_not_matter(
-    session: str, known: list[Candidate]
+    key: str, known: list[Candidate]
 ) -> None:
-    assert choose(session, known) == choose(session, WORKERS)
+    assert choose(key, known) == choose(key, WORKERS)
 
 
-def test_a_worker_that_leaves_moves_its_own_sessions_only() -> None:
-    for session in SESSIONS:
-        before = choose(session, WORKERS)
-        after = choose(session, WORKERS[:2])
-        assert after == before or before == "c"
+@given(st.text(), equal_workers())
+def test_the_chosen_worker_has_at_most_its_share_of_the_turns(
+    key: str, candidates: list[Candidate]
+) -> None:
+    turns = {each.name: each.turns for each in candidates}
+    chosen = choose(key, candidates)
+    assert chosen is not None
+    assert turns[chosen] <= bound(candidates) + 1e-9
+
+
+@given(st.text(), any_workers())
+def test_workers_unlike_each_other_are_chosen_within_what_their_slots_are_of_all(
+    key: str, candidates: list[Candidate]
+) -> None:
+    chosen = next(each for each in candidates if each.name == choose(key, candidates))
+    slots = sum(max(each.slots, 1) for each in candidates)
+    share = max(chosen.slots, 1) / slots * sum(each.turns for each in candidates)
+    assert chosen.turns <= 1.25 * share + 2 + 1e-9
+
+
+@given(st.text(), equal_workers())
+def test_a_key_stays_with_its_worker_while_that_has_no_more_than_its_share(
+    key: str, candidates: list[Candidate]
+) -> None:
+    home = choose(key, idle(candidates))
+    turns = {each.name: each.turns for each in candidates}
+    assume(home is not None and turns[home] <= bound(candidates))
+    assert choose(key, candidates) == home
+
+
+@given(st.text(), any_workers(), st.data())
+def test_a_worker_that_leaves_moves_its_own_keys_only(
+    key: str, candidates: list[Candidate], data: st.DataObject
+) -> None:
+    workers = idle(candidates)
+    gone = data.draw(st.sampled_from(workers))
+    before = choose(key, workers)
+    after = choose(key, [each for each in workers if each is not gone])
+    assert after == before or before == gone.name
 
 
 def test_a_worker_that_joins_takes_no_more_than_its_share() -> None:
     more = [*WORKERS, Candidate("d", 4)]
-    moved = [session for session in SESSIONS if choose(session, more) != choose(session, WORKERS)]
-    assert all(choose(session, more) == "d" for session in moved)
-    assert abs(len(moved) / len(SESSIONS) - 1 / 4) < 0.03
+    moved = [key for key in KEYS if choose(key, more) != choose(key, WORKERS)]
+    assert all(choose(key, more) == "d" for key in moved)
+    assert abs(len(moved) / len(KEYS) - 1 / 4) < 0.03
+
+
+@given(st.text(), st.integers(1, 8), st.integers(1, 200))
+def test_turns_of_one_key_spread_over_as_many_workers_as_they_need(
+    key: str, count: int, turns: int
+) -> None:
+    running = {f"w{number}": 0 for number in range(count)}
+    for _ in range(turns):
+        known = [Candidate(name, 4, load) for name, load in running.items()]
+        chosen = choose(key, known)
+        assert chosen is not None
+        running[chosen] += 1
+    assert max(running.values()) <= 1.25 * turns / count + 3
+    home = choose(key, [Candidate(name, 4) for name in running])
+    assert home is not None
+    assert running[home] >= min(turns, 3), "few turns stay together"
 
 
 def test_without_workers_none_is_chosen() -> None:

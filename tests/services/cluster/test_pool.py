@@ -1,7 +1,8 @@
 """Several workers behind one protocol: where sessions and their calls go."""
 
 import asyncio
-from contextlib import aclosing, suppress
+from collections import Counter
+from contextlib import ExitStack, aclosing, suppress
 
 import pytest
 
@@ -52,6 +53,59 @@ async def test_the_owner_is_chosen_while_it_takes_sessions(cluster: Cluster) -> 
 
 async def test_new_sessions_go_to_both(cluster: Cluster) -> None:
     assert {cluster.pool.choose_worker(f"s_{number}", "") for number in range(50)} == {"a", "b"}
+
+
+async def test_sessions_of_a_family_go_to_one_worker_and_families_to_both(cluster: Cluster) -> None:
+    chosen = {
+        family: {cluster.pool.choose_worker(f"s_{n}", "", (), family) for n in range(10)}
+        for family in map(str, range(50))
+    }
+    assert all(len(workers) == 1 for workers in chosen.values())
+    assert set().union(*chosen.values()) == {"a", "b"}
+
+
+async def test_a_family_goes_to_another_worker_when_its_own_drains(cluster: Cluster) -> None:
+    home = cluster.pool.choose_worker("s", "", (), "family")
+    (other,) = {"a", "b"} - {home}
+    assert cluster.pool.choose_worker("s", "", [home], "family") == other
+    cluster.known.found[home].draining = True
+    await cluster.refreshed()
+    assert cluster.pool.choose_worker("s", "", (), "family") == other
+
+
+async def test_a_hundred_turns_of_one_family_spread_over_both_workers(cluster: Cluster) -> None:
+    went: Counter[str] = Counter()
+    with ExitStack() as turns:
+        for number in range(100):
+            turns.enter_context(cluster.pool.count_turn(f"s_{number}"))
+            went[await cluster.open_in_family(f"s_{number}", "family")] += 1
+            assert max(went.values()) <= 1.25 * (number + 1) / 2 + 3
+    home = cluster.pool.choose_worker("s", "", (), "family")
+    assert went[home] == max(went.values()) <= 1.25 * 50 + 3
+    assert cluster.pool.choose_worker("t", "", (), "family") == home, "no turn runs any more"
+
+
+async def test_a_sessions_own_turn_is_no_load_that_it_avoids(cluster: Cluster) -> None:
+    home = cluster.pool.choose_worker("s", "", (), "family")
+    with ExitStack() as turns:
+        for number in range(6):
+            turns.enter_context(cluster.pool.count_turn(f"s_{number}"))
+            await cluster.open(f"s_{number}", home)
+        assert cluster.pool.choose_worker("s_0", "", (), "family") == home
+        assert cluster.pool.choose_worker("s", "", (), "family") != home
+
+
+async def test_a_turn_counts_where_its_session_is_opened_last(cluster: Cluster) -> None:
+    home = cluster.pool.choose_worker("s", "", (), "family")
+    (other,) = {"a", "b"} - {home}
+    with ExitStack() as turns:
+        for number in range(20):
+            turns.enter_context(cluster.pool.count_turn(f"s_{number}"))
+            await cluster.open(f"s_{number}", home)
+        assert cluster.pool.choose_worker("s", "", (), "family") == other
+        for number in range(20):
+            await cluster.open(f"s_{number}", other)
+        assert cluster.pool.choose_worker("s", "", (), "family") == home
 
 
 async def test_a_call_that_is_lost_sends_the_next_session_elsewhere(cluster: Cluster) -> None:

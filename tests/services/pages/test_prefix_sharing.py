@@ -142,6 +142,17 @@ async def test_a_deleted_session_leaves_what_others_share_and_is_offered_no_more
     assert get_owners(harness)[-1] == [(third, 3)]
 
 
+async def test_a_worker_is_offered_the_pages_of_its_own_sessions_first(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    harness.worker.names, harness.worker.shares = ["two"], False
+    second = await begun(harness, SYSTEM, BEN)
+    harness.worker.shares = True
+    await begun(harness, SYSTEM, ANN)
+    harness.worker.names = ["one"]
+    await begun(harness, SYSTEM, BEN)
+    assert get_owners(harness) == [[(first, 3)], [(second, 3)], [(first, 3)]]
+
+
 async def test_first_words_of_less_than_a_page_are_not_offered(harness) -> None:
     await begun(harness, Message("system", "x"), Message("user"))
     await begun(harness, Message("system", "x"), ANN)
