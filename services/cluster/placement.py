@@ -7,7 +7,9 @@ without coordination, shares of the keys are proportional to slots, and a worker
 moves only its own keys.
 
 A worker that has more than its share of the load is passed over for the one with the next score
-("consistent hashing with bounded loads"): a hot family spreads over as many workers as it needs.
+("consistent hashing with bounded loads"), and so is one without a free slot while another has one: to
+compute a family's beginning once more takes less than to wait for the end of a turn. So a hot family
+spreads over as many workers as it needs.
 """
 
 from collections.abc import Iterable
@@ -49,8 +51,11 @@ def choose(key: str, candidates: Iterable[Candidate]) -> str | None:
         for each in known
         if each.turns <= _SHARE_FACTOR * turns * each.weight / slots + _SPARE_TURNS
     ]
+    free = [each for each in within if each.turns < each.slots]
     best = max(
-        within, key=lambda each: (score(key, each.name, each.weight), each.name), default=None
+        free or within,
+        key=lambda each: (score(key, each.name, each.weight), each.name),
+        default=None,
     )
     return None if best is None else best.name
 

@@ -137,30 +137,25 @@ class Agent:
         self.computed += computed
         return worker
 
-    def turns(self, worker: str) -> int:
-        """Turns that wait in a worker."""
-        return next(each.queued for each in self.workers.client.workers() if each.name == worker)
-
 
 def test_each_worker_computes_the_beginning_of_an_agents_conversations_once(
     workers: Workers, say: Any
 ) -> None:
-    """The family's worker first; the other one from where the first has more than its share."""
+    """The family's worker first; the other one from where the first has no free slot."""
     model = workers.http.get("/v1/models").json()["data"][0]["id"]
     agent = Agent(workers, say.chatter(3, 24), model)
     home = agent.converse(0)
-    busy = 6  # of as many in one of two workers, 1.25 times the mean and two more are 5.75
-    with ThreadPoolExecutor(busy) as threads:
-        talking = [threads.submit(agent.keep_talking, 1 + number) for number in range(busy)]
+    with ThreadPoolExecutor(SLOTS) as threads:
+        talking = [threads.submit(agent.keep_talking, 1 + number) for number in range(SLOTS)]
         try:
-            say.until(lambda: agent.turns(home) == busy - SLOTS, "turns that wait")
-            elsewhere = agent.converse(1 + busy)
+            say.until(lambda: agent.went.total() == 1 + SLOTS, "turns that run")
+            elsewhere = agent.converse(1 + SLOTS)
         finally:
             agent.ended.set()
         assert {each.result() for each in talking} == {home} != {elsewhere}
     assert agent.computed == 2
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(agent.converse, range(2 + busy, CONVERSATIONS)))
+        list(threads.map(agent.converse, range(2 + SLOTS, CONVERSATIONS)))
     assert agent.computed == 2
     assert agent.went.total() == CONVERSATIONS
     assert set(agent.went) == {home, elsewhere}

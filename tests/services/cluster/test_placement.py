@@ -82,13 +82,27 @@ def test_workers_unlike_each_other_are_chosen_within_what_their_slots_are_of_all
 
 
 @given(st.text(), equal_workers())
-def test_a_key_stays_with_its_worker_while_that_has_no_more_than_its_share(
+def test_a_key_stays_with_its_worker_while_that_has_a_slot_and_no_more_than_its_share(
     key: str, candidates: list[Candidate]
 ) -> None:
-    home = choose(key, idle(candidates))
-    turns = {each.name: each.turns for each in candidates}
-    assume(home is not None and turns[home] <= bound(candidates))
-    assert choose(key, candidates) == home
+    name = choose(key, idle(candidates))
+    home = next(each for each in candidates if each.name == name)
+    assume(home.turns <= bound(candidates))
+    assume(home.turns < home.slots or all(each.turns >= each.slots for each in candidates))
+    assert choose(key, candidates) == name
+
+
+@given(st.text(), any_workers())
+def test_no_turn_waits_for_a_slot_while_another_worker_within_its_share_has_one(
+    key: str, candidates: list[Candidate]
+) -> None:
+    name = choose(key, candidates)
+    chosen = next(each for each in candidates if each.name == name)
+    turns = sum(each.turns for each in candidates)
+    slots = sum(max(each.slots, 1) for each in candidates)
+    for each in candidates:
+        if chosen.turns >= chosen.slots and each.turns < each.slots:
+            assert each.turns > 1.25 * turns * each.slots / slots + 2 - 1e-9
 
 
 @given(st.text(), any_workers(), st.data())
