@@ -213,12 +213,16 @@ def _vary_seed(seed: int | None, place: Place, choice: int) -> int:
 
 
 async def _count_computed(stream: TurnStream) -> int:
-    """Read a turn to its end; return the number of tokens that it computed."""
+    """Read a turn to its end; return the number of tokens that it computed.
+
+    Those whose rows it dropped are counted by the next turn, which computes them again.
+    """
     computed = 0
     try:
         async for progress in stream:
             if isinstance(progress, TurnFinished):
-                computed = progress.outcome.prefilled_tokens
+                outcome = progress.outcome
+                computed = outcome.prefilled_tokens - outcome.memory.unsettled
     finally:
         await stream.aclose()
     return computed

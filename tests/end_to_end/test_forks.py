@@ -145,8 +145,8 @@ def test_equal_prefixes_of_a_tenant_are_stored_once(server: Any, tenant: Any, sa
     first, _ = begin(ann, "Ada")
     second, sharing = begin(ann, "Emma")
     others, alone = begin(ben, "Emma")
-    assert second < first / 2
-    assert others == pytest.approx(first, rel=0.3), "another name may begin another page"
+    # A page more or less: another name may begin another one, and pauses settle some meanwhile.
+    assert second < min(first, others) / 2
     assert ask(ann, sharing, say) == ask(ben, alone, say)
 
     def rows_of(client: KvrecallClient, session: str) -> tuple[int, int]:

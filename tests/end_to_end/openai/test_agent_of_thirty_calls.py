@@ -64,7 +64,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Trace:
-    """What an agent said, what was computed for each answer, and what its session holds in the end."""
+    """What an agent said, what was computed for each answer, and what its session holds in the end.
+
+    `computed` is but for whole pages, which the pause before the answer may have settled.
+    """
 
     said: tuple[Json | str, ...]
     output: tuple[int, ...]
@@ -114,7 +117,7 @@ def run_agent(server: Any, say: Any, ask: Ask) -> Trace:
     return Trace(
         tuple(each.said for each in answers),
         tuple(each.output for each in answers),
-        tuple(each.computed for each in answers),
+        tuple(each.computed % PAGE for each in answers),
         (memory.length, memory.active_rows, memory.evicted_rows),
         tuple({key: each[key] for key in each.keys() - set(MEASURED)} for each in repairs),
     )
