@@ -7,10 +7,11 @@ tenant and salt that begin with the most of them, whatever the conversations and
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message
-from kvrecall.domain.page_ids import ID_BYTES
+from kvrecall.domain.page_ids import ID_BYTES, split_ids
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
@@ -78,13 +79,16 @@ class PrefixSharing:
         if owner is None:
             return first
         try:
-            shared = await list_owners(self._catalog, owner, known.pages, info.page_tokens)
+            # What the session was committed with counts: the tree may lag behind.
+            held = await self._catalog.sessions.get_page_ids(owner.id)
+            pages = _count_common(split_ids(page_ids), split_ids(held))
+            shared = await list_owners(self._catalog, owner, pages, info.page_tokens)
         except UnknownSession:  # deleted since
             return first
         for each in shared:
             if not await self._catalog.page_refs.reserve(session.id, each):
                 return first
-        return replace(first, page_ids=page_ids[: known.pages * ID_BYTES], shared=shared)
+        return replace(first, page_ids=page_ids[: pages * ID_BYTES], shared=shared)
 
     async def _name(self, session: Session, request: TurnRequest, plan: TurnPlan) -> bytes:
         """Name the whole pages of the prompt. Raises WorkerRefused as the turn would."""
@@ -122,3 +126,9 @@ def _may_fill_page(session: Session, messages: Sequence[Message], page_tokens: i
     """Check that a prompt has enough text for a page: no token has more than its characters say."""
     size = sum(message.size for message in messages) + sum(map(len, session.settings.tools))
     return bool(messages) and size >= page_tokens
+
+
+def _count_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Count the first ids that both have."""
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)

@@ -62,7 +62,7 @@ class RedisCatalog:
         indexes = RedisIndexes(redis, keys, slots, use)
         self.expiry = RedisExpiry(redis, keys, slots, indexes)
         refs = OwnerRefs(redis, slots)
-        runs = RedisPageRuns(redis, keys)
+        runs = RedisPageRuns(redis, keys, slots)
         deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, refs, runs)
         self._redis = redis
         self.idempotency = RedisIdempotency(redis, keys)

@@ -2,7 +2,7 @@
 
 A tenant's tree lies in one slot, its sessions in others. So it follows their commits: each brings the
 session's whole list, which is stored with the session. One that a crash left behind is brought by the
-session's next commit.
+session's next commit, a session that a deletion left there by a look-up that finds it.
 """
 
 from contextlib import suppress
@@ -13,14 +13,19 @@ from services.catalog.records import KnownPrefix
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
+from services.catalog.redis.slot import SessionSlots
+
+# How often pages are looked up while there are only deleted sessions that begin with them.
+_LOOK_UPS = 4
 
 
 class RedisPageRuns:
-    """Changes trees. What fails is left to the session's next commit."""
+    """Changes trees. What fails is left to the session's next commit, or to a look-up."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, slots: SessionSlots) -> None:
         self._redis = redis
         self._keys = keys
+        self._slots = slots
 
     async def extend(self, session_id: str, tenant: str, page_ids: bytes) -> None:
         """Let a session of a tenant have exactly these pages; fewer than are known change nothing."""
@@ -32,7 +37,21 @@ class RedisPageRuns:
         await self._run(scripts.DROP_PAGES, tenant, session_id)
 
     async def find(self, tenant: str, page_ids: bytes) -> KnownPrefix:
-        """Find sessions that begin with the most of these pages. Raises CatalogError."""
+        """Find sessions that begin with the most of these pages. Raises CatalogError.
+
+        Those are forgotten whose deletion did not come so far, and others are looked for.
+        """
+        for _ in range(_LOOK_UPS):
+            found = await self._find(tenant, page_ids)
+            exist = await self._slots.exist(list(found.sessions))
+            gone = [id for id, exists in zip(found.sessions, exist, strict=True) if not exists]
+            if not gone:
+                return found
+            for session_id in gone:
+                await self.drop(session_id, tenant)
+        return KnownPrefix(0, ())
+
+    async def _find(self, tenant: str, page_ids: bytes) -> KnownPrefix:
         names = self._keys.get_page_runs(tenant)
         words = (page_ids, SESSIONS_FOUND)
         pages, *sessions = await self._redis.read(

@@ -198,7 +198,7 @@ def test_a_catalog_of_another_version_cannot_be_checked(check: Any, served: Any)
 def test_a_damaged_catalog_is_reported_with_advice_to_restore_it(check: Any, served: Any) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("PRAGMA foreign_keys=OFF")
-        catalog.execute("INSERT INTO worker_states VALUES ('no-such-session', x'00')")
+        catalog.execute("INSERT INTO worker_states VALUES ('no-such-session', x'00', x'00')")
         catalog.commit()
     code, output = check()
     assert code == 1

@@ -19,6 +19,7 @@ from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.page_runs import RedisPageRuns
+from services.catalog.redis.slot import SessionSlots
 from tests.services.catalog.page_chains import check_runs, name_chain
 
 MakeSession = Callable[..., Session]
@@ -87,6 +88,26 @@ async def test_runs_follow_commits_forks_and_deletions(
     await client.aclose()
 
 
+async def test_a_session_that_a_deletion_left_behind_is_forgotten_by_a_look_up(
+    open_catalog: Open, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    namespace = uuid4().hex
+    catalog = await open_catalog(redis_url, namespace)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    page_ids = join_ids(name_chain([0, 0]))
+    await catalog.turns.commit(replace(make_turn("s", 1), page_ids=page_ids), 1, None)
+    client = redis_client(redis_url)
+    names = Keys(namespace).get_page_runs("")
+    tree = {name: await client.dump(name) for name in names}
+    await catalog.sessions.delete("s", None)
+    for name, value in tree.items():
+        await client.restore(name, 0, value or b"")
+    found = await catalog.page_refs.find_prefix("", page_ids)
+    assert (found.pages, found.sessions) == (0, ())
+    assert not any([await client.exists(name) for name in names])
+    await client.aclose()
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.lists(st.integers(0, 1), max_size=5)), max_size=20
@@ -105,7 +126,7 @@ def test_any_sessions_have_the_runs_of_their_pages(
     async def take_steps() -> None:
         client = redis_client(redis_url)
         redis = CatalogRedis(client, 5.0, 5.0)
-        runs = RedisPageRuns(redis, keys)
+        runs = RedisPageRuns(redis, keys, SessionSlots(redis, keys))
         for session, more in steps:
             if more:
                 tokens[session] = [*tokens.get(session, []), *more]
