@@ -1,4 +1,9 @@
-"""States of sessions, to be compared: but for ids that are random."""
+"""States and rows of sessions, to be compared."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from kvrecall.domain.page_ids import ID_BYTES, is_random, join_ids, split_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -11,3 +16,10 @@ def comparable(state: pb.SessionState) -> pb.SessionState:
     ids = [bytes(ID_BYTES) if is_random(id) else id for id in split_ids(state.page_ids)]
     copy.page_ids = join_ids(ids)
     return copy
+
+
+def full_rows(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    """The rows of transformers' own cache over these tokens, in the store's form."""
+    with torch.no_grad():
+        cache = model(torch.tensor([list(token_ids)]), use_cache=True).past_key_values
+    return torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers])

@@ -60,23 +60,6 @@ def test_a_conversation_has_the_answers_and_the_rows_of_the_session_api(
     client.delete_session(session)
 
 
-def test_a_second_conversation_computes_no_system_prompt_of_ten_thousand_tokens(
-    shared_server: Any, say: Any
-) -> None:
-    system = {"role": "system", "content": say.chatter(70, 900)}
-    usages: list[Any] = []
-    with OpenAI(base_url=f"{shared_server.url}/v1", api_key="any", max_retries=0) as client:
-        for text in ("My name is Ada.", "What is the code of Ben's garage?"):
-            messages: list[Any] = [system, say.user(text)]
-            answer = client.chat.completions.create(
-                model=model_of(client), messages=messages, max_tokens=4
-            )
-            usages.append(answer.usage)
-    first, second = usages
-    assert first.prompt_tokens > 10_000
-    assert second.prompt_tokens_details.cached_tokens > 0.9 * second.prompt_tokens
-
-
 def test_a_system_prompt_is_cached_for_requests_of_the_same_salt_alone(
     openai: OpenAI, say: Any
 ) -> None:

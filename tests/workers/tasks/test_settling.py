@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.states import full_rows
 from tests.workers.tasks.turn_log import logged, rebuild
 
 PAGE = 64
@@ -29,13 +30,6 @@ def read_rows(worker: Any, name: str, length: int) -> torch.Tensor:
     """The session's stored rows, of the first `length` tokens."""
     rows: torch.Tensor = worker.engine.store.gather(name, torch.arange(length))
     return rows
-
-
-def full_rows(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
-    """The rows of transformers' own cache over these tokens, in the store's form."""
-    with torch.no_grad():
-        cache = model(torch.tensor([list(token_ids)]), use_cache=True).past_key_values
-    return torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers])
 
 
 def require_full_rows(worker: Any, name: str, model: Any, token_ids: Sequence[int]) -> None:
