@@ -46,6 +46,7 @@ KEPT_KEYS = (
     ":waiting",
     ":catalog-id",
     ":id",
+    ":secret",
     ":conversations:",
     ":lengths:",
 )

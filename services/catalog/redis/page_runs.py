@@ -20,7 +20,7 @@ _LOOK_UPS = 4
 
 
 class RedisPageRuns:
-    """Changes trees. What fails is left to the session's next commit, or to a look-up."""
+    """Changes and reads tenants' trees."""
 
     def __init__(self, redis: CatalogRedis, keys: Keys, slots: SessionSlots) -> None:
         self._redis = redis
@@ -28,12 +28,16 @@ class RedisPageRuns:
         self._slots = slots
 
     async def extend(self, session_id: str, tenant: str, page_ids: bytes) -> None:
-        """Let a session of a tenant have exactly these pages; fewer than are known change nothing."""
+        """Let a session of a tenant have exactly these pages; fewer than are known change nothing.
+
+        The commit stands even if this fails.
+        """
         if page_ids:
-            await self._run(scripts.EXTEND_PAGES, tenant, session_id, page_ids)
+            with suppress(CatalogError):
+                await self._run(scripts.EXTEND_PAGES, tenant, session_id, page_ids)
 
     async def drop(self, session_id: str, tenant: str) -> None:
-        """Forget a deleted session."""
+        """Forget a deleted session. Raises CatalogError."""
         await self._run(scripts.DROP_PAGES, tenant, session_id)
 
     async def find(self, tenant: str, page_ids: bytes) -> KnownPrefix:
@@ -61,5 +65,4 @@ class RedisPageRuns:
 
     async def _run(self, script: str, tenant: str, *words: str | bytes) -> None:
         names = self._keys.get_page_runs(tenant)
-        with suppress(CatalogError):
-            await self._redis.write(names[0], "EVAL", script, len(names), *names, *words)
+        await self._redis.write(names[0], "EVAL", script, len(names), *names, *words)
