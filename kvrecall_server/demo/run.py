@@ -1,18 +1,18 @@
 """A generated conversation through a running service, in one configuration."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvrecall.client import KvrecallClient, Memory, Passage, Repair, Session, Turn
 from kvrecall_server.demo.configs import DemoConfig
 from kvrecall_server.demo.conversation import Conversation, Exchange, RecordedCall
+from kvrecall_server.demo.progress import Advance
 
 PLAIN = "plain"
 AFTER_TOOL = "after a tool"
 Json = Mapping[str, Any]
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -84,33 +84,33 @@ class DemoRun:
         return self.memory
 
 
+def open_session(client: KvrecallClient, config: DemoConfig, conversation: Conversation) -> Session:
+    """Create the session of a run. Raises KvrecallError."""
+    options = config.options
+    options["tools"] = conversation.tools
+    options["seed"] = conversation.seed
+    return client.create_session(**options)
+
+
 def run_config(
     client: KvrecallClient,
     config: DemoConfig,
+    session: Session,
     conversation: Conversation,
     pause_seconds: float,
-    progress: Progress,
+    progress: Advance,
 ) -> DemoRun:
-    """Run the conversation in a new session, which is deleted afterwards.
+    """Run the conversation in a new session of the configuration.
 
     The model answers the questions, and its replies stay in the session. All other replies are
     appended as recorded, and so are the calls of a model that calls no tools itself: they are equal
     in every configuration. A tool takes `pause_seconds`; `progress` is called with 1 after every
     exchange. Raises KvrecallError.
     """
-    session = client.create_session(
-        method=config.method,
-        budget=config.budget,
-        repair_rows=config.repair_rows,
-        repair_on=config.repair_on,
-        seed=conversation.seed,
-        tools=conversation.tools,
-    )
-    run = DemoRun(config, conversation.seed)
+    run = DemoRun(config.resolve(session), conversation.seed)
     runner = _Runner(client, session, run, pause_seconds, conversation.reply_tokens)
     runner.run_all(conversation, progress)
     runner.run.memory = client.memory(session)
-    client.delete_session(session)
     return runner.run
 
 
@@ -124,7 +124,7 @@ class _Runner:
     pause_seconds: float
     reply_tokens: int
 
-    def run_all(self, conversation: Conversation, progress: Progress) -> None:
+    def run_all(self, conversation: Conversation, progress: Advance) -> None:
         starts: list[int] = []
         opening = [_message("system", conversation.system)]
         for exchange in conversation.exchanges:
