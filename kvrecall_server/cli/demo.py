@@ -28,7 +28,6 @@ from kvrecall_server.demo.english import generate_english
 from kvrecall_server.demo.progress import show_runs
 from kvrecall_server.demo.run import DemoRun, open_session, run_config
 from kvrecall_server.demo.second import (
-    EDITS,
     SecondConversation,
     ask_second,
     second_lines,
@@ -222,8 +221,9 @@ def run_all(
                 session = open_session(client, config, conversation)
                 runs.append(run_config(client, config, session, conversation, pause, advance))
                 if config is configs[-1]:
-                    advance = begin("second conversation", len(EDITS))
-                    second += ask_second(client, config, conversation, advance)
+                    advance = begin("second conversation", 1)
+                    second.append(ask_second(client, config, conversation))
+                    advance(1)
                 client.delete_session(session)
     return runs, second
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from kvrecall.client import KvrecallClient
 from kvrecall_server.demo.configs import DemoConfig
-from kvrecall_server.demo.conversation import Conversation
-from kvrecall_server.demo.progress import Advance
+from kvrecall_server.demo.conversation import Conversation, Exchange
 from kvrecall_server.reporting.results import Row, speed_row
 
-EDITS = ("Good morning.", "Good evening.", "Nice to see you.")
+EDIT = "Good morning."
+# Exchanges of it before its question.
+EXCHANGES = 3
 SHARED = "second conversation"
 ALONE = "second conversation with a cache_salt"
 
@@ -35,38 +36,34 @@ class SecondConversation:
 
 
 def ask_second(
-    client: KvrecallClient, config: DemoConfig, conversation: Conversation, progress: Advance
-) -> list[SecondConversation]:
-    """Begin the conversation again, once with each of `EDITS`, up to its first question.
+    client: KvrecallClient, config: DemoConfig, conversation: Conversation
+) -> SecondConversation:
+    """Begin the conversation again, with an edited message.
 
-    A session of the conversation has to exist. The two requests of an edit take turns in going
-    first; their sessions have the configuration's settings and are deleted. `progress` is called with
-    1 after each edit. Raises KvrecallError.
+    A session of the conversation has to exist. The two new ones have the configuration's settings and
+    are deleted. Raises KvrecallError.
     """
-    found = []
-    for number, edit in enumerate(EDITS):
-        messages = edited_messages(conversation, edit)
-        ask = partial(_ask, client, config, conversation.tools, messages)
-        salt = f"{conversation.seed}-{number}"
-        if number % 2:
-            alone, shared = ask(salt), ask(None)
-        else:
-            shared, alone = ask(None), ask(salt)
-        found.append(SecondConversation(shared, alone))
-        progress(1)
-    return found
+    messages = edited_messages(conversation)
+    ask = partial(_ask, client, config, conversation.tools, messages)
+    return SecondConversation(ask(None), ask(f"demo {conversation.seed}"))
 
 
-def edited_messages(conversation: Conversation, edit: str) -> list[dict[str, Any]]:
-    """The messages up to the first question; the first of the user begins with `edit`."""
-    texts = [("system", conversation.system)]
-    for exchange in conversation.exchanges:
-        if exchange.fact is not None:
-            texts.append(("user", exchange.question))
-            break
-        texts += [("user", exchange.user), ("assistant", exchange.reply)]
-    texts[1] = ("user", f"{edit} {texts[1][1]}")
+def edited_messages(conversation: Conversation) -> list[dict[str, Any]]:
+    """The system prompt, the first exchanges, of which the first begins with `EDIT`, and a question."""
+    first, *others = [each for each in conversation.exchanges if each.fact is None][:EXCHANGES]
+    asked = next(each for each in conversation.exchanges if each.fact is not None)
+    texts = [
+        ("system", conversation.system),
+        ("user", f"{EDIT} {first.user}"),
+        ("assistant", first.reply),
+        *((role, text) for each in others for role, text in _list_texts(each)),
+        ("user", asked.question),
+    ]
     return [{"role": role, "content": text} for role, text in texts]
+
+
+def _list_texts(exchange: Exchange) -> tuple[tuple[str, str], tuple[str, str]]:
+    return ("user", exchange.user), ("assistant", exchange.reply)
 
 
 def _ask(
@@ -111,7 +108,7 @@ def second_lines(asked: Sequence[SecondConversation]) -> tuple[str, str]:
         f"A second conversation with the same system prompt and an edited message: {shared.cached:,} "
         f"of its {shared.prompt:,} tokens cached, first token after {shared.seconds:.2f} s.",
         f"Under a cache_salt of its own, which shares nothing: {alone.cached:,} tokens cached, first "
-        f"token after {alone.seconds:.2f} s (medians of {len(asked)}).",
+        f"token after {alone.seconds:.2f} s (n={len(asked)}).",
     )
 
 

@@ -2,6 +2,7 @@
 
 from kvrecall_server.demo.english import generate_english
 from kvrecall_server.demo.second import (
+    EDIT,
     FirstToken,
     SecondConversation,
     edited_messages,
@@ -17,19 +18,18 @@ ASKED = [
 
 def test_it_begins_with_the_same_system_prompt_and_an_edit_and_ends_with_a_question() -> None:
     conversation = generate_english(3, 1000)
-    system, first, *others = edited_messages(conversation, "Hello.")
+    system, first, *others, last = edited_messages(conversation)
     assert system == {"role": "system", "content": conversation.system}
-    assert first == {"role": "user", "content": f"Hello. {conversation.exchanges[0].user}"}
+    assert first == {"role": "user", "content": f"{EDIT} {conversation.exchanges[0].user}"}
+    assert [each["role"] for each in others] == ["assistant", "user"] * 2 + ["assistant"]
     asked = next(each for each in conversation.exchanges if each.fact is not None)
-    assert others[-1] == {"role": "user", "content": asked.question}
-    roles = [each["role"] for each in others]
-    assert roles == ["assistant", "user"] * (len(roles) // 2)
+    assert last == {"role": "user", "content": asked.question}
 
 
 def test_two_sentences_compare_medians() -> None:
     shared, alone = second_lines(ASKED)
     assert "960 of its 1,500 tokens cached, first token after 1.00 s." in shared
-    assert "0 tokens cached, first token after 4.00 s (medians of 3)." in alone
+    assert "0 tokens cached, first token after 4.00 s (n=3)." in alone
 
 
 def test_the_result_file_has_both_first_tokens_and_what_was_cached() -> None:
