@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from statistics import median
 from typing import Any
 
 from kvrecall.client import KvrecallClient
 from kvrecall_server.demo.configs import DemoConfig
-from kvrecall_server.demo.conversation import Conversation, Exchange
+from kvrecall_server.demo.conversation import Conversation
 from kvrecall_server.reporting.results import Row, speed_row
 
 EDIT = "Good morning."
@@ -50,20 +51,18 @@ def ask_second(
 
 def edited_messages(conversation: Conversation) -> list[dict[str, Any]]:
     """The system prompt, the first exchanges, of which the first begins with `EDIT`, and a question."""
-    first, *others = [each for each in conversation.exchanges if each.fact is None][:EXCHANGES]
+    recorded = [each for each in conversation.exchanges if each.fact is None][:EXCHANGES]
     asked = next(each for each in conversation.exchanges if each.fact is not None)
-    texts = [
-        ("system", conversation.system),
-        ("user", f"{EDIT} {first.user}"),
-        ("assistant", first.reply),
-        *((role, text) for each in others for role, text in _list_texts(each)),
-        ("user", asked.question),
+    texts = [text for each in recorded for text in (each.user, each.reply)]
+    texts[0] = f"{EDIT} {texts[0]}"
+    roles = cycle(("user", "assistant"))
+    return [
+        {"role": "system", "content": conversation.system},
+        *(
+            {"role": role, "content": text}
+            for role, text in zip(roles, [*texts, asked.question], strict=False)
+        ),
     ]
-    return [{"role": role, "content": text} for role, text in texts]
-
-
-def _list_texts(exchange: Exchange) -> tuple[tuple[str, str], tuple[str, str]]:
-    return ("user", exchange.user), ("assistant", exchange.reply)
 
 
 def _ask(

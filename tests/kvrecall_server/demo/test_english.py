@@ -7,7 +7,7 @@ import pytest
 from kvrecall_server.demo.conversation import Conversation, Exchange
 from kvrecall_server.demo.english import generate_english
 
-TOKENS = 4200
+TOKENS = 3800
 
 
 @pytest.fixture(scope="module")
