@@ -14,7 +14,6 @@ from random import Random
 from evals.languages.base import Fact
 from evals.languages.english import ENGLISH
 from kvrecall_server.demo.conversation import Conversation, Exchange, RecordedCall
-from kvrecall_server.demo.system_prompt import write_system_prompt
 
 _REPLY_TOKENS = 18
 _STATEMENT = "The {attribute} of {name} is {value}. Remember it: {value}."
@@ -108,7 +107,7 @@ class _Writer:
 
     def write(self, seed: int) -> Conversation:
         """Write all exchanges: what is due first, else small talk."""
-        system = write_system_prompt(self.rng, round(_SYSTEM_SHARE * self.tokens * _CHARACTERS))
+        system = self._write_system()
         self.length = _count_tokens(system)
         facts = self._draw_facts()
         last = self.tokens - self._ages[1]
@@ -127,6 +126,14 @@ class _Writer:
                 topic = self.rng.choice(ENGLISH.topics)
                 self._add(Exchange(*ENGLISH.small_talk(self.rng, topic, self.said)))
         return Conversation(seed, system, (), tuple(self.exchanges), _REPLY_TOKENS)
+
+    def _write_system(self) -> str:
+        """A system prompt with examples of answers. No fact is in it that a question asks for."""
+        text = f"{self.rng.choice(ENGLISH.system_lines)} Answer in the tone of these examples."
+        while _count_tokens(text) < _SYSTEM_SHARE * self.tokens:
+            said, answer = ENGLISH.lead(self.rng, self.rng.choice(ENGLISH.topics))
+            text += f'\nTo "{said}" you answer: "{answer}"'
+        return text
 
     @property
     def _ages(self) -> tuple[float, float]:
