@@ -20,7 +20,7 @@ _STATEMENT = "The {attribute} of {name} is {value}. Remember it: {value}."
 # Share of the system prompt, which is as long as an agent's.
 _SYSTEM_SHARE = 0.3
 # Tokens of the conversation per fact, each of which is asked for once. Answers take most of the demo's time.
-_TOKENS_PER_FACT = 316
+_TOKENS_PER_FACT = 380
 _LEAST_FACTS = 3
 # Tokens between a statement and its question: beyond the budget, and within what the model recalls
 # with a full cache. A share of the whole in short conversations.
