@@ -91,7 +91,7 @@ def demo_command(
     ] = False,
     tokens: Annotated[
         int, typer.Option(min=200, help="Length of a generated conversation, in tokens.")
-    ] = 3800,
+    ] = 3900,
     conversations: Annotated[
         int, typer.Option(min=1, help="Number of generated conversations of each model.")
     ] = 1,

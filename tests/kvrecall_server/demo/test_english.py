@@ -7,7 +7,7 @@ import pytest
 from kvrecall_server.demo.conversation import Conversation, Exchange
 from kvrecall_server.demo.english import generate_english
 
-TOKENS = 3800
+TOKENS = 3900
 
 
 @pytest.fixture(scope="module")
