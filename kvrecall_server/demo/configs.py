@@ -1,22 +1,57 @@
-"""Configurations that the demo compares: full cache, budget alone, budget with repair."""
+"""Configurations that the demo compares: full cache, budget alone, budget with repair, the default."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from kvrecall.client import Session, SessionOptions
+
+FULL = "full cache"
+ALONE = "budget alone"
+IN_PAUSES = "repair in pauses"
+IN_TURNS = "repair in pauses and turns"
+DEFAULT = "the default"
+
+PAUSES = ("tool_call", "tool_result")
+PAUSES_AND_TURNS = (*PAUSES, "turn")
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Settings of a session of the demo; `budget` and `repair_rows` are rows."""
+    """Settings of a session of the demo; `budget` and `repair_rows` are rows.
+
+    None is left to the service. `resolve` fills it in.
+    """
 
     name: str
-    method: str
+    method: str | None
     budget: int
-    repair_rows: int = 0
-    repair_on: tuple[str, ...] = ()
+    repair_rows: int | None = 0
+    repair_on: tuple[str, ...] | None = ()
 
     @property
     def has_budget(self) -> bool:
         """True if the method evicts rows."""
         return self.method != "full"
+
+    @property
+    def options(self) -> SessionOptions:
+        """What is sent to create a session."""
+        named = SessionOptions(budget=self.budget)
+        if self.method is not None:
+            named["method"] = self.method
+        if self.repair_rows is not None:
+            named["repair_rows"] = self.repair_rows
+        if self.repair_on is not None:
+            named["repair_on"] = self.repair_on
+        return named
+
+    def resolve(self, session: Session) -> "DemoConfig":
+        """The configuration with what the service chose for a session of it."""
+        return replace(
+            self,
+            method=session.method,
+            repair_rows=session.repair_rows,
+            repair_on=tuple(session.repair_on),
+        )
 
 
 def compared_configs(
@@ -24,16 +59,13 @@ def compared_configs(
 ) -> tuple[DemoConfig, ...]:
     """The configurations to compare; with `pauses_alone` one that repairs in no turn, too.
 
-    `repair_rows` are part of the budget, which is equal in all.
+    `repair_rows` are part of the budget, which is equal in all. The default names the budget alone.
     """
-    pauses = ("tool_call", "tool_result")
-    in_pauses = DemoConfig("repair in pauses", method, budget, repair_rows, pauses)
-    in_turns = DemoConfig(
-        "repair in pauses and turns", method, budget, repair_rows, (*pauses, "turn")
-    )
+    in_pauses = DemoConfig(IN_PAUSES, method, budget, repair_rows, PAUSES)
     return (
-        DemoConfig("full cache", "full", budget),
-        DemoConfig("budget alone", method, budget),
+        DemoConfig(FULL, "full", budget),
+        DemoConfig(ALONE, method, budget),
         *((in_pauses,) if pauses_alone else ()),
-        in_turns,
+        DemoConfig(IN_TURNS, method, budget, repair_rows, PAUSES_AND_TURNS),
+        DemoConfig(DEFAULT, None, budget, None, None),
     )

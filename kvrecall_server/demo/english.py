@@ -17,18 +17,19 @@ from kvrecall_server.demo.conversation import Conversation, Exchange, RecordedCa
 
 _REPLY_TOKENS = 18
 _STATEMENT = "The {attribute} of {name} is {value}. Remember it: {value}."
-# Tokens of the conversation per fact, each of which is asked for once.
-_TOKENS_PER_FACT = 160
+# Share of the system prompt, which is as long as an agent's.
+_SYSTEM_SHARE = 0.3
+# Tokens of the conversation per fact, each of which is asked for once. Answers take most of the demo's time.
+_TOKENS_PER_FACT = 380
 _LEAST_FACTS = 3
 # Tokens between a statement and its question: beyond the budget, and within what the model recalls
 # with a full cache. A share of the whole in short conversations.
 _AGES = (400, 1200)
 _AGE_SHARES = (1 / 8, 1 / 3)
-# Part of a conversation that states facts, and share of the questions that follow a tool's result.
-_STATED_UNTIL = 0.85
+# Share of the questions that follow a tool's result.
 _TOOL_SHARE = 1 / 3
 # For estimates of lengths: characters of a token, and tokens of the template around a message.
-_CHARACTERS = 3.6
+_CHARACTERS = 4.1
 _TEMPLATE_TOKENS = 5
 _LETTERS = "BCDFGHJKLMNPRSTVWXZ"
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
@@ -106,8 +107,11 @@ class _Writer:
 
     def write(self, seed: int) -> Conversation:
         """Write all exchanges: what is due first, else small talk."""
+        system = self._write_system()
+        self.length = _count_tokens(system)
         facts = self._draw_facts()
-        moments = sorted(self.rng.uniform(0, _STATED_UNTIL * self.tokens) for _ in facts)
+        last = self.tokens - self._ages[1]
+        moments = sorted(self.rng.uniform(self.length, last) for _ in facts)
         tools = set(self.rng.sample(range(len(facts)), int(len(facts) * _TOOL_SHARE)))
         stated = 0
         while stated < len(facts) or self.waiting or self.length < self.tokens:
@@ -121,8 +125,23 @@ class _Writer:
             else:
                 topic = self.rng.choice(ENGLISH.topics)
                 self._add(Exchange(*ENGLISH.small_talk(self.rng, topic, self.said)))
-        system = self.rng.choice(ENGLISH.system_lines)
         return Conversation(seed, system, (), tuple(self.exchanges), _REPLY_TOKENS)
+
+    def _write_system(self) -> str:
+        """A system prompt with examples of answers. No fact is in it that a question asks for."""
+        text = f"{self.rng.choice(ENGLISH.system_lines)} Answer in the tone of these examples."
+        while _count_tokens(text) < _SYSTEM_SHARE * self.tokens:
+            said, answer = ENGLISH.lead(self.rng, self.rng.choice(ENGLISH.topics))
+            text += f'\nTo "{said}" you answer: "{answer}"'
+        return text
+
+    @property
+    def _ages(self) -> tuple[float, float]:
+        """Least and most tokens between a statement and its question."""
+        least, most = (
+            min(age, share * self.tokens) for age, share in zip(_AGES, _AGE_SHARES, strict=True)
+        )
+        return least, most
 
     def _draw_facts(self) -> list[Fact]:
         """One fact a person. Every attribute is used before one is used again."""
@@ -150,10 +169,7 @@ class _Writer:
     def _state(self, fact: Fact, *, after_tool: bool) -> None:
         line = ENGLISH.line(self.rng, self.rng.choice(ENGLISH.topics))
         statement = _STATEMENT.format(**vars(fact))
-        low, high = (
-            min(age, share * self.tokens) for age, share in zip(_AGES, _AGE_SHARES, strict=True)
-        )
-        due = self.length + self.rng.uniform(low, high)
+        due = self.length + self.rng.uniform(*self._ages)
         self.waiting.append(_Asked(due, fact, len(self.exchanges), after_tool))
         self._add(Exchange(f"{line} {statement}", ENGLISH.acknowledge(self.rng, fact)))
 
@@ -183,7 +199,12 @@ class _Writer:
         texts = [exchange.user, exchange.reply]
         texts += [call.result, call.question] if call else []
         self.exchanges.append(exchange)
-        self.length += sum(round(len(text) / _CHARACTERS) + _TEMPLATE_TOKENS for text in texts)
+        self.length += sum(map(_count_tokens, texts))
+
+
+def _count_tokens(text: str) -> int:
+    """Estimate the tokens of a message."""
+    return round(len(text) / _CHARACTERS) + _TEMPLATE_TOKENS
 
 
 def _gives(value: str, reply: str) -> bool:

@@ -6,12 +6,16 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvrecall_server.demo.configs import ALONE, DEFAULT, FULL, IN_PAUSES, IN_TURNS
 from kvrecall_server.demo.run import DemoRun
 from kvrecall_server.demo.summary import count_by_age, pause_seconds
 from kvrecall_server.reporting.figures import COLOURS, STYLE, drawing, svg
 
 CORRECT_COLOUR = "#3a9d5d"
 WRONG_COLOUR = "#d1495b"
+RUN_COLOURS = dict(zip((FULL, ALONE, IN_TURNS, DEFAULT), COLOURS, strict=True)) | {
+    IN_PAUSES: "#8d6fb8"
+}
 
 
 def active_rows_plot(runs: Sequence[DemoRun], bound: int) -> str:
@@ -22,7 +26,8 @@ def active_rows_plot(runs: Sequence[DemoRun], bound: int) -> str:
     with rc_context(STYLE):
         figure = Figure(figsize=(9.4, 3.9), layout="constrained")
         everything, budgeted = figure.subplots(1, 2, width_ratios=(3, 2))
-        for run, colour in zip(runs, COLOURS, strict=False):
+        for run in runs:
+            colour = RUN_COLOURS[run.config.name]
             lengths = [turn.length for turn in run.turns]
             rows = [turn.active_rows for turn in run.turns]
             everything.plot(lengths, rows, color=colour, label=run.config.name, lw=1.8)
@@ -81,14 +86,14 @@ def _answers_panel(axes: Axes, name: str, runs: Sequence[DemoRun]) -> None:
 def repairs_plot(runs: Sequence[DemoRun]) -> str:
     """Repair milliseconds of each pause over the conversation, on the call and on the result."""
     with drawing(9.4, 2.9) as (figure, axes):
-        for run, colour in zip(runs, COLOURS[2:], strict=False):
+        for run in runs:
             for trigger, marker in (("tool_call", "o"), ("tool_result", "^")):
                 points = pause_seconds(run.turns, trigger)
                 axes.plot(
                     [length for length, _ in points],
                     [1000 * seconds for _, seconds in points],
                     marker,
-                    color=colour,
+                    color=RUN_COLOURS[run.config.name],
                     fillstyle="none" if trigger == "tool_call" else "full",
                     markersize=5,
                     label=f"{run.config.name}: {trigger.replace('_', ' ')}",

@@ -4,16 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrecall.client import Worker
+from kvrecall_server.demo.configs import ALONE, DEFAULT, FULL, IN_TURNS
 from kvrecall_server.demo.examples import add_examples, add_replies
 from kvrecall_server.demo.plots import active_rows_plot, answers_plot, repairs_plot
 from kvrecall_server.demo.run import DemoRun
+from kvrecall_server.demo.second import SecondConversation, second_lines
 from kvrecall_server.demo.summary import SUMMARY_NOTE, ConfigSummary, measures
 from kvrecall_server.reporting.html import Page
 from kvrecall_server.reporting.results import Results
 
 _TURN_NOTE = (
     "Repair in turns runs before turns that are answered, on their messages, and such a turn waits "
-    "for it. A wrong answer may be longer than a right one, and take longer."
+    "for it. A wrong answer may be longer than a right one, and take longer. A session of the default "
+    "names its budget alone: all of its rows are exact, and each step of an answer finds the stored rows "
+    "that it needs, in a copy in host memory."
 )
 
 
@@ -21,12 +25,13 @@ _TURN_NOTE = (
 class Part:
     """The runs of one model in all configurations; `worker` is the served model's description.
 
-    `about` says what the questions are, and which replies count as right.
+    `second` are the conversations after them. `about` says what the questions are, and which replies count as right.
     """
 
     title: str
     about: str
     runs: Sequence[DemoRun]
+    second: Sequence[SecondConversation]
     summaries: Sequence[ConfigSummary]
     worker: Worker
     results: Results
@@ -59,20 +64,23 @@ def _add_part(page: Page, part: Part) -> None:
     )
     page.paragraph(f"{SUMMARY_NOTE}. {_TURN_NOTE}", "note")
     names = [summary.config.name for summary in part.summaries]
-    add_examples(page, part.runs_of(names[0]), part.runs_of(names[1]), part.runs_of(names[-1]))
+    page.subheading("A second conversation")
+    page.paragraph(" ".join(second_lines(part.second)))
+    add_examples(page, *(part.runs_of(name) for name in (FULL, ALONE, IN_TURNS)))
     add_replies(page, [part.runs_of(name) for name in names])
     _add_plots(page, part, names)
 
 
 def _headline(summaries: Sequence[ConfigSummary]) -> str:
-    full, *budgeted = summaries
-    alone, repaired = budgeted[0], budgeted[-1]
+    named = {each.config.name: each for each in summaries}
+    full, alone, repaired, default = (named[name] for name in (FULL, ALONE, IN_TURNS, DEFAULT))
+    most = max(each.peak_rows for each in summaries if each.config.has_budget)
     return (
         f"The conversation has {full.tokens:,} tokens; the full cache kept all of their rows "
         f"active. Under a budget of {repaired.config.budget} rows no layer ever held more than "
-        f"{max(s.peak_rows for s in budgeted)}. With the budget alone {_share(alone)} of the "
-        f"answers were right, with repair in tool pauses and turns {_share(repaired)}, with the "
-        f"full cache {_share(full)}."
+        f"{most}. With the budget alone {_share(alone)} of the answers were right, with repair in "
+        f"tool pauses and turns {_share(repaired)}, with the default, which recalls, "
+        f"{_share(default)}, with the full cache {_share(full)}."
     )
 
 
@@ -82,7 +90,7 @@ def _share(summary: ConfigSummary) -> str:
 
 
 def _reserve_note(summaries: Sequence[ConfigSummary]) -> str:
-    reserve = max(summary.config.repair_rows for summary in summaries)
+    reserve = max(summary.config.repair_rows or 0 for summary in summaries)
     return (
         "All configurations with a budget have the same number of active rows: the "
         f"{reserve} rows reserved for repair are part of the budget. Questions are answered "

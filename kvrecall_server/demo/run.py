@@ -1,18 +1,19 @@
 """A generated conversation through a running service, in one configuration."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from kvrecall.client import KvrecallClient, Memory, Passage, Repair, Session, Turn
 from kvrecall_server.demo.configs import DemoConfig
 from kvrecall_server.demo.conversation import Conversation, Exchange, RecordedCall
+from kvrecall_server.demo.progress import Advance
 
 PLAIN = "plain"
 AFTER_TOOL = "after a tool"
 Json = Mapping[str, Any]
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -84,69 +85,79 @@ class DemoRun:
         return self.memory
 
 
+def open_session(client: KvrecallClient, config: DemoConfig, conversation: Conversation) -> Session:
+    """Create the session of a run. Raises KvrecallError."""
+    options = config.options
+    options["tools"] = conversation.tools
+    options["seed"] = conversation.seed
+    return client.create_session(**options)
+
+
 def run_config(
     client: KvrecallClient,
     config: DemoConfig,
+    session: Session,
     conversation: Conversation,
     pause_seconds: float,
-    progress: Progress,
+    progress: Advance,
 ) -> DemoRun:
-    """Run the conversation in a new session, which is deleted afterwards.
+    """Run the conversation in a new session of the configuration.
 
-    The model answers the questions, and its replies stay in the session. All other replies are
-    appended as recorded, and so are the calls of a model that calls no tools itself: they are equal
-    in every configuration. A tool takes `pause_seconds`; `progress` is called with 1 after every
-    exchange. Raises KvrecallError.
+    The model answers the questions, and its replies stay in the session. All other exchanges are
+    appended as recorded, those between two questions in one turn, and so are the calls of a model
+    that calls no tools itself: they are equal in every configuration. A tool takes `pause_seconds`;
+    `progress` is called with numbers of exchanges. Raises KvrecallError.
     """
-    session = client.create_session(
-        method=config.method,
-        budget=config.budget,
-        repair_rows=config.repair_rows,
-        repair_on=config.repair_on,
-        seed=conversation.seed,
-        tools=conversation.tools,
-    )
-    run = DemoRun(config, conversation.seed)
+    run = DemoRun(config.resolve(session), conversation.seed)
     runner = _Runner(client, session, run, pause_seconds, conversation.reply_tokens)
     runner.run_all(conversation, progress)
     runner.run.memory = client.memory(session)
-    client.delete_session(session)
     return runner.run
 
 
 @dataclass
 class _Runner:
-    """Sends a conversation's exchanges to one session and records the results in `run`."""
+    """Sends a conversation's exchanges to one session and records the results in `run`.
+
+    `opening` goes before the messages of the next turn.
+    """
 
     client: KvrecallClient
     session: Session
     run: DemoRun
     pause_seconds: float
     reply_tokens: int
+    opening: tuple[Json, ...] = ()
 
-    def run_all(self, conversation: Conversation, progress: Progress) -> None:
-        starts: list[int] = []
-        opening = [_message("system", conversation.system)]
-        for exchange in conversation.exchanges:
-            starts.append(self._length)
-            messages = [*opening, _message("user", exchange.user)]
-            if exchange.fact is None:
-                recorded = _message("assistant", exchange.reply)
-                self._turn([*messages, recorded], generate=False)
-            else:
-                stated = conversation.exchanges[exchange.fact].user
-                self._ask(exchange, messages, stated, starts[exchange.fact])
-            opening = []
-            progress(1)
+    def run_all(self, conversation: Conversation, progress: Advance) -> None:
+        """Append what was recorded up to each question, and ask it."""
+        self.opening = (_message("system", conversation.system),)
+        ends: list[int] = []
+        for recorded, question in _split(conversation.exchanges):
+            if recorded:
+                ends += self._append(recorded)
+                progress(len(recorded))
+            if question is not None:
+                self._ask(question, conversation.exchanges, ends)
+                ends.append(self._length)
+                progress(1)
+
+    def _append(self, exchanges: Sequence[Exchange]) -> list[int]:
+        """Append exchanges in one turn; return where each message of the user ends."""
+        texts = ((("user", each.user), ("assistant", each.reply)) for each in exchanges)
+        messages = [_message(role, text) for role, text in chain.from_iterable(texts)]
+        turn = self._turn(messages, generate=False)
+        (logged,) = self.client.inspect.turns(self.session, after=turn.turn - 1, limit=1).turns
+        return [span.stop for span in logged.spans if span.side == "user"]
 
     @property
     def _length(self) -> int:
         return self.run.turns[-1].length if self.run.turns else 0
 
-    def _ask(
-        self, exchange: Exchange, messages: Sequence[Json], statement: str, stated_at: int
-    ) -> None:
-        """Have the model answer a question and record its reply."""
+    def _ask(self, exchange: Exchange, exchanges: Sequence[Exchange], ends: Sequence[int]) -> None:
+        """Have the model answer a question about one of the exchanges, and record its reply."""
+        assert exchange.fact is not None, "a question has a fact"
+        messages = [_message("user", exchange.user)]
         if exchange.recorded_call is not None:
             called = True
             turn = self._play_call(messages, exchange.recorded_call)
@@ -163,12 +174,12 @@ class _Runner:
         self.run.questions.append(
             Question(
                 AFTER_TOOL if exchange.needs_tool else PLAIN,
-                self._length - stated_at,
+                self._length - ends[exchange.fact],
                 correct,
                 exchange.question,
                 exchange.reply,
                 reply,
-                statement,
+                exchanges[exchange.fact].user,
                 self._passages(turn),
             )
         )
@@ -207,10 +218,11 @@ class _Runner:
         self, messages: Sequence[Json], *, generate: bool = True, after_pause: bool = False
     ) -> Turn:
         """Run a turn after the repairs before it: their results are measured, not their speed."""
+        opening, self.opening = self.opening, ()
         started = time.perf_counter()
         turn = self.client.turn(
             self.session,
-            messages,
+            [*opening, *messages],
             generate=generate,
             wait_for_repairs=True,
             max_tokens=self.reply_tokens,
@@ -233,6 +245,20 @@ class _Runner:
                 after_pause=after_pause,
             )
         )
+
+
+def _split(
+    exchanges: Iterable[Exchange],
+) -> Iterator[tuple[list[Exchange], Exchange | None]]:
+    """Exchanges that ask nothing, in their order, each time with the question behind them."""
+    recorded: list[Exchange] = []
+    for exchange in exchanges:
+        if exchange.fact is None:
+            recorded.append(exchange)
+        else:
+            yield recorded, exchange
+            recorded = []
+    yield recorded, None
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

