@@ -80,16 +80,6 @@ class WorkerOptions:
     template_arguments: str = "{}"
 
     @property
-    def prefills_sparsely(self) -> bool:
-        """Return whether rows depend on `prefill`, and on the session's seed."""
-        return self.prefill is not None and self.prefill.sparse != "off"
-
-    @property
-    def attends_stored(self) -> bool | None:
-        """Return whether prompts attend to every stored row; None leaves it to the method."""
-        return None if self.prefill is None else self.prefill.attend == "stored"
-
-    @property
     def retrieves(self) -> bool | None:
         """Return whether decoding retrieves rows; None leaves it to the method."""
         return None if self.retrieve is None else self.retrieve.share > 0

@@ -10,9 +10,7 @@ class MethodInfo:
     """An eviction method, repair, prefill or retrieval. `settings_schema` is the JSON schema of its settings.
 
     `episodes`: evictions observe with the active episode's prompt, so a session may have episodes.
-    `retrieves`: decoding retrieves rows unless `retrieve` says otherwise. `by_position`: evictions
-    keep the first and the newest rows. `attends_stored`: prompts attend to every stored row unless
-    `prefill` says otherwise.
+    `retrieves`: decoding retrieves rows unless `retrieve` says otherwise.
     """
 
     name: str
@@ -20,8 +18,6 @@ class MethodInfo:
     settings_schema: str = "{}"
     episodes: bool = False
     retrieves: bool = False
-    by_position: bool = False
-    attends_stored: bool = False
 
 
 @dataclass(frozen=True)

@@ -381,8 +381,6 @@ def method_info_from_wire(method: pb.MethodInfo) -> MethodInfo:
         method.settings_schema,
         method.episodes,
         method.retrieves,
-        method.by_position,
-        method.attends_stored,
     )
 
 

@@ -98,10 +98,7 @@ def describe(name: str) -> pb.MethodInfo:
     method = METHODS[name]
     info = _describe(name, method)
     info.episodes = method.has_episodes
-    default = build(name)
-    info.retrieves = default.retrieval is not None
-    info.by_position = default.first_kept(rows=1) is not None
-    info.attends_stored = default.prefill.attend == "stored"
+    info.retrieves = build(name).retrieval is not None
     return info
 
 

@@ -828,22 +828,18 @@ class RepairEvent(_message.Message):
     def __init__(self, accepted: bool = ..., result: _Optional[_Union[RepairResult, _Mapping]] = ...) -> None: ...
 
 class MethodInfo(_message.Message):
-    __slots__ = ("name", "summary", "settings_schema", "episodes", "retrieves", "by_position", "attends_stored")
+    __slots__ = ("name", "summary", "settings_schema", "episodes", "retrieves")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     RETRIEVES_FIELD_NUMBER: _ClassVar[int]
-    BY_POSITION_FIELD_NUMBER: _ClassVar[int]
-    ATTENDS_STORED_FIELD_NUMBER: _ClassVar[int]
     name: str
     summary: str
     settings_schema: str
     episodes: bool
     retrieves: bool
-    by_position: bool
-    attends_stored: bool
-    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ..., episodes: bool = ..., retrieves: bool = ..., by_position: bool = ..., attends_stored: bool = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ..., episodes: bool = ..., retrieves: bool = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes", "protocol_version", "prefill", "retrieve", "call_format", "sampling")
