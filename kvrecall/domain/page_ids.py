@@ -52,6 +52,14 @@ def split_ids(joined: bytes) -> tuple[bytes, ...]:
     return tuple(joined[at : at + ID_BYTES] for at in range(0, len(joined), ID_BYTES))
 
 
+def count_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Count the first ids that both have."""
+    for index, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if ours != theirs:
+            return index
+    return min(len(one), len(other))
+
+
 @dataclass(frozen=True)
 class PageNames:
     """The names that one tenant's pages have in one layout.

@@ -3,13 +3,13 @@
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvrecall.domain.page_ids import ID_BYTES, PageNames, join_ids, split_ids
+from kvrecall.domain.page_ids import ID_BYTES, PageNames, count_common, join_ids, split_ids
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
@@ -201,8 +201,7 @@ def name_words(row_key: bytes, words: list[str]) -> list[bytes]:
 
 def shared_pages(prefix: pb.Prefix, row_key: bytes, words: list[str]) -> int:
     """Count the whole pages of the prefix that the prompt begins with, but for its last word."""
-    pairs = zip(split_ids(prefix.page_ids), name_words(row_key, words[:-1]), strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return count_common(split_ids(prefix.page_ids), name_words(row_key, words[:-1]))
 
 
 def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.RepairReport:
@@ -245,7 +244,7 @@ def turn_reports(
         reports["reselections"] = pb.ReselectionReport(
             count=2, rows_in=40, rows_out=30, seconds=0.25
         )
-    if options.prefills_sparsely:
+    if options.prefill is not None and options.prefill.sparse != "off":
         reports["prefill"] = pb.PrefillReport(
             blocks=2, cover_min=0.9375, cover_mean=0.96875, density=0.25
         )

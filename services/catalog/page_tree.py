@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from kvrecall.domain.page_ids import count_common
+
 # The most sessions that a look-up of pages returns.
 SESSIONS_FOUND = 16
 
@@ -86,7 +88,7 @@ def find(runs: Runs, pages: Sequence[bytes]) -> tuple[int | None, int]:
     known = 0
     while known < len(pages) and (run := runs.find(pages[known])) is not None:
         last = run.id
-        common = _count_common(run.pages, pages[known:])
+        common = count_common(run.pages, pages[known:])
         known += common
         if common < len(run.pages):
             break
@@ -125,11 +127,3 @@ def _count(runs: Runs, run_id: int, change: int) -> int:
     run = runs.get(run_id)
     runs.put(replace(run, refs=run.refs + change))
     return run.refs + change
-
-
-def _count_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Count the first pages that both have."""
-    for index, (ours, theirs) in enumerate(zip(one, other, strict=False)):
-        if ours != theirs:
-            return index
-    return min(len(one), len(other))

@@ -7,11 +7,10 @@ tenant and salt that begin with the most of them, whatever the conversations and
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message
-from kvrecall.domain.page_ids import ID_BYTES, split_ids
+from kvrecall.domain.page_ids import ID_BYTES, count_common, split_ids
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
@@ -81,7 +80,7 @@ class PrefixSharing:
         try:
             # What the session was committed with counts: the tree may lag behind.
             held = await self._catalog.sessions.get_page_ids(owner.id)
-            pages = _count_common(split_ids(page_ids), split_ids(held))
+            pages = count_common(split_ids(page_ids), split_ids(held))
             shared = await list_owners(self._catalog, owner, pages, info.page_tokens)
         except UnknownSession:  # deleted since
             return first
@@ -123,12 +122,6 @@ class PrefixSharing:
 
 
 def _may_fill_page(session: Session, messages: Sequence[Message], page_tokens: int) -> bool:
-    """Check that a prompt has enough text for a page: no token has more than its characters say."""
+    """Check that a prompt has enough text for a page: few of its tokens are not of the text."""
     size = sum(message.size for message in messages) + sum(map(len, session.settings.tools))
     return bool(messages) and size >= page_tokens
-
-
-def _count_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Count the first ids that both have."""
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return sum(1 for _ in pairs)

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 
-from kvrecall.domain.page_ids import split_ids
+from kvrecall.domain.page_ids import count_common, split_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
@@ -97,5 +96,5 @@ def _count_common(
 ) -> int:
     """Count the first pages that the prompt has in common with the prefix."""
     names = get_names(engine.store, resident.config.row_key)
-    pairs = zip(name_tokens(names, prompt), split_ids(prefix.page_ids), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    offered = split_ids(prefix.page_ids)
+    return count_common(name_tokens(names, prompt[: len(offered) * names.page_tokens]), offered)
