@@ -19,7 +19,7 @@ def prompt_family(settings: SessionSettings, messages: Sequence[Message]) -> str
     spreads by its load. OpenAI's `prompt_cache_key` is left out: agents send the id of their
     conversation in it, of which each would be a family of its own.
     """
-    leading = leading_messages(messages)
+    leading = tuple(takewhile(lambda message: message.role == "system", messages))
     if not (leading or settings.tools):
         return ""
     shapes = {
@@ -30,8 +30,3 @@ def prompt_family(settings: SessionSettings, messages: Sequence[Message]) -> str
     }
     text = json.dumps(shapes, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def leading_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the system messages that a first turn begins with."""
-    return tuple(takewhile(lambda message: message.role == "system", messages))

@@ -109,7 +109,7 @@ def read_pages(dump: SessionDump, tiers: Sequence[Tier], page_tokens: int) -> It
 def make_page_ids(dump: SessionDump, page_tokens: int) -> bytes:
     """Make ids for the pages of a session from a file, joined.
 
-    Random ones: that a file's rows are those of its tokens is not believed, so nobody shares them.
+    Random ones, so that no other session shares them: a file may have other rows than its tokens'.
     """
     return join_ids([make_random_id() for _ in range(count_pages(dump, page_tokens))])
 
