@@ -55,18 +55,18 @@ def add_commit_point(db: sqlite3.Connection, session_id: str, epoch: int, length
 
 
 def replace_worker_state(db: sqlite3.Connection, session_id: str, state: bytes) -> None:
-    """Replace the serialized pb.SessionState."""
+    """Replace the serialized pb.SessionState, of the same pages."""
     db.execute(
         "UPDATE worker_states SET state = :state WHERE session = :session",
         {"state": seal(state), "session": session_id},
     )
 
 
-def replace_page_ids(db: sqlite3.Connection, session_id: str, page_ids: bytes) -> None:
-    """Replace the ids of the session's pages."""
+def replace_pages(db: sqlite3.Connection, session_id: str, state: bytes, page_ids: bytes) -> None:
+    """Replace the serialized pb.SessionState and the ids of its pages."""
     db.execute(
-        "UPDATE worker_states SET page_ids = :page_ids WHERE session = :session",
-        {"page_ids": seal(page_ids), "session": session_id},
+        "UPDATE worker_states SET state = :state, page_ids = :page_ids WHERE session = :session",
+        {"state": seal(state), "page_ids": seal(page_ids), "session": session_id},
     )
     set_pages(db, session_id, page_ids)
 

@@ -53,8 +53,7 @@ class SqliteTurns:
         """Replace the worker state and the memory report. Raises UnknownSession, StaleEpoch."""
 
         def change(db: sqlite3.Connection) -> None:
-            session_rows.replace_worker_state(db, session_id, commit.worker_state)
-            session_rows.replace_page_ids(db, session_id, commit.page_ids)
+            session_rows.replace_pages(db, session_id, commit.worker_state, commit.page_ids)
             session_rows.replace_memory(db, session_id, commit.memory)
             session_rows.add_commit_point(db, session_id, epoch, commit.memory.rows)
 
@@ -113,8 +112,7 @@ def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float
     )
     session_rows.replace_memory(db, turn.session, outcome.memory)
     session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.rows)
-    session_rows.replace_worker_state(db, turn.session, commit.worker_state)
-    session_rows.replace_page_ids(db, turn.session, commit.page_ids)
+    session_rows.replace_pages(db, turn.session, commit.worker_state, commit.page_ids)
     if commit.kept is not None:
         session_rows.keep_state(db, turn.session, turn.number, commit.kept)
     episodes.count_match(db, turn.session, commit.matched, commit.active)

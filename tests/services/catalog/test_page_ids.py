@@ -1,21 +1,16 @@
-"""The ids of a session's pages are committed with its state, and a catalog has one secret for all."""
+"""The ids of a session's pages are committed with its state."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from kvrecall.domain.errors import QuotaExceeded, StaleEpoch, UnknownSession
-from kvrecall.domain.page_ids import KEY_BYTES
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from services.catalog.base import Catalog
 from services.catalog.quota import TenantLimits
 from services.catalog.records import ForkCommit, SessionDump, SettleCommit, TurnCommit
-from services.catalog.redis.catalog import RedisCatalog
-from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -78,24 +73,3 @@ async def test_page_ids_count_as_stored_bytes(
     turn = replace(make_turn("s", 1), page_ids=make_ids(1 << 16))
     with pytest.raises(QuotaExceeded):
         await catalog.turns.commit(turn, 1, None, TenantLimits(bytes=held + (1 << 20)))
-
-
-async def test_a_file_keeps_its_secret_and_another_has_another(tmp_path: Path) -> None:
-    secrets = []
-    for name in ("one.db", "one.db", "other.db"):
-        catalog = await SqliteCatalog.open(tmp_path / name)
-        secrets.append(catalog.secret)
-        await catalog.close()
-    assert secrets[0] == secrets[1] != secrets[2]
-    assert len(secrets[0]) == KEY_BYTES
-
-
-async def test_gateways_of_one_namespace_share_its_secret(
-    open_catalog: Callable[..., Awaitable[RedisCatalog]], redis_url: str
-) -> None:
-    namespaces = uuid4().hex, uuid4().hex
-    one = await open_catalog(redis_url, namespaces[0])
-    same = await open_catalog(redis_url, namespaces[0])
-    other = await open_catalog(redis_url, namespaces[1])
-    assert one.secret == same.secret != other.secret
-    assert len(one.secret) == KEY_BYTES
