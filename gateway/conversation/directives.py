@@ -2,8 +2,8 @@
 
 A header says the same as a part of the member `kvrecall` of the body, for clients whose framework
 can send headers only. A header comes before the body; one that is not known is refused, since it
-was meant to change the answer. A salt alone has to be the same wherever it is: else a client could name
-another one than a proxy, that isolates its users, has set beside it.
+was meant to change the answer. Only a salt has to be the same in header and body: a proxy that isolates its
+users sets it, and a client must not replace it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -15,9 +15,12 @@ def note_block(engine: Engine, resident: ResidentSession) -> None:
 
 
 def note_step(engine: Engine, resident: ResidentSession) -> None:
-    """Note whether the next step, of one token, gives an exact row: only if it reads all rows."""
+    """Note whether the next step, of one token, gives an exact row: only if it reads all rows.
+
+    It does in every step of a method that evicts nothing, which are spared the look.
+    """
     session = resident.session
-    if session.inexact_from is not None:
+    if session.inexact_from is not None or not resident.config.method.evicts:
         return
     engine.make_room(resident, 1)
     if not engine.cache.holds_all(resident.slot, session.length):

@@ -109,7 +109,7 @@ class DirectionBody(CreateSessionBody):
         session = "" if self.session is None or self.session == "none" else self.session
         if self.history == "new" and not session:
             raise InvalidRequest("kvrecall.history", "new messages need a session to follow")
-        # A salt is compared with the session's: whoever adds it to all requests adds it here too.
+        # A salt is no setting here: a proxy may add it to every request, and it is compared.
         if session and self.model_fields_set - {"session", "history", "cache_salt"}:
             message = "a session keeps the settings that it has; leave the others out"
             raise InvalidRequest("kvrecall.session", message)
