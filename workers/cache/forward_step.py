@@ -42,15 +42,15 @@ class BlockAttention(Protocol):
 class RowRetrieval(Protocol):
     """A step's retrieval: rows that are not active, but that it attends to as well."""
 
-    def extend(
+    def attend(
         self,
         layer: int,
         queries: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
         scale: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Extend a layer's keys, values and mask; see `workers.retrieval.step.RetrievalStep`."""
+    ) -> Tensor:
+        """Attend in one layer to active rows and others; see `workers.retrieval.step.RetrievalStep`."""
 
     def measure(self, metrics: Metrics) -> None:
         """Add the pass, once it is over, to the worker's metrics."""

@@ -66,10 +66,11 @@ def active_attention(
     # The query heads of a group become queries of their KV head, so that no row is repeated.
     grouped = query.reshape(batch, n_kv_heads, n_heads // n_kv_heads * tokens, head_dim)
     mask = step.mask(layer, query.dtype)
-    if step.retrieval is not None:
+    if step.retrieval is None:
+        out = nn.functional.scaled_dot_product_attention(
+            grouped, key, value, attn_mask=mask, scale=scaling
+        )
+    else:
         rows = (key, value, step.positions(layer))
-        key, value, mask = step.retrieval.extend(layer, grouped, rows, mask, scaling)
-    out = nn.functional.scaled_dot_product_attention(
-        grouped, key, value, attn_mask=mask, scale=scaling
-    )
+        out = step.retrieval.attend(layer, grouped, rows, mask, scaling)
     return out.reshape(batch, n_heads, tokens, head_dim).transpose(1, 2), None

@@ -76,6 +76,10 @@ class HostCopy:
         """
         return [self.arena.gather(layer, positions) for layer, positions in enumerate(selection)]
 
+    def is_indexed(self, layer: int) -> bool:
+        """True if a search of the layer goes through an index, and not through every row."""
+        return self._indexes[layer] is not None
+
     def candidates(self, layer: int, queries: Tensor) -> Tensor | None:
         """Find the rows of a layer that its queries may attend to most, by a tree; None: every row.
 

@@ -11,13 +11,15 @@ from torch.nn.functional import pad
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.cache.slot_pool import EMPTY
+from workers.native.stored_rows import StoredRows
 from workers.retrieval.descent import descend
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.sampling import Ranks, draw, take_best
 from workers.retrieval.weights import weigh
 
-# Positions that the ranks of a layer are rotated from those of the one before.
-_LAYER_STEP = 37
+LAYER_STEP = 37
+"""Positions that the ranks of a layer are rotated from those of the one before."""
+
 # And the ranks of a level of summaries from those of the level below.
 _LEVEL_STEP = 151
 # Nodes per head that are scored at once: of more a level above takes less time.
@@ -108,8 +110,15 @@ class Retriever:
         started = time.perf_counter()
         positions, bias = self.search(layer, queries, active, scale)
         found = Found(positions, *self.rows.arena.gather(layer, positions), bias)
-        self._count(layer, positions, time.perf_counter() - started)
+        self.count_found(layer, int((positions >= 0).sum()), time.perf_counter() - started)
         return found
+
+    def stored_rows(self, layer: int) -> StoredRows | None:
+        """The rows of a layer, where a search scores each of them, and draws; None where it does not."""
+        if self.rows.is_indexed(layer) or self._settings.choice != "sample":
+            return None
+        arena = self.rows.arena
+        return StoredRows(*arena.rows(layer), self._ranks.unrotated(arena.length), self.count)
 
     def search(
         self, layer: int, queries: Tensor, active: Tensor, scale: float
@@ -130,9 +139,9 @@ class Retriever:
         excluded = active.long().clamp(max=length)
         # The newest row is that of the query's own token: in a batch, too, whose sessions are padded.
         newest = int(active.masked_fill(active == EMPTY, 0).max()) if active.numel() else 0
-        rotation = newest + _LAYER_STEP * layer
+        rotation = newest + LAYER_STEP * layer
         ranks = self._ranks.rotated(len(queries), length + 1, rotation)
-        queries = queries * scale
+        queries = queries.float() * scale
         some = self._narrow(layer, queries, rotation)
         if some is None:
             weights = pad(weigh(queries, self.rows.arena.keys(layer)), (0, 1), value=-1.0)
@@ -151,7 +160,7 @@ class Retriever:
         summaries = self.rows.summaries(layer)
         level = 0 if summaries is None else summaries.lowest_level(_MOST_NODES)
         if summaries is not None and level:
-            return self._descend(layer, summaries, level, queries.float(), rotation)
+            return self._descend(layer, summaries, level, queries, rotation)
         positions = self.rows.candidates(layer, queries)
         if positions is None:
             return None
@@ -183,10 +192,8 @@ class Retriever:
             return take_best(weights, count)
         return draw(weights, ranks, count)
 
-    def _count(self, layer: int, positions: Tensor, seconds: float) -> None:
+    def count_found(self, layer: int, rows: int, seconds: float) -> None:
+        """Count the rows that were found in a layer, and the time that it took."""
         counts = self.counts
-        self.counts = RetrievalCounts(
-            counts.steps + (layer == 0),
-            counts.rows + int((positions >= 0).sum()),
-            counts.seconds + seconds,
-        )
+        steps = counts.steps + (layer == 0)
+        self.counts = RetrievalCounts(steps, counts.rows + rows, counts.seconds + seconds)

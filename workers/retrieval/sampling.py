@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-# Ranks are rotated by up to so many positions, see `Ranks`.
-_ROTATIONS = 1024
+ROTATIONS = 1024
+"""Ranks are rotated by less than so many positions, see `Ranks`."""
+
 _GOLDEN = (5**0.5 - 1) / 2
 _LEAST = torch.finfo(torch.float32).tiny
 
@@ -22,14 +23,20 @@ class Ranks:
 
     def rotated(self, heads: int, n: int, rotation: int) -> Tensor:
         """Return the ranks of positions 0 to n - 1, a view, float32 `[heads, n]`, 1 or more."""
-        stride = _ROTATIONS // heads
-        first = rotation % _ROTATIONS
-        needed = n + 2 * _ROTATIONS
+        stride = ROTATIONS // heads
+        return self.unrotated(n).as_strided((heads, n), (stride, 1), rotation % ROTATIONS)
+
+    def unrotated(self, n: int) -> Tensor:
+        """Return the ranks of positions 0 to n - 1, and of two rotations more at least, float32 `[m]`.
+
+        With `rotated`, head h begins at `rotation % ROTATIONS + h * (ROTATIONS // heads)` of them.
+        """
+        needed = n + 2 * ROTATIONS
         if len(self._values) < needed:
             # Ahead of the rows that answers add.
-            places = torch.arange(needed + _ROTATIONS, dtype=torch.float64)
+            places = torch.arange(needed + ROTATIONS, dtype=torch.float64)
             self._values = (places * _GOLDEN + 0.5).frac().reciprocal().float()
-        return self._values.as_strided((heads, n), (stride, 1), first)
+        return self._values
 
 
 def take_best(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,17 @@
-"""Retrieval within one forward pass: each layer's rows are extended by those that were found."""
+"""Retrieval within one forward pass: attention to active rows and to those that are found."""
 
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from kvrecall.metrics.page import Metrics
 from workers.cache.transfers import Transfers
-from workers.retrieval.retriever import Found, RetrievalCounts, Retriever
+from workers.native.attention import NativeAttention
+from workers.native.stored_rows import StoredRows
+from workers.retrieval.retriever import LAYER_STEP, Found, RetrievalCounts, Retriever
 
 
 class RetrievalStep:
@@ -17,10 +21,16 @@ class RetrievalStep:
         retrievers: Of each session of the pass; None for one that retrieves nothing.
     """
 
-    def __init__(self, retrievers: Sequence[Retriever | None], transfers: Transfers) -> None:
-        """Begin a pass."""
+    def __init__(
+        self,
+        retrievers: Sequence[Retriever | None],
+        transfers: Transfers,
+        native: NativeAttention | None = None,
+    ) -> None:
+        """Begin a pass; native: computes the layers that it takes, torch the others, with the same draws."""
         self.retrievers = tuple(retrievers)
         self._transfers = transfers
+        self._native = native
         self._before = self._sum()
 
     @property
@@ -41,23 +51,61 @@ class RetrievalStep:
             rows=sum(each.rows for each in counts), seconds=sum(each.seconds for each in counts)
         )
 
-    def extend(
+    def attend(
         self,
         layer: int,
         queries: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
         scale: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Extend a layer's rows by those found for its queries: no row that is active already.
+    ) -> Tensor:
+        """Attend to a layer's active rows and those found for its queries: none that is active already.
 
         queries: of one token, `[B, n_kv_heads, group, head_dim]`. rows: active keys and values
         `[B, n_kv_heads, n, head_dim]`, and their positions int32 `[B, n_kv_heads, n]`. mask: as
-        `ForwardStep.mask`. Returns keys, values and mask of n + r rows, r of the session that has
-        most; the others' are masked.
+        `ForwardStep.mask`. scale: of logits; None: head_dim ** -0.5. Returns the shape of `queries`.
+        """
+        scale = queries.shape[-1] ** -0.5 if scale is None else scale
+        native, stored = self._native, self._stored_rows(layer)
+        if native is None or stored is None or not native.takes(queries, rows, mask, stored):
+            keys, values, mask = self._extend(layer, queries, rows, mask, scale)
+            return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+        started = time.perf_counter()
+        rotation = LAYER_STEP * layer
+        out, _, found = native.attend(queries, rows, mask, stored, rotation=rotation, scale=scale)
+        counted = [
+            (retriever, heads)
+            for retriever, heads in zip(self.retrievers, found.tolist(), strict=True)
+            if retriever is not None
+        ]
+        # The call is all sessions': each has an equal part of its time.
+        seconds = (time.perf_counter() - started) / len(counted)
+        for retriever, heads in counted:
+            retriever.count_found(layer, sum(heads), seconds)
+        return out
+
+    def _stored_rows(self, layer: int) -> list[StoredRows | None] | None:
+        """Of each session the rows of a layer, None for one that retrieves nothing.
+
+        None in all if a session's search does not score all of its rows.
+        """
+        stored = [None if each is None else each.stored_rows(layer) for each in self.retrievers]
+        pairs = zip(self.retrievers, stored, strict=True)
+        return None if any(each is not None and rows is None for each, rows in pairs) else stored
+
+    def _extend(
+        self,
+        layer: int,
+        queries: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Extend a layer's rows by those that are found.
+
+        Returns keys, values and mask of n + r rows, r of the session that has most; the others' are masked.
         """
         keys, values, active = rows
-        scale = keys.shape[-1] ** -0.5 if scale is None else scale
         host_queries, host_active = queries.detach().cpu(), active.cpu()
         found = [
             None

@@ -1,0 +1,127 @@
+"""Attention of a decode step over active and drawn rows, in native code."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workers.native.call import Call
+from workers.native.heads import Heads
+from workers.native.stored import Stored
+from workers.native.stored_rows import StoredRows
+
+# Numbers of stored keys that are worth a thread: starting one takes as long as scoring so many.
+_NUMBERS_PER_THREAD = 1 << 18
+# Arrays of floats end at a multiple of it: the vectors of attend.cpp.
+_LANES = 8
+
+
+class NativeAttention:
+    """One call a layer: search, draw and attention of all sessions and heads of a step.
+
+    What is drawn, and how drawn rows count, is defined by `workers.retrieval.sampling`; the results
+    are the same. May be called from several threads.
+
+    Attributes:
+        level: Instructions that it was compiled for: baseline, avx2 or avx512.
+    """
+
+    def __init__(self, level: str, library: ctypes.CDLL, rotations: int) -> None:
+        """Take the functions of a library; rotations: ranks are rotated by less than that."""
+        self.level = level
+        self._rotations = rotations
+        self._functions = {
+            torch.float32: library.attend_float32,
+            torch.bfloat16: library.attend_bfloat16,
+        }
+        for function in self._functions.values():
+            function.argtypes = [ctypes.POINTER(Call)]
+            function.restype = None
+
+    def takes(
+        self,
+        queries: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+        stored: Sequence[StoredRows | None],
+    ) -> bool:
+        """True for arguments that `attend` computes: on a CPU, of one token, in float32 or bfloat16."""
+        keys, values, positions = rows
+        return (
+            queries.device.type == "cpu"
+            and queries.dtype in self._functions
+            and queries.dtype == keys.dtype == values.dtype
+            and all(each.stride()[2:] == (each.shape[3], 1) for each in (queries, keys, values))
+            and positions.stride(2) == 1
+            and (mask is None or mask.shape[2:] == (1, keys.shape[2]))
+            and all(each is None or each.keys.dtype == keys.dtype for each in stored)
+        )
+
+    def attend(
+        self,
+        queries: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+        stored: Sequence[StoredRows | None],
+        *,
+        rotation: int,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Attend to a layer's active rows, and to those that are drawn of each session's stored ones.
+
+        queries: `[B, n_kv_heads, group, head_dim]`. rows: active keys and values
+        `[B, n_kv_heads, n, head_dim]`, and their positions int32 `[B, n_kv_heads, n]`. mask: is added
+        to active rows' logits, `[B or 1, n_kv_heads or 1, 1, n]`. stored: of each session; None for one
+        that retrieves nothing. rotation: of the layer's ranks, beside that of the newest position.
+
+        Returns the output as `queries`; the positions that were drawn, int32 `[B, n_kv_heads, count]`, -1
+        for none; and how many they are, int32 `[B, n_kv_heads]`.
+        """
+        batch, heads, group, dim = queries.shape
+        active = rows[0].shape[2]
+        retrieving = [each for each in stored if each is not None]
+        most = max(each.count for each in retrieving)
+        out = torch.empty(queries.shape, dtype=queries.dtype)
+        drawn = torch.empty(batch, heads, most, dtype=torch.int32)
+        found = torch.empty(batch, heads, dtype=torch.int32)
+        lengths = [each.keys.shape[1] for each in retrieving]
+        threads = _count_threads(batch * heads, heads * dim * sum(lengths))
+        scratch = torch.empty(threads, _count_scratch(active, most, max(lengths), group, dim))
+        added = None if mask is None else mask[:, :, 0].float().expand(batch, heads, active)
+        call = Call(
+            *map(Heads.of, (queries, *rows)),
+            Heads() if added is None else Heads.of(added),
+            (Stored * batch)(*map(_describe, stored)),
+            *(rotation, self._rotations),
+            *(batch, heads, group, dim, active),
+            *(each.data_ptr() for each in (out, drawn, found)),
+            most,
+            *(scratch.data_ptr(), scratch.shape[1], threads),
+            scale,
+        )
+        self._functions[queries.dtype](call)
+        return out, drawn, found
+
+
+def _describe(rows: StoredRows | None) -> Stored:
+    if rows is None:
+        return Stored()
+    pointers = (each.data_ptr() for each in (rows.keys, rows.values, rows.ranks))
+    capacity = rows.keys.stride(0) // rows.keys.shape[2]
+    return Stored(*pointers, capacity, rows.keys.shape[1], rows.count)
+
+
+def _count_threads(heads: int, numbers: int) -> int:
+    """Threads that are worth their start for so many heads, and numbers of keys in all."""
+    return max(1, min(torch.get_num_threads(), heads, numbers // _NUMBERS_PER_THREAD))
+
+
+def _count_scratch(active: int, most: int, longest: int, group: int, dim: int) -> int:
+    """Floats that one thread of `attend_head` needs."""
+    joint = _pad(active + most)
+    return 2 * group * dim + most + group * joint + (group + 2) * _pad(longest)
+
+
+def _pad(n: int) -> int:
+    return -(-n // _LANES) * _LANES

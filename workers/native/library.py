@@ -1,0 +1,39 @@
+"""The native code's file for this CPU, if the distribution was built with a C++ compiler."""
+
+import ctypes
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+LEVELS = ("baseline", "avx2", "avx512")
+"""Instructions that the code is compiled for, by setup.py, which has what each one is."""
+
+_FOLDER = Path(__file__).parent
+# By the names that torch has for what a CPU can do, the best first.
+_SUITED = {"AVX512": ("avx512", "avx2", "baseline"), "AVX2": ("avx2", "baseline")}
+
+
+def find_files(folder: Path = _FOLDER) -> dict[str, Path]:
+    """Find the files that were built, by their level."""
+    paths = [
+        (level, folder / f"attend_{level}{suffix}")
+        for level in LEVELS
+        for suffix in EXTENSION_SUFFIXES
+    ]
+    return {level: path for level, path in paths if path.is_file()}
+
+
+def open_library(
+    capability: str, folder: Path = _FOLDER
+) -> tuple[str, ctypes.CDLL] | tuple[None, None]:
+    """Open the best file for a CPU; None where none was built, or none can be opened here.
+
+    capability: as `torch.backends.cpu.get_cpu_capability` names it. Returns level and library.
+    """
+    built = find_files(folder)
+    for level in _SUITED.get(capability, ("baseline",)):
+        if level in built:
+            try:
+                return level, ctypes.CDLL(str(built[level]))
+            except OSError:
+                continue  # it was built for another system
+    return None, None
