@@ -123,8 +123,11 @@ def build_worker_service(
         metrics,
         sandbox,
     )
+    engine = Engine(parts)
+    level = "none: torch computes answers that retrieve" if engine.native is None else engine.native.level
+    structlog.get_logger().info("native attention", level=level)
     return WorkerService(
-        Scheduler(Engine(parts)),
+        Scheduler(engine),
         Embedder(settings.embedder, loaded.device),
         str(model),
         CatalogBinding(data / "pages" / "catalog-id"),

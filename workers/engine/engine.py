@@ -31,7 +31,9 @@ from workers.metrics.catalogue import create_metrics
 from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
+from workers.native.attention import NativeAttention
 from workers.primitives.observation import Observed
+from workers.retrieval.sampling import ROTATIONS
 
 # Prompts, and grammars, of one tenant that may wait for a thread.
 _MOST_WAITING = 1024
@@ -74,6 +76,7 @@ class Engine:
         settings = parts.settings
         rows = [settings.slot_rows] * shape.n_layers
         self.cache = ActiveCache(shape, settings.slots, rows, self.model.dtype, self.model.device)
+        self.native = NativeAttention.open(ROTATIONS) if settings.native_attention else None
         self.sessions: dict[str, WorkerSession] = {}
         self.host_cache = HostCache(get_host_cache_bytes(settings.host_cache_bytes))
         self.host_cache.register(self._drop_copy)
@@ -343,7 +346,7 @@ class Engine:
             self.make_room(resident, tokens)
         observe = max(recording.observed_tokens(resident.session, tokens) for resident in residents)
         step = self._begin_step(residents, tokens, observe)
-        recording.begin(step, residents, attention)
+        recording.begin(step, residents, attention, self.native)
         try:
             logits = self.model.forward(token_ids, step, logits_to_keep)
             for resident in residents:

@@ -13,6 +13,7 @@ from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine.accumulation import received_weights
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
+from workers.native.attention import NativeAttention
 from workers.primitives.observation import Observed, RecentQueries
 from workers.retrieval.step import RetrievalStep
 
@@ -75,15 +76,21 @@ def observe_prompt(step: ForwardStep) -> Observed:
 
 
 def begin(
-    step: ForwardStep, residents: Sequence[ResidentSession], attention: BlockAttention | None
+    step: ForwardStep,
+    residents: Sequence[ResidentSession],
+    attention: BlockAttention | None,
+    native: NativeAttention | None,
 ) -> None:
-    """Give a pass the attention of its block, and its retrieval, as far as its sessions have them."""
+    """Give a pass the attention of its block, and its retrieval, as far as its sessions have them.
+
+    native: computes steps that retrieve; None: torch does.
+    """
     step.block_attention = attention
-    step.retrieval = _begin_retrieval(step, residents)
+    step.retrieval = _begin_retrieval(step, residents, native)
 
 
 def _begin_retrieval(
-    step: ForwardStep, residents: Sequence[ResidentSession]
+    step: ForwardStep, residents: Sequence[ResidentSession], native: NativeAttention | None
 ) -> RetrievalStep | None:
     """Begin the retrieval of a pass; None if none of its sessions retrieves.
 
@@ -95,7 +102,7 @@ def _begin_retrieval(
     cache, slots = step.cache, step.slot_list
     found = torch.tensor([0 if each is None else each.count for each in ready])
     cache.require_bound(slice(None), slots, cache.lengths[:, slots] + found[:, None])
-    return RetrievalStep(ready, cache.transfers)
+    return RetrievalStep(ready, cache.transfers, native)
 
 
 def end(step: ForwardStep, residents: Sequence[ResidentSession], metrics: Metrics) -> None:

@@ -57,6 +57,11 @@ class WorkerSettings(BaseModel):
         "stored pages for all else. Unset: a quarter of the memory of the machine or its container, at "
         "most what slots and the RAM tier leave free",
     )
+    native_attention: bool = Field(
+        default=True,
+        description="answers that retrieve are computed by native code, where it was built for this CPU; "
+        "off: by torch, to the same results in about twice the time",
+    )
     idle_seconds: float = Field(
         default=900.0,
         gt=0,

@@ -19,8 +19,8 @@
 
 #define INLINE inline __attribute__((always_inline))
 
-// Of one session, as `Stored` of stored.py.
-struct Stored {
+// Of one session, as `Searched` of searched.py.
+struct Searched {
   const void* keys;    // [heads, capacity, dim]
   const void* values;  // as keys
   const float* ranks;  // of all positions, and of those that a rotation adds
@@ -47,7 +47,7 @@ struct Call {
   Heads values;          // as keys
   Heads positions;       // int32 [sessions, heads, active]; EMPTY for none
   Heads mask;            // added to active rows' logits, float32 [sessions, heads, active]; no data: 0
-  const Stored* stored;  // [sessions]
+  const Searched* stored;  // [sessions]
   int64_t rotation;      // of the layer's ranks
   int64_t rotations;     // they are rotated by less than that
   int64_t sessions, heads, group, dim, active;
@@ -341,7 +341,7 @@ INLINE int64_t find_newest(const Call& call, int64_t session) {
 template <typename T>
 INLINE int64_t search(const Call& call, int64_t session, int64_t head, const float* queries, float* logits,
                       int32_t* drawn, float* bias) {
-  const Stored& stored = call.stored[session];
+  const Searched& stored = call.stored[session];
   const int64_t stride = padded(stored.rows);
   float* weights = logits + call.group * stride;
   float* priorities = weights + stride;
@@ -373,7 +373,7 @@ template <typename T>
 void attend_head(const Call& call, int64_t session, int64_t head, float* scratch) {
   const int64_t group = call.group, dim = call.dim, active = call.active;
   const int64_t index = session * call.heads + head, numbers = group * dim;
-  const Stored& stored = call.stored[session];
+  const Searched& stored = call.stored[session];
   float* queries = scratch;
   float* sums = queries + numbers;
   float* bias = sums + numbers;

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from workers.native.call import Call
 from workers.native.heads import Heads
-from workers.native.stored import Stored
-from workers.native.stored_rows import StoredRows
+from workers.native.library import open_library
+from workers.native.searched import Searched
+from workers.native.searched_rows import SearchedRows
 
-# Numbers of stored keys that are worth a thread: starting one takes as long as scoring so many.
+# Numbers of searched keys that are worth a thread: starting one takes as long as scoring so many.
 _NUMBERS_PER_THREAD = 1 << 18
 # Arrays of floats end at a multiple of it: the vectors of attend.cpp.
 _LANES = 8
@@ -39,12 +40,18 @@ class NativeAttention:
             function.argtypes = [ctypes.POINTER(Call)]
             function.restype = None
 
+    @classmethod
+    def open(cls, rotations: int) -> "NativeAttention | None":
+        """Open the code that was built for this CPU; None where none was, or it is of another system."""
+        level, library = open_library(torch.backends.cpu.get_cpu_capability())
+        return None if level is None or library is None else cls(level, library, rotations)
+
     def takes(
         self,
         queries: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
-        stored: Sequence[StoredRows | None],
+        searched: Sequence[SearchedRows | None],
     ) -> bool:
         """True for arguments that `attend` computes: on a CPU, of one token, in float32 or bfloat16."""
         keys, values, positions = rows
@@ -55,7 +62,7 @@ class NativeAttention:
             and all(each.stride()[2:] == (each.shape[3], 1) for each in (queries, keys, values))
             and positions.stride(2) == 1
             and (mask is None or mask.shape[2:] == (1, keys.shape[2]))
-            and all(each is None or each.keys.dtype == keys.dtype for each in stored)
+            and all(each is None or each.keys.dtype == keys.dtype for each in searched)
         )
 
     def attend(
@@ -63,16 +70,16 @@ class NativeAttention:
         queries: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
-        stored: Sequence[StoredRows | None],
+        searched: Sequence[SearchedRows | None],
         *,
         rotation: int,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend to a layer's active rows, and to those that are drawn of each session's stored ones.
+        """Attend to a layer's active rows, and to those that are drawn of each session's searched ones.
 
         queries: `[B, n_kv_heads, group, head_dim]`. rows: active keys and values
         `[B, n_kv_heads, n, head_dim]`, and their positions int32 `[B, n_kv_heads, n]`. mask: is added
-        to active rows' logits, `[B or 1, n_kv_heads or 1, 1, n]`. stored: of each session; None for one
+        to active rows' logits, `[B or 1, n_kv_heads or 1, 1, n]`. searched: of each session; None for one
         that retrieves nothing. rotation: of the layer's ranks, beside that of the newest position.
 
         Returns the output as `queries`; the positions that were drawn, int32 `[B, n_kv_heads, count]`, -1
@@ -80,7 +87,7 @@ class NativeAttention:
         """
         batch, heads, group, dim = queries.shape
         active = rows[0].shape[2]
-        retrieving = [each for each in stored if each is not None]
+        retrieving = [each for each in searched if each is not None]
         most = max(each.count for each in retrieving)
         out = torch.empty(queries.shape, dtype=queries.dtype)
         drawn = torch.empty(batch, heads, most, dtype=torch.int32)
@@ -92,7 +99,7 @@ class NativeAttention:
         call = Call(
             *map(Heads.of, (queries, *rows)),
             Heads() if added is None else Heads.of(added),
-            (Stored * batch)(*map(_describe, stored)),
+            (Searched * batch)(*map(_describe, searched)),
             *(rotation, self._rotations),
             *(batch, heads, group, dim, active),
             *(each.data_ptr() for each in (out, drawn, found)),
@@ -104,12 +111,12 @@ class NativeAttention:
         return out, drawn, found
 
 
-def _describe(rows: StoredRows | None) -> Stored:
+def _describe(rows: SearchedRows | None) -> Searched:
     if rows is None:
-        return Stored()
+        return Searched()
     pointers = (each.data_ptr() for each in (rows.keys, rows.values, rows.ranks))
     capacity = rows.keys.stride(0) // rows.keys.shape[2]
-    return Stored(*pointers, capacity, rows.keys.shape[1], rows.count)
+    return Searched(*pointers, capacity, rows.keys.shape[1], rows.count)
 
 
 def _count_threads(heads: int, numbers: int) -> int:

@@ -4,7 +4,7 @@ import ctypes
 from typing import ClassVar
 
 from workers.native.heads import Heads
-from workers.native.stored import Stored
+from workers.native.searched import Searched
 
 
 class Call(ctypes.Structure):
@@ -16,7 +16,7 @@ class Call(ctypes.Structure):
         ("values", Heads),
         ("positions", Heads),
         ("mask", Heads),
-        ("stored", ctypes.POINTER(Stored)),
+        ("stored", ctypes.POINTER(Searched)),
         ("rotation", ctypes.c_int64),
         ("rotations", ctypes.c_int64),
         ("sessions", ctypes.c_int64),

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.cache.slot_pool import EMPTY
-from workers.native.stored_rows import StoredRows
+from workers.native.searched_rows import SearchedRows
 from workers.retrieval.descent import descend
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.sampling import Ranks, draw, take_best
@@ -113,12 +113,12 @@ class Retriever:
         self.count_found(layer, int((positions >= 0).sum()), time.perf_counter() - started)
         return found
 
-    def stored_rows(self, layer: int) -> StoredRows | None:
+    def searched_rows(self, layer: int) -> SearchedRows | None:
         """The rows of a layer, where a search scores each of them, and draws; None where it does not."""
         if self.rows.is_indexed(layer) or self._settings.choice != "sample":
             return None
         arena = self.rows.arena
-        return StoredRows(*arena.rows(layer), self._ranks.unrotated(arena.length), self.count)
+        return SearchedRows(*arena.rows(layer), self._ranks.unrotated(arena.length), self.count)
 
     def search(
         self, layer: int, queries: Tensor, active: Tensor, scale: float

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvrecall.metrics.page import Metrics
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
-from workers.native.stored_rows import StoredRows
+from workers.native.searched_rows import SearchedRows
 from workers.retrieval.retriever import LAYER_STEP, Found, RetrievalCounts, Retriever
 
 
@@ -66,13 +66,13 @@ class RetrievalStep:
         `ForwardStep.mask`. scale: of logits; None: head_dim ** -0.5. Returns the shape of `queries`.
         """
         scale = queries.shape[-1] ** -0.5 if scale is None else scale
-        native, stored = self._native, self._stored_rows(layer)
-        if native is None or stored is None or not native.takes(queries, rows, mask, stored):
+        native, searched = self._native, self._searched_rows(layer)
+        if native is None or searched is None or not native.takes(queries, rows, mask, searched):
             keys, values, mask = self._extend(layer, queries, rows, mask, scale)
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         started = time.perf_counter()
         rotation = LAYER_STEP * layer
-        out, _, found = native.attend(queries, rows, mask, stored, rotation=rotation, scale=scale)
+        out, _, found = native.attend(queries, rows, mask, searched, rotation=rotation, scale=scale)
         counted = [
             (retriever, heads)
             for retriever, heads in zip(self.retrievers, found.tolist(), strict=True)
@@ -84,14 +84,14 @@ class RetrievalStep:
             retriever.count_found(layer, sum(heads), seconds)
         return out
 
-    def _stored_rows(self, layer: int) -> list[StoredRows | None] | None:
+    def _searched_rows(self, layer: int) -> list[SearchedRows | None] | None:
         """Of each session the rows of a layer, None for one that retrieves nothing.
 
         None in all if a session's search does not score all of its rows.
         """
-        stored = [None if each is None else each.stored_rows(layer) for each in self.retrievers]
-        pairs = zip(self.retrievers, stored, strict=True)
-        return None if any(each is not None and rows is None for each, rows in pairs) else stored
+        searched = [None if each is None else each.searched_rows(layer) for each in self.retrievers]
+        pairs = zip(self.retrievers, searched, strict=True)
+        return None if any(each is not None and rows is None for each, rows in pairs) else searched
 
     def _extend(
         self,

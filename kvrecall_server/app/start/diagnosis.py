@@ -30,6 +30,7 @@ from kvrecall_server.app.start.preflight import (
     read_shape,
 )
 from workers.errors import ModelRefused
+from workers.native.library import find_files
 
 Result = Literal["ok", "note", "wrong"]
 
@@ -54,6 +55,7 @@ def diagnose(settings: Settings) -> Iterator[Check]:
     yield check_python()
     yield from check_packages()
     yield from check_cpu()
+    yield check_native()
     yield check_threads(os.environ)
     yield _attempt("budget", lambda: check_budget(settings.worker), f"{settings.worker.max_budget}")
     yield check_model_name(settings)
@@ -108,6 +110,15 @@ def check_cpu() -> Iterator[Check]:
         advice = "torch is several times slower without AVX2: take another machine"
     result: Result = "ok" if bfloat16 or has_gpu else "note"
     yield Check("CPU", result, f"{', '.join(found) or 'none of AVX2, AVX-512, AMX'}", advice)
+
+
+def check_native() -> Check:
+    """The native code of answers that retrieve, which is built where there is a C++ compiler."""
+    found = ", ".join(find_files())
+    if found:
+        return Check("native attention", "ok", f"built for {found}")
+    advice = "answers that retrieve take twice the time: install g++, then kvrecall-server again"
+    return Check("native attention", "note", "not built", advice)
 
 
 def check_threads(environment: Mapping[str, str]) -> Check:

@@ -4,8 +4,8 @@ import ctypes
 from typing import ClassVar
 
 
-class Stored(ctypes.Structure):
-    """Structure `Stored` of attend.cpp; all zero for a session that retrieves nothing."""
+class Searched(ctypes.Structure):
+    """Structure `Searched` of attend.cpp; all zero for a session that retrieves nothing."""
 
     _fields_: ClassVar = [
         ("keys", ctypes.c_void_p),

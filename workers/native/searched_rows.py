@@ -1,4 +1,4 @@
-"""Stored rows of a session that a step may draw."""
+"""Searched rows of a session that a step may draw."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class StoredRows:
+class SearchedRows:
     """Rows of one layer of a session, all of which a search scores.
 
     Attributes:

@@ -1,0 +1,226 @@
+"""Native attention of steps with retrieval, beside torch's: the same draws, and the same output."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvrecall.domain.settings.retrieval import Retrieval
+from kvstore.format.page import PageLayout
+from workers.cache.active_cache import EMPTY
+from workers.cache.transfers import Transfers
+from workers.native.attention import NativeAttention
+from workers.native.library import LEVELS, open_library
+from workers.retrieval.host_copy import HostCopy
+from workers.retrieval.retriever import LAYER_STEP, Retriever
+from workers.retrieval.sampling import ROTATIONS, Ranks
+from workers.retrieval.step import RetrievalStep
+from workers.retrieval.weights import weigh
+
+CPU = Transfers(torch.device("cpu"))
+LAYERS = 3
+# Priorities and weights that float32 cannot tell apart, after a softmax that was summed in another order.
+NEAR, NOTHING = 1e-5, 1e-30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of a layer's step; sessions: rows and retrieved rows of each, None without retrieval."""
+
+    sessions: Sequence[tuple[int, int] | None]
+    heads: int = 2
+    group: int = 3
+    dim: int = 16
+    active: int = 12
+    layer: int = 1
+    sharpness: float = 2.0
+    shorter: bool = False
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Tensors of a step."""
+
+    shape: Shape
+    queries: Tensor
+    rows: tuple[Tensor, Tensor, Tensor]
+    mask: Tensor | None
+    retrievers: list[Retriever | None] = field(default_factory=list)
+
+    def attend(self, native: NativeAttention | None) -> Tensor:
+        """Output of the step."""
+        step = RetrievalStep(self.retrievers, CPU, native)
+        return step.attend(self.shape.layer, self.queries, self.rows, self.mask, None)
+
+    def draw(self, native: NativeAttention) -> Tensor:
+        """Positions that the native code draws."""
+        layer = self.shape.layer
+        searched = [each and each.searched_rows(layer) for each in self.retrievers]
+        rotation, scale = LAYER_STEP * layer, self.shape.dim**-0.5
+        arguments = (self.queries, self.rows, self.mask, searched)
+        _, drawn, found = native.attend(*arguments, rotation=rotation, scale=scale)
+        assert torch.equal((drawn >= 0).sum(2), found)
+        return drawn
+
+
+def make(shape: Shape, dtype: torch.dtype | None = None) -> Made:
+    """Numbers of a step in the shape's dtype, in tensors of `dtype`, by default the same."""
+    random = torch.Generator().manual_seed(shape.seed)
+
+    def numbers(*sizes: int, scale: float = 1.0) -> Tensor:
+        made = (torch.randn(sizes, generator=random) * scale).to(shape.dtype)
+        return made if dtype is None else made.to(dtype)
+
+    batch, heads, active = len(shape.sessions), shape.heads, shape.active
+    queries = numbers(batch, heads, shape.group, shape.dim, scale=shape.sharpness)
+    # Views of a wider region, as those of the pool.
+    keys, values = (numbers(batch, heads, active + 5, shape.dim)[:, :, :active] for _ in range(2))
+    positions = torch.empty(batch, heads, active + 2, dtype=torch.int32)[:, :, :active]
+    mask = torch.zeros(batch, heads, 1, active) if shape.shorter else None
+    retrievers = list[Retriever | None]()
+    for index, session in enumerate(shape.sessions):
+        length = 50 if session is None else session[0]
+        for head in range(heads):
+            # Some are behind the stored ones, as those of an answer's tokens.
+            chosen = torch.randperm(length + active, generator=random)[:active]
+            positions[index, head] = chosen.sort().values
+        if mask is not None and index % 2:
+            end = max(1, active // 2)
+            positions[index, :, end:] = EMPTY
+            mask[index, :, :, end:] = -torch.inf
+        retrievers.append(None)
+        if session is not None:
+            settings = Retrieval(index="exact")
+            layout = PageLayout(LAYERS, heads, shape.dim, keys.dtype, "made up")
+            copy = HostCopy(layout, settings)
+            copy.append([(numbers(heads, length, shape.dim),) * 2 for _ in range(LAYERS)])
+            retrievers[-1] = Retriever(copy, settings, session[1])
+    return Made(shape, queries, (keys, values, positions), mask, retrievers)
+
+
+def draws_differ(made: Made, index: int, drawn: Tensor) -> bool:
+    """Compare a session's draw with torch's; True if they differ in rows that are as good as equal.
+
+    Fails if they differ in others.
+    """
+    retriever, shape = made.retrievers[index], made.shape
+    assert retriever is not None
+    active, scale = made.rows[2][index], shape.dim**-0.5
+    found, _ = retriever.search(shape.layer, made.queries[index], active, scale)
+    weights = weigh(made.queries[index].float() * scale, retriever.rows.arena.keys(shape.layer))
+    newest = int(active.masked_fill(active == EMPTY, 0).max())
+    rotation = newest + LAYER_STEP * shape.layer
+    priorities = weights * Ranks().rotated(shape.heads, weights.shape[1], rotation)
+    different = False
+    for head in range(shape.heads):
+        mine, theirs = ({p for p in each[head].tolist() if p >= 0} for each in (drawn, found))
+        ours = torch.tensor(sorted(mine ^ theirs), dtype=torch.int64)
+        ours = ours[weights[head, ours] > NOTHING]
+        if len(ours):
+            those = priorities[head, ours]
+            assert float(those.max() / those.min()) < 1 + NEAR
+            different = True
+    return different
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    session = st.tuples(st.integers(1, 700), st.integers(1, 60))
+    others = draw(st.lists(st.none() | session, max_size=3))
+    return Shape(
+        draw(st.permutations([draw(session), *others])),
+        heads=draw(st.integers(1, 4)),
+        group=draw(st.integers(1, 9)),
+        dim=draw(st.sampled_from([3, 8, 20, 64, 80, 128])),
+        active=draw(st.integers(1, 40)),
+        layer=draw(st.integers(0, LAYERS - 1)),
+        sharpness=draw(st.sampled_from([0.1, 1.0, 3.0])),
+        shorter=draw(st.booleans()),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        seed=draw(st.integers(0, 10_000)),
+    )
+
+
+def check(shape: Shape, native: NativeAttention) -> None:
+    """Compare draws and output with torch's, which computes the same numbers in float32."""
+    made, reference = make(shape), make(shape, torch.float32)
+    drawn, found, expected = made.draw(native), made.attend(native), reference.attend(None)
+    assert found.dtype == shape.dtype
+    for index, retriever in enumerate(reference.retrievers):
+        if retriever is None:
+            assert bool((drawn[index] == -1).all())
+        elif draws_differ(reference, index, drawn[index]):
+            continue
+        # Of bfloat16 the output alone is rounded.
+        relative = 1e-5 if shape.dtype == torch.float32 else 2**-8
+        torch.testing.assert_close(
+            found[index].float(), expected[index], atol=1e-5, rtol=relative
+        )
+    counted = sum(each.counts.rows for each in made.retrievers if each is not None)
+    assert counted == int((drawn >= 0).sum())
+
+
+@given(shape=shapes())
+def test_a_step_draws_the_rows_that_torch_does_and_says_the_same(
+    shape: Shape, native: NativeAttention
+) -> None:
+    check(shape, native)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_of_instructions_that_the_cpu_has_computes_the_same(
+    level: str, native_folder: Path
+) -> None:
+    capability = {"baseline": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}[level]
+    if level not in supported():
+        return
+    opened, library = open_library(capability, native_folder)
+    assert opened == level
+    assert library is not None
+    for seed, dtype in enumerate([torch.float32, torch.bfloat16]):
+        shape = Shape([(3000, 64), None, (7, 64)], dim=64, shorter=True, dtype=dtype, seed=seed)
+        check(shape, NativeAttention(level, library, ROTATIONS))
+
+
+def supported() -> Iterator[str]:
+    """Levels of instructions that this CPU has."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield "baseline"
+    yield from {"AVX2": ("avx2",), "AVX512": ("avx2", "avx512")}.get(capability, ())
+
+
+def test_neither_threads_nor_other_sessions_change_a_bit(native: NativeAttention) -> None:
+    made = make(Shape([(20_000, 64), (5, 9), None, (9000, 30)], dim=64, heads=3))
+    before = torch.get_num_threads()
+    outs = []
+    try:
+        for threads in (1, 5):
+            torch.set_num_threads(threads)
+            outs.append((made.attend(native), made.draw(native)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*outs, strict=True))
+    for index, retriever in enumerate(made.retrievers):
+        if retriever is not None:
+            at = slice(index, index + 1)
+            rows = (made.rows[0][at], made.rows[1][at], made.rows[2][at])
+            alone = Made(made.shape, made.queries[at], rows, None, [retriever])
+            assert torch.equal(alone.attend(native), outs[0][0][at])
+
+
+def test_rows_that_are_all_drawn_make_up_the_whole_cache(native: NativeAttention) -> None:
+    made = make(Shape([(40, 64)], active=6))
+    assert made.retrievers[0] is not None
+    keys, values = made.retrievers[0].rows.arena.rows(made.shape.layer)
+    some = torch.tensor([0, 3, 17, 18, 30, 39])
+    rows = (keys[None][:, :, some], values[None][:, :, some], some.int().expand(1, 2, 6).clone())
+    found = Made(made.shape, made.queries, rows, None, made.retrievers).attend(native)
+    whole = torch.nn.functional.scaled_dot_product_attention(made.queries, keys[None], values[None])
+    torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,27 @@
+"""The native code as the tests use it: what an installation built, or built here from the source."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from workers.native.library import find_files
+
+ROOT = Path(__file__).parents[2]
+SOURCES = (ROOT / "setup.py", ROOT / "workers" / "native" / "attend.cpp")
+
+
+def build_native(folder: Path) -> Path:
+    """Return a folder with the native code of this source, built into `folder` if there is none.
+
+    Fails without a C++ compiler: the tests of native code are never skipped.
+    """
+    newest = max(path.stat().st_mtime for path in SOURCES)
+    built = find_files()
+    if built and min(path.stat().st_mtime for path in built.values()) >= newest:
+        return SOURCES[1].parent
+    folders = ("--build-lib", str(folder), "--build-temp", str(folder / "objects"))
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", *folders]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    made = folder / "workers" / "native"
+    assert find_files(made), f"the tests need a C++ compiler, such as Debian's g++: {ended.stderr}"
+    return made
