@@ -1,6 +1,6 @@
 """Native attention of steps with retrieval, beside torch's: the same draws, and the same output."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -174,26 +174,25 @@ def test_a_step_draws_the_rows_that_torch_does_and_says_the_same(
     check(shape, native)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+CAPABILITIES = {"baseline": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
+
+
+def supported() -> list[str]:
+    """Levels of instructions that this CPU has."""
+    here = torch.backends.cpu.get_cpu_capability()
+    return {"AVX2": ["baseline", "avx2"], "AVX512": list(LEVELS)}.get(here, ["baseline"])
+
+
+@pytest.mark.parametrize("level", supported())
 def test_every_level_of_instructions_that_the_cpu_has_computes_the_same(
     level: str, native_folder: Path
 ) -> None:
-    capability = {"baseline": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}[level]
-    if level not in supported():
-        return
-    opened, library = open_library(capability, native_folder)
+    opened, library = open_library(CAPABILITIES[level], native_folder)
     assert opened == level
     assert library is not None
     for seed, dtype in enumerate([torch.float32, torch.bfloat16]):
         shape = Shape([(3000, 64), None, (7, 64)], dim=64, shorter=True, dtype=dtype, seed=seed)
         check(shape, NativeAttention(level, library, ROTATIONS))
-
-
-def supported() -> Iterator[str]:
-    """Levels of instructions that this CPU has."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    yield "baseline"
-    yield from {"AVX2": ("avx2",), "AVX512": ("avx2", "avx512")}.get(capability, ())
 
 
 def test_neither_threads_nor_other_sessions_change_a_bit(native: NativeAttention) -> None:
@@ -224,3 +223,65 @@ def test_rows_that_are_all_drawn_make_up_the_whole_cache(native: NativeAttention
     found = Made(made.shape, made.queries, rows, None, made.retrievers).attend(native)
     whole = torch.nn.functional.scaled_dot_product_attention(made.queries, keys[None], values[None])
     torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
+
+
+class Refusal(Exception):
+    """Native code was called for what it does not compute."""
+
+
+@pytest.fixture
+def refusing(native: NativeAttention, monkeypatch: pytest.MonkeyPatch) -> NativeAttention:
+    """Native code that fails where it is called."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Refusal
+
+    monkeypatch.setattr(native, "attend", refuse)
+    return native
+
+
+def test_the_native_code_is_called_for_what_it_computes(refusing: NativeAttention) -> None:
+    """So the tests below can fail."""
+    with pytest.raises(Refusal):
+        make(Shape([(70, 5), None])).attend(refusing)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Retrieval(index="exact", choice="best"),
+        Retrieval(index="summaries"),
+        Retrieval(index="tree"),
+    ],
+)
+def test_torch_computes_a_batch_with_a_session_that_searches_in_another_way(
+    settings: Retrieval, refusing: NativeAttention
+) -> None:
+    made = make(Shape([(70, 5), None]))
+    assert made.retrievers[0] is not None
+    rows = made.retrievers[0].rows.arena
+    copy = HostCopy(PageLayout(LAYERS, 2, made.shape.dim, torch.float32, "made up"), settings)
+    copy.append([rows.rows(layer) for layer in range(LAYERS)])
+    list(copy.index_rows())
+    together = Made(made.shape, made.queries, made.rows, None, [Retriever(copy, settings, 5), None])
+    assert together.attend(refusing).isfinite().all()
+
+
+def test_torch_computes_numbers_that_the_native_code_does_not_have(
+    refusing: NativeAttention,
+) -> None:
+    assert make(Shape([(70, 5)]), torch.float16).attend(refusing).dtype == torch.float16
+
+
+def test_torch_computes_rows_that_are_stored_in_other_numbers(refusing: NativeAttention) -> None:
+    made, stored = make(Shape([(70, 5)])), make(Shape([(70, 5)]), torch.bfloat16)
+    mixed = Made(made.shape, made.queries, made.rows, None, stored.retrievers)
+    assert mixed.attend(refusing).dtype == torch.float32
+
+
+def test_torch_computes_a_mask_that_differs_between_queries(refusing: NativeAttention) -> None:
+    made = make(Shape([(70, 5)], shorter=True))
+    assert made.mask is not None
+    mask = made.mask.expand(-1, -1, made.shape.group, -1)
+    some = Made(made.shape, made.queries, made.rows, mask, made.retrievers)
+    torch.testing.assert_close(some.attend(refusing), made.attend(None))

@@ -103,12 +103,11 @@ def test_the_rows_found_are_the_most_attended_ones_that_are_not_active(
     assert made.counts.rows == int(at.sum())
 
 
-def extend(
+def attend(
     step: RetrievalStep, queries: Tensor, rows: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
 ) -> Tensor:
-    """Attention over the extended rows."""
-    keys, values, mask = step.extend(0, queries, rows, mask, None)
-    return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    """Attention over active rows and those that are found."""
+    return step.attend(0, queries, rows, mask, None)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -123,7 +122,7 @@ def test_sessions_of_one_pass_attend_as_each_alone(masked: bool) -> None:
     if masked:
         mask[1, 0, 0, 3] = -torch.inf
     rows = (keys, values, positions)
-    together = extend(RetrievalStep(retrievers, CPU), queries, rows, mask if masked else None)
+    together = attend(RetrievalStep(retrievers, CPU), queries, rows, mask if masked else None)
     for index, each in enumerate(retrievers):
         at = slice(index, index + 1)
         own = (keys[at], values[at], positions[at])
@@ -133,7 +132,7 @@ def test_sessions_of_one_pass_attend_as_each_alone(masked: bool) -> None:
             )
         else:
             step = RetrievalStep([each], CPU)
-            alone = extend(step, queries[at], own, mask[at] if masked else None)
+            alone = attend(step, queries[at], own, mask[at] if masked else None)
         torch.testing.assert_close(together[at], alone)
 
 
@@ -144,7 +143,7 @@ def test_all_rows_together_attend_as_the_whole_cache() -> None:
     queries = torch.randn(1, HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(1))
     some = torch.tensor([0, 3, 19], dtype=torch.int32).expand(HEADS, -1)
     rows = (keys[None][:, :, [0, 3, 19]], values[None][:, :, [0, 3, 19]], some[None])
-    found = extend(RetrievalStep([made], CPU), queries, rows, None)
+    found = attend(RetrievalStep([made], CPU), queries, rows, None)
     whole = torch.nn.functional.scaled_dot_product_attention(queries, keys[None], values[None])
     torch.testing.assert_close(found, whole)
 
@@ -199,8 +198,8 @@ def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one(
 @pytest.mark.parametrize(
     ("index", "rows", "made"),
     [
-        ("auto", 8192, type(None)),
-        ("auto", 8193, KeySummaries),
+        ("auto", 16_384, type(None)),
+        ("auto", 16_385, KeySummaries),
         ("summaries", 8, KeySummaries),
         ("exact", 10**6, type(None)),
         ("tree", 1, DciTree),
@@ -307,6 +306,6 @@ def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best
             whole = torch.nn.functional.scaled_dot_product_attention(
                 queries, keys[None], values[None]
             )
-            found.append(float((extend(step, queries, (*rows, active), None) - whole).norm()))
+            found.append(float((attend(step, queries, (*rows, active), None) - whole).norm()))
     assert sum(errors["sample"]) < 0.7 * sum(errors["best"])
     assert sum(errors["descent"]) < 0.85 * sum(errors["best"])

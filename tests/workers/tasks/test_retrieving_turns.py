@@ -8,6 +8,8 @@ import pytest
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings
+from workers.native.attention import NativeAttention
+
 
 LIMITS: dict[str, Any] = {"block_tokens": 32, "recent": 8, "max_budget": 512}
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -26,6 +28,15 @@ ALL = {
 }
 """36 rows per head of a layer, on average, are active between turns, and 324 retrieved: all others of a
 short session. Split evenly, such a budget keeps all rows active while they fit."""
+
+
+@pytest.fixture(params=["torch", "native"], autouse=True)
+def backend(
+    request: pytest.FixtureRequest, native: NativeAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What computes the steps of every worker of a test."""
+    opened = {"torch": None, "native": native}[request.param]
+    monkeypatch.setattr(NativeAttention, "open", lambda _rotations: opened)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
