@@ -1,34 +1,42 @@
-"""Time of one layer's decoding step over made-up rows: full attention, or retrieval and its parts.
+"""Time of decoding steps with retrieval over made-up rows, beside full attention.
 
-`python -m benchmarks retrieval` measures the scan over every row, the descent (`summaries`) and the
-DCI-tree side by side, in the shape of a 7B model; `--gpu` attends on a GPU, with the rows on the host.
-Keys have a few directions of much variance, as a model's have; a query is a noisy key of the last ones.
+`python -m benchmarks retrieval` measures one layer in the shape of a 7B model: the scan over every row by
+native code and by torch, the descent (`summaries`) and the DCI-tree, each with its parts; `--gpu`
+attends on a GPU, with the rows on the host. Keys have a few directions of much variance, as a model's have; a
+query is a noisy key of the last ones. `--of steps` measures whole steps of a model on a CPU, of one session and
+of eight at once, beside the full cache and the budget alone (`benchmarks/decode_steps.py`).
 Arms run in rotation. Times are CPU time on a CPU, and time until the device is done on a GPU.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import decode_steps
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.subjects import clock
+from benchmarks.throughput import describe_model
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
+from workers.native.attention import NativeAttention
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
+from workers.retrieval.sampling import ROTATIONS
 from workers.retrieval.step import RetrievalStep
 
 HEADS, GROUP, HEAD_DIM = 4, 7, 128
 CPU_ROWS = (8192, 16_384, 65_536, 262_144)
 GPU_ROWS = (8192, 32_768, 131_072)
 INDEXES: tuple[Literal["exact", "summaries", "tree"], ...] = ("exact", "summaries", "tree")
+NATIVE = "exact, native"
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,11 @@ class Plan:
     """Sizes of a measurement."""
 
     seed: int = 0
+    of: str = option("layer", choices=("layer", "steps"))
+    model: str = option("reference", "of steps")
+    batches: tuple[int, ...] = option((1, 8), "sessions of a step")
     gpu: bool = option(False, "attend on a GPU, in bfloat16")
-    rows: tuple[int, ...] = option((), "rows per head; default: by the device")
+    rows: tuple[int, ...] = option((), "stored rows per head; default: by the device, or 4096 for steps")
     budget: int = option(256, "rows; a quarter is active")
     scan: float = option(0.1, "of the tree")
     rounds: int = 15
@@ -45,15 +56,30 @@ class Plan:
 
 
 def measure(plan: Plan) -> Measured:
-    """Measure a step over each number of rows."""
+    """Measure a layer, or whole steps, over each number of rows."""
+    torch.set_num_threads(plan.threads)
+    if plan.of == "steps":
+        return measure_steps(plan)
     where = "gpu" if plan.gpu else "cpu"
     model = f"one layer, {HEADS} KV heads, {GROUP} queries each, {HEAD_DIM} channels"
     return Measured(f"retrieval-step-{where}.json", model, step_rows(plan), plan.seed)
 
 
+def measure_steps(plan: Plan) -> Measured:
+    """Measure whole steps of a model."""
+    model, tokenizer = decode_steps.load(plan.model)
+    sizes = [
+        decode_steps.Steps(rows, batch, plan.budget, plan.rounds, plan.seed)
+        for rows in plan.rows or (4096,)
+        for batch in plan.batches
+    ]
+    rows = decode_steps.measure_steps(model, tokenizer, sizes)
+    described = f"{plan.model} ({describe_model(model)})"
+    return Measured(f"retrieval-steps-{plan.model}-cpu.json", described, rows, plan.seed)
+
+
 def step_rows(plan: Plan) -> Iterator[Row]:
     """Rows of all numbers of stored rows."""
-    torch.set_num_threads(plan.threads)
     for n in plan.rows or (GPU_ROWS if plan.gpu else CPU_ROWS):
         with torch.inference_mode():
             found = list(time_step(n, plan))
@@ -80,6 +106,7 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
     rows = (keys[:, :, active].to(device), values[:, :, active].to(device), positions)
     whole = (keys.to(device), values.to(device))
     asked = queries.to(device)
+    native = NativeAttention.open(ROTATIONS)
     arms: dict[str, Callable[[], object]] = {
         "full attention": lambda: scaled_dot_product_attention(asked, *whole)
     }
@@ -91,6 +118,9 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
             pass
         retriever = Retriever(stored, settings, plan.budget * 3 // 4)
         arms |= retrieval_arms(index, retriever, queries, asked, rows)
+        if index == "exact" and native is not None and not plan.gpu:
+            step = RetrievalStep([retriever], Transfers(device), native)
+            arms[NATIVE] = partial(step.attend, 0, asked, rows, None, None)
     times = {name: list[float]() for name in arms}
     for number in range(plan.rounds + 1):
         for name, arm in arms.items():
@@ -100,10 +130,10 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
     condition = f"{n} rows, budget {plan.budget}"
     for name, found in times.items():
         yield speed_row(condition, name, "seconds", found)
-    for index in INDEXES:
-        pairs = zip(times["full attention"], times[index], strict=True)
-        ratios = [a / b for a, b in pairs]
-        yield speed_row(condition, f"full attention / {index}", "ratio", ratios)
+    for name in (*INDEXES, NATIVE):
+        if name in times:
+            pairs = zip(times["full attention"], times[name], strict=True)
+            yield speed_row(condition, f"full attention / {name}", "ratio", [a / b for a, b in pairs])
 
 
 def retrieval_arms(
@@ -118,14 +148,9 @@ def retrieval_arms(
     scale = HEAD_DIM**-0.5
     active = rows[2][0].cpu()
     wanted, _ = retriever.search(0, queries[0], active, scale)
-    extended = step.extend(0, asked, rows, None, None)
-
-    def retrieve() -> Tensor:
-        keys, values, mask = step.extend(0, asked, rows, None, None)
-        return scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
-
+    extended = step.extend(0, asked, rows, None, scale)
     return {
-        name: retrieve,
+        name: partial(step.attend, 0, asked, rows, None, None),
         f"{name}: search": lambda: retriever.search(0, queries[0], active, scale),
         f"{name}: reading": lambda: retriever.rows.arena.gather(0, wanted),
         f"{name}: attention": lambda: scaled_dot_product_attention(

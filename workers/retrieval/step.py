@@ -68,7 +68,7 @@ class RetrievalStep:
         scale = queries.shape[-1] ** -0.5 if scale is None else scale
         native, searched = self._native, self._searched_rows(layer)
         if native is None or searched is None or not native.takes(queries, rows, mask, searched):
-            keys, values, mask = self._extend(layer, queries, rows, mask, scale)
+            keys, values, mask = self.extend(layer, queries, rows, mask, scale)
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         started = time.perf_counter()
         rotation = LAYER_STEP * layer
@@ -93,7 +93,7 @@ class RetrievalStep:
         pairs = zip(self.retrievers, searched, strict=True)
         return None if any(each is not None and rows is None for each, rows in pairs) else searched
 
-    def _extend(
+    def extend(
         self,
         layer: int,
         queries: Tensor,

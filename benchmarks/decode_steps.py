@@ -1,0 +1,173 @@
+"""Whole decode steps of a model: full cache, budget alone, and retrieval by torch and by native code.
+
+Time does not depend on what rows say, so a session's rows are random numbers: in its slot, and where it
+retrieves in its copy in host memory. Its own tokens begin at position 0.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.benchmark import BadOptions
+from benchmarks.subjects import clock
+from benchmarks.throughput import speed_rows
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.app.models import resolve_model
+from kvrecall_server.app.wiring import build_store
+from kvrecall_server.reporting.results import Row
+from workers.cache.slot_pool import KVRows
+from workers.engine.capability import Capability
+from workers.engine.engine import Engine, Parts
+from workers.engine.session import ResidentSession
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import LoadedModel, load_model
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.retrieval.host_copy import HostCopy
+from workers.retrieval.retriever import Retriever
+
+FULL, BUDGET, TORCH, NATIVE = (
+    "full cache",
+    "budget alone",
+    "retrieval, torch",
+    "retrieval, native",
+)
+WARM = 2
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Sizes of a measurement: stored rows of a session, rows of a budget, steps of each arm."""
+
+    rows: int
+    batch: int
+    budget: int
+    steps: int
+    seed: int
+
+
+class RandomRows(Capability):
+    """Retrieval of one session over random rows, before each of its passes."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+
+    @property
+    def retriever(self) -> Retriever:
+        """Finder of the rows."""
+        return self._retriever
+
+
+def load(name: str) -> tuple[LoadedModel, ChatTokenizer]:
+    """A model by its name, and its tokenizer."""
+    path = resolve_model(name)
+    model = load_model(path)
+    return model, load_tokenizer(path, model.eos_token_ids)
+
+
+def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Iterator[Row]:
+    """Tokens per second of CPU time of each arm, which take their steps in rotation.
+
+    Raises BadOptions where there is no native code.
+    """
+    shape = model.shape
+    random = torch.Generator().manual_seed(sizes.seed)
+    numbers = (shape.n_layers, 2, shape.n_kv_heads, sizes.rows, shape.head_dim)
+    rows = torch.randn(numbers, generator=random, dtype=torch.float32).to(model.dtype)
+    with ExitStack() as stack, torch.inference_mode():
+        whole = open_engine(stack, model, tokenizer, sizes.batch, sizes.rows + 256)
+        small = open_engine(stack, model, tokenizer, 2 * sizes.batch, sizes.budget)
+        native = small.native
+        if native is None:
+            raise BadOptions("native code was not built: pip install -e . with a C++ compiler")
+        sessions = {
+            FULL: [open_session(whole, f"f{i}", "full", rows) for i in range(sizes.batch)],
+            BUDGET: [open_session(small, f"b{i}", "streaming_llm", rows) for i in range(sizes.batch)],
+            NATIVE: [open_session(small, f"r{i}", "icecache", rows) for i in range(sizes.batch)],
+        }
+        tokens = torch.randint(10, len(tokenizer.inner), (sizes.batch, 1), generator=random)
+
+        def retrieve(by: object) -> Tensor:
+            small.native = native if by == NATIVE else None
+            return small.forward(sessions[NATIVE], tokens).argmax(-1)
+
+        arms: dict[str, Callable[[], Tensor]] = {
+            FULL: lambda: whole.forward(sessions[FULL], tokens).argmax(-1),
+            BUDGET: lambda: small.forward(sessions[BUDGET], tokens).argmax(-1),
+            TORCH: lambda: retrieve(TORCH),
+            NATIVE: lambda: retrieve(NATIVE),
+        }
+        seconds = rotate(arms, sizes.steps)
+    speeds = {name: [sizes.batch / each for each in found] for name, found in seconds.items()}
+    sizing = f"{sizes.rows} rows, budget {sizes.budget}, {sizes.batch} at once"
+    yield from speed_rows(sizing, "decode", "tokens per CPU second", speeds, FULL)
+
+
+def rotate(arms: dict[str, Callable[[], Tensor]], steps: int) -> dict[str, list[float]]:
+    """Seconds of CPU time of each arm's steps, forwards and backwards through the arms."""
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    names = list(arms)
+    for number in range(WARM + steps):
+        for name in names if number % 2 else reversed(names):
+            spent = clock(torch.device("cpu"), arms[name])
+            if number >= WARM:
+                found[name].append(spent)
+    return found
+
+
+def open_engine(
+    stack: ExitStack, model: LoadedModel, tokenizer: ChatTokenizer, slots: int, rows: int
+) -> Engine:
+    """An engine whose slots hold so many rows; the stack closes it."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    store = build_store(model, folder, 1 << 30)
+    stack.callback(store.close)
+    engine = Engine(Parts(model, tokenizer, store, WorkerSettings(slots=slots, max_budget=rows)))
+    stack.callback(engine.close)
+    return engine
+
+
+def open_session(engine: Engine, name: str, method: str, rows: Tensor) -> ResidentSession:
+    """A session with the rows that its method keeps of `[n_layers, 2, n_kv_heads, n, head_dim]`."""
+    budget = engine.settings.max_budget
+    spec = pb.SessionSpec(
+        session=name, epoch=1, budget=budget, method=method, method_settings="{}"
+    )
+    session = engine.open(spec, pb.SessionState())
+    engine.fit_budget(session, rows.shape[3])
+    resident = engine.swap_in(session)
+    kept = choose_kept(rows.shape[3], budget - session.config.retrieved)
+    positions = kept.to(torch.int32).expand(rows.shape[2], -1).contiguous()
+    for layer, (keys, values) in enumerate(rows):
+        unmarked = torch.zeros(positions.shape)
+        held = (keys[:, kept], values[:, kept], positions, unmarked.bool(), unmarked)
+        engine.cache.fill(resident.slot, layer, KVRows(*held))
+    settings = session.config.retrieval
+    if settings is not None:
+        copy = HostCopy(engine.store.layout, settings)
+        copy.append([(keys, values) for keys, values in rows])
+        for _ in copy.index_rows():
+            pass
+        retriever = Retriever(copy, settings, session.config.retrieved)
+        retriever.ready = True
+        session.capabilities = [RandomRows(retriever)]
+    return resident
+
+
+def choose_kept(length: int, rows: int) -> Tensor:
+    """Positions of the four first rows and the newest ones, int64."""
+    if rows >= length:
+        return torch.arange(length)
+    return torch.cat([torch.arange(4), torch.arange(length - rows + 4, length)])
+
+
+def measure_steps(
+    model: LoadedModel, tokenizer: ChatTokenizer, all_sizes: Sequence[Steps]
+) -> Iterator[Row]:
+    """Rows of all sizes."""
+    for sizes in all_sizes:
+        yield from step_rows(model, tokenizer, sizes)
