@@ -78,6 +78,13 @@ class RowArena:
         keys, values = self._layers[layer][:, :, : self.length]
         return keys, values
 
+    def memory(self, layer: int) -> Tensor:
+        """A layer's keys and values, `[2, n_kv_heads, capacity, head_dim]`, until the next `append`.
+
+        Rows from `length` on are any numbers.
+        """
+        return self._layers[layer]
+
     def keys(self, layer: int) -> Tensor:
         """A view of a layer's keys, `[n_kv_heads, length, head_dim]`, until the next `append`."""
         return self._layers[layer][0, :, : self.length]

@@ -52,8 +52,7 @@ struct Call {
   int64_t rotations;     // they are rotated by less than that
   int64_t sessions, heads, group, dim, active;
   void* out;       // [sessions, heads, group, dim]
-  int32_t* drawn;  // positions, [sessions, heads, most]; -1 for none
-  int32_t* found;  // number of drawn rows, [sessions, heads]
+  int32_t* drawn;  // [sessions, heads, 1 + most]: number of drawn rows, and their positions; -1 for none
   int64_t most;    // the largest `count`
   float* scratch;  // [threads, scratch_size]
   int64_t scratch_size;
@@ -293,14 +292,14 @@ INLINE int64_t collect(const float* priorities, int64_t n, float threshold, int6
 }
 
 // Draws rows of weights [padded], negative for no candidate: `draw` of sampling.py, and `take_best` of no more
-// rows than `count`. Sets positions and what is added to their logits; returns how many there are.
+// rows than `count`. Sets positions, and for how many rows each one counts; returns how many there are.
 INLINE int64_t draw(const float* weights, const float* priorities, int64_t rows, int64_t count, int32_t* drawn,
-                    float* bias) {
+                    float* counts) {
   int64_t made = 0;
   if (rows <= count) {
     for (int64_t i = 0; i < rows; ++i)
       if (weights[i] >= 0) drawn[made++] = int32_t(i);
-    std::fill(bias, bias + made, 0.f);
+    std::fill(counts, counts + made, 1.f);
     return made;
   }
   const int64_t n = padded(rows);
@@ -322,7 +321,7 @@ INLINE int64_t draw(const float* weights, const float* priorities, int64_t rows,
   const double share = rest / double(std::max<int64_t>(1, made - certain));
   for (int64_t j = 0; j < made; ++j) {
     const float weight = weights[drawn[j]];
-    bias[j] = weight >= threshold && j != last ? 0.f : float(std::log(share / weight));
+    counts[j] = weight >= threshold && j != last ? 1.f : float(share / weight);
   }
   return made;
 }
@@ -340,7 +339,7 @@ INLINE int64_t find_newest(const Call& call, int64_t session) {
 // Searches the stored rows of a head, of which those that are active cannot be drawn.
 template <typename T>
 INLINE int64_t search(const Call& call, int64_t session, int64_t head, const float* queries, float* logits,
-                      int32_t* drawn, float* bias) {
+                      int32_t* drawn, float* counts) {
   const Searched& stored = call.stored[session];
   const int64_t stride = padded(stored.rows);
   float* weights = logits + call.group * stride;
@@ -354,7 +353,7 @@ INLINE int64_t search(const Call& call, int64_t session, int64_t head, const flo
   const int64_t rotation = (find_newest(call, session) + call.rotation) % call.rotations;
   const float* ranks = stored.ranks + rotation + head * (call.rotations / call.heads);
   for (int64_t i = 0; i < stride; i += LANES) store(load(weights + i) * load(ranks + i), priorities + i);
-  return draw(weights, priorities, stored.rows, stored.count, drawn, bias);
+  return draw(weights, priorities, stored.rows, stored.count, drawn, counts);
 }
 
 template <typename T>
@@ -368,7 +367,7 @@ INLINE void add_row(const T* values, int64_t dim, int64_t group, const float* we
   }
 }
 
-// One KV head of one session. Scratch: queries, sums, bias, logits of both kinds of rows, then what `search` needs.
+// One KV head of one session. Scratch: queries, sums, counts, logits of both kinds of rows, then what `search` needs.
 template <typename T>
 void attend_head(const Call& call, int64_t session, int64_t head, float* scratch) {
   const int64_t group = call.group, dim = call.dim, active = call.active;
@@ -376,16 +375,16 @@ void attend_head(const Call& call, int64_t session, int64_t head, float* scratch
   const Searched& stored = call.stored[session];
   float* queries = scratch;
   float* sums = queries + numbers;
-  float* bias = sums + numbers;
-  float* joint = bias + call.most;
+  float* counts = sums + numbers;
+  float* joint = counts + call.most;
   const int64_t most = padded(active + call.most);
   float* logits = joint + group * most;
   const T* asked = call.queries.at<T>(session, head);
   for (int64_t i = 0; i < numbers; ++i) queries[i] = widen(asked[i]) * call.scale;
-  int32_t* drawn = call.drawn + index * call.most;
-  const int64_t made = stored.rows ? search<T>(call, session, head, queries, logits, drawn, bias) : 0;
+  int32_t* drawn = call.drawn + index * (1 + call.most) + 1;
+  const int64_t made = stored.rows ? search<T>(call, session, head, queries, logits, drawn, counts) : 0;
   std::fill(drawn + made, drawn + call.most, -1);
-  call.found[index] = int32_t(made);
+  drawn[-1] = int32_t(made);
   const T* values = call.values.at<T>(session, head);
   const T* others = (const T*)stored.values + head * stored.capacity * dim;
   score(call.keys.at<T>(session, head), active, dim, queries, group, joint, most);
@@ -394,8 +393,14 @@ void attend_head(const Call& call, int64_t session, int64_t head, float* scratch
   for (int64_t q = 0; q < group; ++q) {
     float* row = joint + q * most;
     for (int64_t i = 0; mask && i < active; ++i) row[i] += mask[i];
-    for (int64_t j = 0; j < made; ++j) row[active + j] = logits[q * padded(stored.rows) + drawn[j]] + bias[j];
-    const float share = float(1 / exponentiate(row, most, row));
+    for (int64_t j = 0; j < made; ++j) row[active + j] = logits[q * padded(stored.rows) + drawn[j]];
+    double total = exponentiate(row, most, row);
+    for (int64_t j = 0; j < made; ++j) {
+      const float counted = row[active + j] * counts[j];
+      total += counted - row[active + j];
+      row[active + j] = counted;
+    }
+    const float share = float(1 / total);
     for (int64_t i = 0; i < most; ++i) row[i] *= share;
   }
   for (int64_t i = 0; i < active; ++i) add_row(values + i * dim, dim, group, joint + i, most, sums);

@@ -22,7 +22,7 @@ class NativeAttention:
     """One call a layer: search, draw and attention of all sessions and heads of a step.
 
     What is drawn, and how drawn rows count, is defined by `workers.retrieval.sampling`; the results
-    are the same. May be called from several threads.
+    are the same. For one thread at a time.
 
     Attributes:
         level: Instructions that it was compiled for: baseline, avx2 or avx512.
@@ -39,6 +39,7 @@ class NativeAttention:
         for function in self._functions.values():
             function.argtypes = [ctypes.POINTER(Call)]
             function.restype = None
+        self._scratch = torch.empty(0)
 
     @classmethod
     def open(cls, rotations: int) -> "NativeAttention | None":
@@ -62,7 +63,7 @@ class NativeAttention:
             and all(each.stride()[2:] == (each.shape[3], 1) for each in (queries, keys, values))
             and positions.stride(2) == 1
             and (mask is None or mask.shape[2:] == (1, keys.shape[2]))
-            and all(each is None or each.keys.dtype == keys.dtype for each in searched)
+            and all(each is None or each.memory.dtype == keys.dtype for each in searched)
         )
 
     def attend(
@@ -74,7 +75,7 @@ class NativeAttention:
         *,
         rotation: int,
         scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Attend to a layer's active rows, and to those that are drawn of each session's searched ones.
 
         queries: `[B, n_kv_heads, group, head_dim]`. rows: active keys and values
@@ -82,19 +83,20 @@ class NativeAttention:
         to active rows' logits, `[B or 1, n_kv_heads or 1, 1, n]`. searched: of each session; None for one
         that retrieves nothing. rotation: of the layer's ranks, beside that of the newest position.
 
-        Returns the output as `queries`; the positions that were drawn, int32 `[B, n_kv_heads, count]`, -1
-        for none; and how many they are, int32 `[B, n_kv_heads]`.
+        Returns the output as `queries`, and what was drawn, int32 `[B, n_kv_heads, 1 + count]`: how many
+        rows, and their positions, -1 for none.
         """
         batch, heads, group, dim = queries.shape
         active = rows[0].shape[2]
         retrieving = [each for each in searched if each is not None]
         most = max(each.count for each in retrieving)
         out = torch.empty(queries.shape, dtype=queries.dtype)
-        drawn = torch.empty(batch, heads, most, dtype=torch.int32)
-        found = torch.empty(batch, heads, dtype=torch.int32)
-        lengths = [each.keys.shape[1] for each in retrieving]
+        drawn = torch.empty(batch, heads, 1 + most, dtype=torch.int32)
+        lengths = [each.length for each in retrieving]
         threads = _count_threads(batch * heads, heads * dim * sum(lengths))
-        scratch = torch.empty(threads, _count_scratch(active, most, max(lengths), group, dim))
+        size = _count_scratch(active, most, max(lengths), group, dim)
+        if len(self._scratch) < threads * size:
+            self._scratch = torch.empty(threads * size)
         added = None if mask is None else mask[:, :, 0].float().expand(batch, heads, active)
         call = Call(
             *map(Heads.of, (queries, *rows)),
@@ -102,21 +104,20 @@ class NativeAttention:
             (Searched * batch)(*map(_describe, searched)),
             *(rotation, self._rotations),
             *(batch, heads, group, dim, active),
-            *(each.data_ptr() for each in (out, drawn, found)),
-            most,
-            *(scratch.data_ptr(), scratch.shape[1], threads),
+            *(out.data_ptr(), drawn.data_ptr(), most),
+            *(self._scratch.data_ptr(), size, threads),
             scale,
         )
         self._functions[queries.dtype](call)
-        return out, drawn, found
+        return out, drawn
 
 
 def _describe(rows: SearchedRows | None) -> Searched:
     if rows is None:
         return Searched()
-    pointers = (each.data_ptr() for each in (rows.keys, rows.values, rows.ranks))
-    capacity = rows.keys.stride(0) // rows.keys.shape[2]
-    return Searched(*pointers, capacity, rows.keys.shape[1], rows.count)
+    keys, memory = rows.memory.data_ptr(), rows.memory
+    values = keys + memory.stride(0) * memory.itemsize
+    return Searched(keys, values, rows.ranks.data_ptr(), memory.shape[2], rows.length, rows.count)
 
 
 def _count_threads(heads: int, numbers: int) -> int:

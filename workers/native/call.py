@@ -26,7 +26,6 @@ class Call(ctypes.Structure):
         ("active", ctypes.c_int64),
         ("out", ctypes.c_void_p),
         ("drawn", ctypes.c_void_p),
-        ("found", ctypes.c_void_p),
         ("most", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
         ("scratch_size", ctypes.c_int64),

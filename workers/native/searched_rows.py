@@ -10,14 +10,15 @@ class SearchedRows:
     """Rows of one layer of a session, all of which a search scores.
 
     Attributes:
-        keys: A view `[n_kv_heads, n, head_dim]` on the host; the rows of a head lie one after the other.
-        values: A view of the same shape and strides.
+        memory: Keys and values of the rows, and room behind them, `[2, n_kv_heads, capacity, head_dim]`,
+            contiguous, on the host.
+        length: Rows of each head.
         ranks: Ranks of the positions, and of those that a rotation adds, float32, see
             `workers.retrieval.sampling.Ranks`.
         count: Rows per KV head that are drawn at most, 1 or more.
     """
 
-    keys: Tensor
-    values: Tensor
+    memory: Tensor
+    length: int
     ranks: Tensor
     count: int

@@ -118,7 +118,8 @@ class Retriever:
         if self.rows.is_indexed(layer) or self._settings.choice != "sample":
             return None
         arena = self.rows.arena
-        return SearchedRows(*arena.rows(layer), self._ranks.unrotated(arena.length), self.count)
+        ranks = self._ranks.unrotated(arena.length)
+        return SearchedRows(arena.memory(layer), arena.length, ranks, self.count)
 
     def search(
         self, layer: int, queries: Tensor, active: Tensor, scale: float

@@ -72,16 +72,13 @@ class RetrievalStep:
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         started = time.perf_counter()
         rotation = LAYER_STEP * layer
-        out, _, found = native.attend(queries, rows, mask, searched, rotation=rotation, scale=scale)
-        counted = [
-            (retriever, heads)
-            for retriever, heads in zip(self.retrievers, found.tolist(), strict=True)
-            if retriever is not None
-        ]
-        # The call is all sessions': each has an equal part of its time.
-        seconds = (time.perf_counter() - started) / len(counted)
-        for retriever, heads in counted:
-            retriever.count_found(layer, sum(heads), seconds)
+        out, drawn = native.attend(queries, rows, mask, searched, rotation=rotation, scale=scale)
+        # The call is all sessions': each that retrieves has an equal part of its time.
+        retrieving = sum(each is not None for each in self.retrievers)
+        seconds = (time.perf_counter() - started) / retrieving
+        for retriever, heads in zip(self.retrievers, drawn[:, :, 0].tolist(), strict=True):
+            if retriever is not None:
+                retriever.count_found(layer, sum(heads), seconds)
         return out
 
     def _searched_rows(self, layer: int) -> list[SearchedRows | None] | None:

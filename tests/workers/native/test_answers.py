@@ -25,10 +25,10 @@ class Draws:
             self._add(positions.tolist())
             return positions, bias
 
-        def watch_attend(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
-            out, drawn, found = attend(*arguments, **named)
-            self._add(drawn[0].tolist())
-            return out, drawn, found
+        def watch_attend(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
+            out, drawn = attend(*arguments, **named)
+            self._add(drawn[0, :, 1:].tolist())
+            return out, drawn
 
         monkeypatch.setattr(Retriever, "search", watch_search)
         monkeypatch.setattr(NativeAttention, "attend", watch_attend)

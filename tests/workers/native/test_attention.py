@@ -65,9 +65,9 @@ class Made:
         searched = [each and each.searched_rows(layer) for each in self.retrievers]
         rotation, scale = LAYER_STEP * layer, self.shape.dim**-0.5
         arguments = (self.queries, self.rows, self.mask, searched)
-        _, drawn, found = native.attend(*arguments, rotation=rotation, scale=scale)
-        assert torch.equal((drawn >= 0).sum(2), found)
-        return drawn
+        _, drawn = native.attend(*arguments, rotation=rotation, scale=scale)
+        assert torch.equal((drawn[:, :, 1:] >= 0).sum(2), drawn[:, :, 0])
+        return drawn[:, :, 1:]
 
 
 def make(shape: Shape, dtype: torch.dtype | None = None) -> Made:
