@@ -189,12 +189,14 @@ INLINE void score_rows(const T* const rows[4], int64_t dim, const float* queries
   const int64_t whole = dim / LANES * LANES;
   for (int64_t c = 0; c < whole; c += LANES) {
     const Floats keys[4] = {load(rows[0] + c), load(rows[1] + c), load(rows[2] + c), load(rows[3] + c)};
+#pragma GCC unroll 3
     for (int q = 0; q < Q; ++q) {
       const Floats query = load(queries + q * dim + c);
       for (int r = 0; r < 4; ++r) sums[q][r] += keys[r] * query;
     }
   }
-  for (int q = 0; q < Q; ++q) {
+#pragma GCC unroll 3
+  for (int q = 0; q < Q; ++q) {  // unrolled, so that sums stay in registers
     Quad four = sum(sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
     for (int64_t c = whole; c < dim; ++c)
       four += Quad{widen(rows[0][c]), widen(rows[1][c]), widen(rows[2][c]), widen(rows[3][c])} * queries[q * dim + c];
