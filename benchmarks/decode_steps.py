@@ -86,7 +86,9 @@ def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Ite
             raise BadOptions("native code was not built: pip install -e . with a C++ compiler")
         sessions = {
             FULL: [open_session(whole, f"f{i}", "full", rows) for i in range(sizes.batch)],
-            BUDGET: [open_session(small, f"b{i}", "streaming_llm", rows) for i in range(sizes.batch)],
+            BUDGET: [
+                open_session(small, f"b{i}", "streaming_llm", rows) for i in range(sizes.batch)
+            ],
             NATIVE: [open_session(small, f"r{i}", "icecache", rows) for i in range(sizes.batch)],
         }
         tokens = torch.randint(10, len(tokenizer.inner), (sizes.batch, 1), generator=random)
@@ -134,9 +136,7 @@ def open_engine(
 def open_session(engine: Engine, name: str, method: str, rows: Tensor) -> ResidentSession:
     """A session with the rows that its method keeps of `[n_layers, 2, n_kv_heads, n, head_dim]`."""
     budget = engine.settings.max_budget
-    spec = pb.SessionSpec(
-        session=name, epoch=1, budget=budget, method=method, method_settings="{}"
-    )
+    spec = pb.SessionSpec(session=name, epoch=1, budget=budget, method=method, method_settings="{}")
     session = engine.open(spec, pb.SessionState())
     engine.fit_budget(session, rows.shape[3])
     resident = engine.swap_in(session)

@@ -48,7 +48,9 @@ class Plan:
     model: str = option("reference", "of steps")
     batches: tuple[int, ...] = option((1, 8), "sessions of a step")
     gpu: bool = option(False, "attend on a GPU, in bfloat16")
-    rows: tuple[int, ...] = option((), "stored rows per head; default: by the device, or 4096 for steps")
+    rows: tuple[int, ...] = option(
+        (), "stored rows per head; default: by the device, or 4096 for steps"
+    )
     budget: int = option(256, "rows; a quarter is active")
     scan: float = option(0.1, "of the tree")
     rounds: int = 15
@@ -133,7 +135,9 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
     for name in (*INDEXES, NATIVE):
         if name in times:
             pairs = zip(times["full attention"], times[name], strict=True)
-            yield speed_row(condition, f"full attention / {name}", "ratio", [a / b for a, b in pairs])
+            yield speed_row(
+                condition, f"full attention / {name}", "ratio", [a / b for a, b in pairs]
+            )
 
 
 def retrieval_arms(

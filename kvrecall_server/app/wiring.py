@@ -124,7 +124,11 @@ def build_worker_service(
         sandbox,
     )
     engine = Engine(parts)
-    level = "none: torch computes answers that retrieve" if engine.native is None else engine.native.level
+    level = (
+        "none: torch computes answers that retrieve"
+        if engine.native is None
+        else engine.native.level
+    )
     structlog.get_logger().info("native attention", level=level)
     return WorkerService(
         Scheduler(engine),

@@ -14,6 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 from kvrecall_server.app.local_server import wait_for_address
+from workers.native.library import find_files
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300
@@ -47,9 +48,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     found = project["tool"]["setuptools"]["packages"]["find"]["include"]
     for name in ("kvrecall", *(pattern.removesuffix("*") for pattern in found)):
-        unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "results", "runs")
+        built = ("__pycache__", "*.egg-info", "*.so", "build", "results", "runs")
+        unwanted = shutil.ignore_patterns(*built)
         shutil.copytree(ROOT / name, copy / name, ignore=unwanted, symlinks=False)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     built = copy / "wheels"
     for source in (copy / "kvrecall", copy):
@@ -131,6 +133,33 @@ def test_the_server_has_nothing_of_the_client(wheels: tuple[Path, Path]) -> None
     assert not files[0] & files[1]
     (entries,) = (n for n in ZipFile(server).namelist() if n.endswith("entry_points.txt"))
     assert b"kvrecall = kvrecall_server.cli" in ZipFile(server).read(entries)
+
+
+def test_the_server_has_native_code_that_its_wheel_was_compiled_for(
+    wheels: tuple[Path, Path],
+) -> None:
+    client, server = wheels
+    names = {Path(name).name.partition(".")[0] for name in ZipFile(server).namelist()}
+    assert "attend_baseline" in names
+    assert "none-any" not in server.name
+    assert client.name.endswith("py3-none-any.whl")
+
+
+def test_a_wheel_is_built_without_a_compiler_too(tmp_path: Path) -> None:
+    options = ["--build-lib", tmp_path, "--build-temp", tmp_path / "objects"]
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", *options]
+    without = {"CC": "/no/compiler", "CXX": "/no/compiler"}
+    ended = subprocess.run(
+        list(map(str, command)),
+        cwd=ROOT,
+        env={**os.environ, **without},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "/no/compiler" in ended.stderr
+    assert find_files(tmp_path / "workers" / "native") == {}
 
 
 def test_an_application_with_folders_of_our_names_is_served_by_both(

@@ -140,5 +140,6 @@ def test_the_context_has_the_packages_and_little_else() -> None:
         "constraints.txt",
         "deploy/requirements.py",
         "pyproject.toml",
+        "setup.py",
     }
     assert all((ROOT / name).exists() for name in taken)

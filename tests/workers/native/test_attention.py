@@ -160,9 +160,7 @@ def check(shape: Shape, native: NativeAttention) -> None:
             continue
         # Of bfloat16 the output alone is rounded.
         relative = 1e-5 if shape.dtype == torch.float32 else 2**-8
-        torch.testing.assert_close(
-            found[index].float(), expected[index], atol=1e-5, rtol=relative
-        )
+        torch.testing.assert_close(found[index].float(), expected[index], atol=1e-5, rtol=relative)
     counted = sum(each.counts.rows for each in made.retrievers if each is not None)
     assert counted == int((drawn >= 0).sum())
 

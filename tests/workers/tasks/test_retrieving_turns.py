@@ -10,7 +10,6 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings
 from workers.native.attention import NativeAttention
 
-
 LIMITS: dict[str, Any] = {"block_tokens": 32, "recent": 8, "max_budget": 512}
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 

@@ -35,6 +35,15 @@ def test_what_is_installed_and_free_is_fine(
     assert "slots" in checks["memory"]["found"]
 
 
+def test_native_code_that_was_not_built_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "find_files", dict)
+    check = diagnosis.check_native()
+    assert (check.name, check.result) == ("native attention", "note")
+    assert "g++" in check.advice
+    monkeypatch.setattr(diagnosis, "find_files", lambda: {"baseline": Path(), "avx2": Path()})
+    assert diagnosis.check_native() == Check("native attention", "ok", "built for baseline, avx2")
+
+
 def test_everything_that_is_wrong_is_found_at_once(
     command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
