@@ -62,7 +62,7 @@ class Made:
     def draw(self, native: NativeAttention) -> Tensor:
         """Positions that the native code draws."""
         layer = self.shape.layer
-        searched = [each and each.searched_rows(layer) for each in self.retrievers]
+        searched = [None if each is None else each.searched_rows(layer) for each in self.retrievers]
         rotation, scale = LAYER_STEP * layer, self.shape.dim**-0.5
         arguments = (self.queries, self.rows, self.mask, searched)
         _, drawn = native.attend(*arguments, rotation=rotation, scale=scale)
