@@ -70,10 +70,9 @@ class Engine:
         self.metrics = parts.metrics
         self.layer_sensitivity = parts.layer_sensitivity
         self.measure_sensitivity = parts.measure_sensitivity
-        shape = self.model.shape
         settings = parts.settings
-        rows = [settings.slot_rows] * shape.n_layers
-        self.cache = ActiveCache(shape, settings.slots, rows, self.model.dtype, self.model.device)
+        room = max(settings.block_tokens, settings.prompt_tokens)
+        self.caches = self.model.create_caches(settings.slots, settings.slot_rows, room)
         self.sessions: dict[str, WorkerSession] = {}
         self.host_cache = HostCache(get_host_cache_bytes(settings.host_cache_bytes))
         self.host_cache.register(self._drop_copy)
@@ -85,6 +84,11 @@ class Engine:
         self.store_io = StoreIO(self.store, self.cache.transfers)
         self.renderer = TenantThreads(3, _MOST_WAITING, "render", at_once=2)
         self.compiler = TenantThreads(3, _MOST_WAITING, "compile", at_once=2)
+
+    @property
+    def cache(self) -> ActiveCache:
+        """The active rows."""
+        return self.caches.active
 
     # Life cycle
 
@@ -355,6 +359,7 @@ class Engine:
         except BaseException:
             step.undo()
             raise
+        step.commit()
         self.passed_tokens += token_ids.numel()
         for resident, part in zip(residents, recorded, strict=True):
             self._append_recorded(resident, part)
@@ -466,10 +471,10 @@ class Engine:
     def _begin_step(
         self, residents: Sequence[ResidentSession], tokens: int, observe: int
     ) -> ForwardStep:
-        starts = torch.tensor([resident.session.length for resident in residents])
-        return ForwardStep(
-            self.cache,
-            [resident.slot for resident in residents],
-            starts[:, None] + torch.arange(tokens),
-            min(observe, tokens),
-        )
+        lengths = [resident.session.length for resident in residents]
+        slots = [resident.slot for resident in residents]
+        if self.caches.side is not None:
+            for slot, length in zip(slots, lengths, strict=True):
+                self.caches.side.make_room(slot, length, tokens)
+        positions = torch.tensor(lengths)[:, None] + torch.arange(tokens)
+        return self.caches.begin(slots, positions, min(observe, tokens))

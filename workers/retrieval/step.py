@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvrecall.metrics.page import Metrics
 from workers.cache.transfers import Transfers
+from workers.primitives.logits import Logits
 from workers.retrieval.retriever import Found, RetrievalCounts, Retriever
 
 
@@ -47,7 +48,7 @@ class RetrievalStep:
         queries: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
-        scale: float | None,
+        logits: Logits,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Extend a layer's rows by those found for its queries: no row that is active already.
 
@@ -57,12 +58,11 @@ class RetrievalStep:
         most; the others' are masked.
         """
         keys, values, active = rows
-        scale = keys.shape[-1] ** -0.5 if scale is None else scale
         host_queries, host_active = queries.detach().cpu(), active.cpu()
         found = [
             None
             if retriever is None
-            else retriever.find(layer, host_queries[index], host_active[index], scale)
+            else retriever.find(layer, host_queries[index], host_active[index], logits.scale)
             for index, retriever in enumerate(self.retrievers)
         ]
         added = self._transfers.to_device(_pad(found, keys))
