@@ -14,6 +14,7 @@ class Architecture:
         layers: Number of its layers.
         settings: Of its config, beside those of all tiny models.
         text: The language model inside, of a wrapper for images.
+        seed: Of the weights: one with which the model does not say the same token again and again.
         refused: Pattern of the refusal's text, of a model that is not served.
     """
 
@@ -21,4 +22,5 @@ class Architecture:
     layers: int = 2
     settings: Mapping[str, Any] = field(default_factory=dict)
     text: "Architecture | None" = None
+    seed: int = 7
     refused: str = ""

@@ -55,7 +55,7 @@ DENSE = {
             "audio_config": _PHI4_AUDIO,
         },
     ),
-    "olmo2": Architecture("olmo2"),
+    "olmo2": Architecture("olmo2", seed=12),
     "smollm3": Architecture(
         "smollm3", 4, {"no_rope_layers": [1, 1, 1, 0], "use_sliding_window": False}
     ),
@@ -76,11 +76,11 @@ MIXTURES = {
     "qwen2_moe": Architecture(
         "qwen2_moe", settings={"shared_expert_intermediate_size": 32, **EXPERTS}
     ),
-    "qwen3_moe": Architecture("qwen3_moe", settings={**EXPERTS, **HEAD}),
+    "qwen3_moe": Architecture("qwen3_moe", settings={**EXPERTS, **HEAD}, seed=12),
     "mixtral": Architecture("mixtral", settings={"sliding_window": None, **LOCAL_EXPERTS}),
     "olmoe": Architecture("olmoe", settings={"num_experts": 4, "num_experts_per_tok": 2}),
     "glm4_moe": Architecture(
-        "glm4_moe", settings={"use_qk_norm": True, **ROUTED_EXPERTS, **HEAD}
+        "glm4_moe", settings={"use_qk_norm": True, **ROUTED_EXPERTS, **HEAD}, seed=8
     ),
     "minimax_m2": Architecture("minimax_m2", settings={"rotary_dim": 8, **LOCAL_EXPERTS, **HEAD}),
     "granitemoe": Architecture(

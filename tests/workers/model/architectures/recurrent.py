@@ -71,6 +71,7 @@ RECURRENT = {
             },
             **LINEAR,
             **LATENT_EXPERTS,
+            "num_experts": 4,
             **HEAD,
         },
     ),

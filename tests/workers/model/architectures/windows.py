@@ -62,7 +62,10 @@ WINDOWED = {
     "exaone4": Architecture("exaone4", 4, {"sliding_window_pattern": 2, **WINDOWS, **HEAD}),
     "granite_swa": Architecture("granite_swa", 4, WINDOWS),
     "afmoe": Architecture(
-        "afmoe", 4, {"num_dense_layers": 1, "num_shared_experts": 1, **WINDOWS, **EXPERTS, **HEAD}
+        "afmoe",
+        4,
+        {"num_dense_layers": 1, "num_shared_experts": 1, **WINDOWS, **EXPERTS, **HEAD},
+        seed=8,
     ),
     "mimo_v2_flash": Architecture(
         "mimo_v2_flash",

@@ -40,7 +40,9 @@ _QWEN3_VL_TEXT = Architecture("qwen3_vl_text", settings={"rope_parameters": _MRO
 
 
 def _around(kind: str, text: Architecture, tower: dict[str, Any] | None) -> Architecture:
-    settings = {"vision_config": tower} if tower else {}
+    settings: dict[str, Any] = {"tie_word_embeddings": False}
+    if tower:
+        settings["vision_config"] = tower
     return Architecture(kind, text.layers, settings, text=text)
 
 
