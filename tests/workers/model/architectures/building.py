@@ -1,5 +1,6 @@
 """Tiny random models, built in memory by transformers' own classes."""
 
+import re
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from transformers import (
 
 from tests.workers.model.architectures.architecture import Architecture
 from tests.workers.model.architectures.shapes import BASE
+
+_QUERY_KEY_NORM = re.compile(r"\b(q|k|query|key)_(norm|layernorm)\b")
 
 
 def build(architecture: Architecture) -> PreTrainedModel:
@@ -41,8 +44,7 @@ def build_config(architecture: Architecture) -> PreTrainedConfig:
         config: PreTrainedConfig = made(text_config=text, **architecture.settings)
         return config
     layers = {"num_hidden_layers": architecture.layers}
-    config = made(**BASE | layers | dict(architecture.settings))
-    return config
+    return made(**BASE | layers | dict(architecture.settings))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -59,5 +61,6 @@ def _draw_weights(model: PreTrainedModel) -> None:
             weight.copy_(drawn)
         elif weight.dim() == 1:
             weight.add_(drawn, alpha=0.1)
+            weight.add_(1.0 if _QUERY_KEY_NORM.search(name) else 0.0)
         elif weight.numel() > 1 and float(weight.std()) < 0.1 and "norm" not in name:
             weight.copy_(drawn * 0.3)

@@ -3,7 +3,8 @@
 import copy
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.workers.conftest import WAIT, WORDS, LocalWorker, answer_of
 from tests.workers.model.architectures.architecture import Architecture
 from tests.workers.model.architectures.building import build
 from workers.engine.engine import Parts
+from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import adopt
 from workers.model.tokenizer import ChatTokenizer
@@ -81,6 +83,26 @@ class Family:
         request = pb.ForkRequest(parent=parent, spec=spec, state=state)
         self.worker.scheduler.fork(request).result(WAIT)
 
+    @contextmanager
+    def watch_logits(self) -> Iterator[dict[int, Tensor]]:
+        """Collect the logits of a new session's passes, by the position of their last token."""
+        engine: Any = self.worker.engine
+        forward = engine.forward
+        seen: dict[int, Tensor] = {}
+
+        def watched(
+            residents: Sequence[ResidentSession], token_ids: Tensor, *more: Any, **options: Any
+        ) -> Tensor:
+            logits: Tensor = forward(residents, token_ids, *more, **options)
+            seen[residents[0].session.length - 1] = logits[0, -1].clone()
+            return logits
+
+        engine.forward = watched
+        try:
+            yield seen
+        finally:
+            del engine.forward
+
     def check_answer(self, done: pb.TurnDone, before: Sequence[int] = ()) -> None:
         """Check that a turn's answer is what transformers generates after all tokens up to it."""
         prompt = [*before, *done.token_ids[: done.prompt_tokens]]
@@ -122,11 +144,23 @@ class Family:
         return said.sequences[0, len(prompt) :].tolist(), torch.cat(said.logits)
 
     @torch.inference_mode()
-    def next_logits(self, prompt: Sequence[int]) -> Tensor:
-        """Compute the logits of the next token in one pass over the whole prompt."""
+    def distances(self, done: pb.TurnDone, seen: dict[int, Tensor]) -> list[float]:
+        """Compute how far each next token's distribution was from transformers' own, in nats.
+
+        `seen`: the logits of a session's first turn, by position.
+        """
         model: Any = self.plain
-        logits: Tensor = model(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits
-        return logits[0, -1].float()
+        logits = model(input_ids=torch.tensor([list(done.token_ids)]), use_cache=False).logits[0]
+        first = done.prompt_tokens - 1
+        return [
+            _divergence(logits[position], seen[position])
+            for position in range(first, first + done.output_tokens)
+        ]
+
+
+def _divergence(own: Tensor, other: Tensor) -> float:
+    own, other = own.float().log_softmax(-1), other.float().log_softmax(-1)
+    return float((own.exp() * (own - other)).sum())
 
 
 def words(count: int, seed: int = 0) -> str:

@@ -27,9 +27,7 @@ WINDOWED = {
             **HEAD,
         },
     ),
-    "gemma3_text": Architecture(
-        "gemma3_text", 4, {"query_pre_attn_scalar": 16, **WINDOWS, **HEAD}
-    ),
+    "gemma3_text": Architecture("gemma3_text", 4, {"query_pre_attn_scalar": 16, **WINDOWS, **HEAD}),
     "gemma3n_text": Architecture(
         "gemma3n_text",
         4,
