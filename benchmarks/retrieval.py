@@ -25,6 +25,7 @@ from benchmarks.throughput import describe_model
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
+from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
 from workers.retrieval.host_copy import HostCopy
@@ -122,7 +123,7 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
         arms |= retrieval_arms(index, retriever, queries, asked, rows)
         if index == "exact" and native is not None and not plan.gpu:
             step = RetrievalStep([retriever], Transfers(device), native)
-            arms[NATIVE] = partial(step.attend, 0, asked, rows, None, None)
+            arms[NATIVE] = partial(step.attend, 0, asked, rows, None, Logits(HEAD_DIM**-0.5))
     times = {name: list[float]() for name in arms}
     for number in range(plan.rounds + 1):
         for name, arm in arms.items():
@@ -150,11 +151,12 @@ def retrieval_arms(
     """A step with retrieval, and its parts; `asked`: the queries on the device."""
     step = RetrievalStep([retriever], Transfers(asked.device))
     scale = HEAD_DIM**-0.5
+    logits = Logits(scale)
     active = rows[2][0].cpu()
     wanted, _ = retriever.search(0, queries[0], active, scale)
-    extended = step.extend(0, asked, rows, None, scale)
+    extended = step.extend(0, asked, rows, None, logits)
     return {
-        name: partial(step.attend, 0, asked, rows, None, None),
+        name: partial(step.attend, 0, asked, rows, None, logits),
         f"{name}: search": lambda: retriever.search(0, queries[0], active, scale),
         f"{name}: reading": lambda: retriever.rows.arena.gather(0, wanted),
         f"{name}: attention": lambda: scaled_dot_product_attention(

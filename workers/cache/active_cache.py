@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +15,33 @@ __all__ = ["EMPTY", "ActiveCache", "KVRows", "KVShape"]
 
 @dataclass(frozen=True)
 class SlotRows:
-    """Rows of a slot in host memory, per layer, and the bound on its rows per head, per layer."""
+    """A slot in host memory.
+
+    Attributes:
+        bound: Bound on its rows per head, per layer.
+        layers: Rows per layer.
+        side: Copy of the companion's slot; None without one.
+    """
 
     bound: tuple[int, ...]
     layers: tuple[KVRows, ...]
+    side: object = None
+
+
+class Companion(Protocol):
+    """Slots of the same numbers that are claimed and released with those of the active rows."""
+
+    def claim(self, slot: int) -> None:
+        """Take the slot."""
+
+    def release(self, slot: int) -> None:
+        """Return the slot, empty."""
+
+    def copy(self, slot: int) -> object:
+        """Copy the slot's content to the host."""
+
+    def put(self, slot: int, content: object) -> None:
+        """Give an empty slot a content that was copied."""
 
 
 class ActiveCache:
@@ -42,6 +66,7 @@ class ActiveCache:
         rows: Sequence[int],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        companion: Companion | None = None,
     ) -> None:
         """Allocate the slots; rows: rows per head of each layer in the default division."""
         assert len(rows) == shape.n_layers, "one capacity per layer"
@@ -55,6 +80,7 @@ class ActiveCache:
         self.bound = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self.peak = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self._free = list(range(slots))
+        self._companion = companion
         self.transfers = Transfers(self.device)
 
     def free_slots(self) -> int:
@@ -75,6 +101,8 @@ class ActiveCache:
         self._free.remove(slot)
         self.bound[:, slot] = torch.tensor(bound)
         self.peak[:, slot] = 0
+        if self._companion is not None:
+            self._companion.claim(slot)
         return slot
 
     def release(self, slot: int) -> None:
@@ -82,14 +110,21 @@ class ActiveCache:
         assert slot not in self._free, "a slot is released once"
         self.clear(slot)
         self._free.append(slot)
+        if self._companion is not None:
+            self._companion.release(slot)
 
-    def take(self, slot: int) -> SlotRows:
-        """Copy a slot's rows to the host and return the slot, empty."""
+    def copy(self, slot: int) -> SlotRows:
+        """Copy a slot's rows to the host."""
         layers = []
         for layer in range(self.shape.n_layers):
             rows = self.read(slot, layer)
             layers.append(KVRows(*(each.to("cpu", copy=True) for each in rows.tensors())))
-        taken = SlotRows(tuple(self.bound[:, slot].tolist()), tuple(layers))
+        side = None if self._companion is None else self._companion.copy(slot)
+        return SlotRows(tuple(self.bound[:, slot].tolist()), tuple(layers), side)
+
+    def take(self, slot: int) -> SlotRows:
+        """Copy a slot's rows to the host and return the slot, empty."""
+        taken = self.copy(slot)
         self.release(slot)
         return taken
 
@@ -98,6 +133,8 @@ class ActiveCache:
         slot = self.claim(taken.bound)
         for layer, rows in enumerate(taken.layers):
             self.fill(slot, layer, rows)
+        if self._companion is not None:
+            self._companion.put(slot, taken.side)
         return slot
 
     def clear(self, slot: int) -> None:
@@ -207,6 +244,13 @@ class ActiveCache:
             positions = self.read(slot, layer).positions
             order = torch.arange(positions.shape[1], device=positions.device)
             self.keep(slot, layer, order.where(positions < position, -1))
+
+    def keep_from(self, slot: int, layer: int, position: int) -> None:
+        """Drop the rows of a layer that are before `position`, alike in all heads."""
+        positions = self.read(slot, layer).positions
+        first = int((positions[0] < position).sum())
+        heads, n = positions.shape
+        self.keep(slot, layer, torch.arange(first, n, device=positions.device).expand(heads, -1))
 
     def clear_promoted(self, slot: int) -> None:
         """Make promoted rows ordinary ones, which the next eviction ranks with the others."""

@@ -3,14 +3,20 @@
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from kvrecall.metrics.page import Metrics
 from workers.cache.active_cache import EMPTY, ActiveCache
+from workers.cache.layer_plan import LayerPlan
+from workers.cache.logits import Logits
+from workers.cache.row_packing import RowPacking
+from workers.cache.side_cache import SideCache
+from workers.cache.window import Window
 
 # Rows that a static step's reads are a multiple of: as many steps share their shapes.
 _STATIC_ROWS = 256
@@ -26,13 +32,13 @@ class BlockAttention(Protocol):
         key: Tensor,
         value: Tensor,
         positions: Tensor,
-        scale: float | None,
+        logits: Logits,
     ) -> Tensor | None:
         """Attend in one layer; None where attention to the active rows is to run.
 
         query: `[1, n_heads, t, head_dim]`; key, value: `[1, n_kv_heads, n, head_dim]`; positions:
-        int32 `[1, n_kv_heads, n]`, `EMPTY` where there is no row; scale None: head_dim ** -0.5.
-        Returns `[1, n_heads, t, head_dim]`.
+        int32 `[1, n_kv_heads, n]`, `EMPTY` where there is no row. Returns `[1, n_heads, t,
+        head_dim]`.
         """
 
     def measure(self, metrics: Metrics) -> None:
@@ -48,7 +54,7 @@ class RowRetrieval(Protocol):
         queries: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
-        scale: float | None,
+        logits: Logits,
     ) -> Tensor:
         """Attend in one layer to active rows and others; see `workers.retrieval.step.RetrievalStep`."""
 
@@ -73,10 +79,11 @@ class ForwardStep(Cache):
             row store.
         new_values: As `new_keys`.
         observed: After the pass, the post-RoPE queries of the last `observe` tokens per layer,
-            `[B, n_heads, observe, head_dim]`.
+            `[B, n_heads, observe, head_dim]`, in the scale of `head_dim ** -0.5`.
         block_attention: What attends in place of attention to the active rows; None, unless it is set
             before the pass.
         retrieval: What adds rows to the active ones; None, unless it is set before the pass.
+        windows: The same pass over the rows of layers with windows; None without such layers.
     """
 
     def __init__(
@@ -87,11 +94,14 @@ class ForwardStep(Cache):
         observe: int = 0,
         *,
         static: bool = False,
+        side: SideCache | None = None,
+        reach: Sequence[Window] = (),
     ) -> None:
         """Reserve rows for the new tokens; query_positions: int `[B, t]`, after the slots' rows.
 
         A `static` step reads some rows more than its slots hold, and masks them, so that the next
-        steps have its shapes.
+        steps have its shapes. side: of a model with layers that keep other things than managed rows.
+        reach: of each layer of windows; empty where every query sees all rows.
         """
         super().__init__(layers=[])
         assert len(set(slots)) == len(slots), "a slot occurs once in a step"
@@ -103,19 +113,53 @@ class ForwardStep(Cache):
         self.retrieval: RowRetrieval | None = None
         self.query_positions = query_positions.to(cache.device, torch.int32, non_blocking=True)
         self.control = self._reserve(query_positions.shape[1])
-        self._mask: tuple[int, Tensor] | None = None  # and the first layer that it was made for
+        # By the first layer of those that share one, and by their reach.
+        self._masks: dict[tuple[int, Window | None], Tensor] = {}
+        self._reach = tuple(reach)
+        self._side = side
+        self._plan: LayerPlan | None = None
+        self._recurrent: dict[int, LinearAttentionLayer] = {}
+        self.windows: ForwardStep | None = None
+        if side is not None:
+            self._begin_side(side)
         self._begin()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Append layer `layer_idx`'s new rows and return all rows that it may attend to.
+        """Append the new rows of the model's layer `layer_idx`; returns all that it may attend to.
 
-        key_states, value_states: `[B, n_kv_heads, t, head_dim]`. Returns keys and values
-        `[B, n_kv_heads, n, head_dim]`, n the longest head of the batch or, in a static step, more.
-        They are views if the slots are adjacent and have their heads at the same indices, else
-        copies.
+        key_states, value_states: `[B, n_kv_heads, t, head_dim]`; of latents the latent and the
+        rotated key. Returns keys and values `[B, n_kv_heads, n, head_dim]`, n the longest head of the
+        batch or, in a static step, more; values that are narrower are padded. They are views if the
+        slots are adjacent and have their heads at the same indices, else copies.
         """
+        part, layer = self.find(layer_idx)
+        shape = part.cache.shape
+        if shape.latent:
+            key_states = value_states = torch.cat([key_states, value_states], -1)
+        elif value_states.shape[-1] < shape.head_dim:
+            value_states = pad(value_states, (0, shape.head_dim - value_states.shape[-1]))
+        return part._append(key_states, value_states, layer)
+
+    def find(self, layer_idx: int) -> tuple["ForwardStep", int]:
+        """Find the part of the pass, and the layer in it, whose rows the model's layer attends to."""
+        if self._plan is None:
+            return self, layer_idx
+        owner = self._plan.shared.get(layer_idx, layer_idx)
+        if owner in self._row_layers:
+            return self, self._row_layers[owner]
+        assert self.windows is not None, "a layer that attends has rows, or a window of them"
+        return self.windows, self._window_layers[owner]
+
+    def owns_rows(self, layer_idx: int) -> bool:
+        """Check if the model's layer attends to rows of its own."""
+        return self._plan is None or layer_idx not in self._plan.shared
+
+    def _append(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int
+    ) -> tuple[Tensor, Tensor]:
+        """Append a layer's rows; returns as `update`."""
         pool = self.cache.pool
         new = self._new_indices[layer_idx].flatten()
         for rows, added in ((pool.keys, key_states), (pool.values, value_states)):
@@ -144,20 +188,33 @@ class ForwardStep(Cache):
         """
         same = self._same_lengths[layer_idx]
         tokens = self.query_positions.shape[1]
-        if tokens == 1 and same and not self.static:
+        reach = self._reach[layer_idx] if self._reach else None
+        if tokens == 1 and same and not self.static and reach is None:
             return None
-        first = self._first_alike[layer_idx]
-        if self._mask is None or self._mask[0] != first:
-            before = self.control[1, layer_idx, :1, :1] if same else self.control[1, layer_idx]
-            group = self.cache.shape.group if tokens > 1 else 1
-            last = before[..., None] + torch.arange(tokens, device=before.device).repeat(group)
-            indices = torch.arange(self._rows[layer_idx], device=before.device)
-            hidden = indices > last[..., None]
-            self._mask = (
-                first,
-                torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf),
-            )
-        return self._mask[1]
+        key = (self._first_alike[layer_idx], reach)
+        if key not in self._masks:
+            self._masks.clear()  # layers come in order
+            hidden = self._hide_later(layer_idx) if reach is None else self._hide(layer_idx, reach)
+            mask = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
+            self._masks[key] = mask
+        return self._masks[key]
+
+    def _hide_later(self, layer: int) -> Tensor:
+        """Find the rows behind a query's own: bool `[B, n_kv_heads, group * t, n]`, or broadcast to it."""
+        tokens = self.query_positions.shape[1]
+        same = self._same_lengths[layer]
+        before = self.control[1, layer, :1, :1] if same else self.control[1, layer]
+        group = self.cache.shape.group if tokens > 1 else 1
+        last = before[..., None] + torch.arange(tokens, device=before.device).repeat(group)
+        return torch.arange(self._rows[layer], device=before.device) > last[..., None]
+
+    def _hide(self, layer: int, reach: Window) -> Tensor:
+        """Find the rows outside of a query's reach, alike in all heads: `[B, 1, group * t, n]`."""
+        group = self.cache.shape.group if self.query_positions.shape[1] > 1 else 1
+        rows = self.positions(layer)[:, :1, None]
+        queries = self.query_positions[:, None, :, None]
+        hidden = (rows > queries) | (rows < reach.first_seen(queries))
+        return hidden.repeat(1, 1, group, 1)
 
     def positions(self, layer_idx: int) -> Tensor:
         """True positions of the rows that `update` returned, int32 `[B, n_kv_heads, n]`.
@@ -181,10 +238,17 @@ class ForwardStep(Cache):
 
     @cached_property
     def rows(self) -> Tensor:
-        """All new rows after the pass, `[B, n_layers, 2, n_kv_heads, t, head_dim]`."""
-        pairs = zip(self.new_keys, self.new_values, strict=True)
-        rows = torch.stack([rows for pair in pairs for rows in pair], dim=1)
-        return rows.view(len(rows), -1, 2, *rows.shape[2:])
+        """All new rows after the pass, `[B, n_layers, parts, n_kv_heads, t, head_dim]`.
+
+        Those of windows come behind the others, as further layers (`RowPacking`).
+        """
+        parts = (self.new_keys,) if self.cache.shape.latent else (self.new_keys, self.new_values)
+        rows = torch.stack([torch.stack(part, dim=1) for part in parts], dim=2)
+        if self.windows is None:
+            return rows
+        packing = RowPacking(self.windows.cache.shape, self.cache.shape)
+        packed = torch.stack([packing.pack(each) for each in self.windows.rows])
+        return torch.cat([rows, packed], dim=1)
 
     @cached_property
     def observed_queries(self) -> Tensor:
@@ -193,6 +257,7 @@ class ForwardStep(Cache):
 
     def rebind(self, query_positions: Tensor, control: Tensor) -> "ForwardStep":
         """The same pass over other tensors of these shapes: the inputs of a captured graph."""
+        assert self._side is None, "passes of such models are not captured"
         step = copy(self)
         step.query_positions = query_positions
         step.control = control
@@ -203,10 +268,34 @@ class ForwardStep(Cache):
         """Drop the new rows from the slots, in whatever layer the pass has failed or ended."""
         for slot in self.slot_list:
             self.cache.drop_last(slot, self.query_positions.shape[1])
+        if self.windows is not None:
+            self.windows.undo()
+
+    def commit(self) -> None:
+        """Keep the recurrent states that the pass has come to; without it they stay as they were."""
+        if self._side is not None and self._side.states is not None:
+            self._side.states.keep(self._recurrent, self.slot_list)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows of the longest head of the batch; positions are passed explicitly."""
-        return self._rows[layer_idx]
+        return max(self._rows)
+
+    def _begin_side(self, side: SideCache) -> None:
+        """Begin the pass over the layers that keep other things than managed rows."""
+        plan = self._plan = side.shape.plan
+        self._row_layers = {layer: i for i, layer in enumerate(plan.rows)}
+        self._window_layers = {layer: i for i, layer in enumerate(plan.windows)}
+        if side.windows is not None:
+            self.windows = ForwardStep(
+                side.windows,
+                self.slot_list,
+                self.query_positions,
+                static=self.static,
+                reach=side.reach,
+            )
+        if side.states is not None:
+            self._recurrent = side.states.begin(plan, self.slot_list)
+            self.layers: list[Any] = [self._recurrent.get(i) for i in range(plan.n_layers)]
 
     def _reserve(self, tokens: int) -> Tensor:
         """Reserve `tokens` rows in every head, and decide on the host what the pass will read.
@@ -233,7 +322,7 @@ class ForwardStep(Cache):
         self.new_keys: list[Tensor] = []
         self.new_values: list[Tensor] = []
         self.observed: list[Tensor] = []
-        self._mask = None
+        self._masks = {}
         starts, before = self.control
         tokens = self.query_positions.shape[1]
         self._new_indices = (starts + before)[..., None] + torch.arange(

@@ -12,12 +12,19 @@ EMPTY = torch.iinfo(torch.int32).max
 
 @dataclass(frozen=True)
 class KVShape:
-    """Shape of a model's rows: `n_layers` layers of `n_kv_heads` heads of `head_dim` numbers."""
+    """Shape of a model's rows: `n_layers` layers of `n_kv_heads` heads of `head_dim` numbers.
+
+    Attributes:
+        value_dim: Numbers of a value, where they are fewer than a key's; None: as many.
+        latent: A row is one latent, key and value in one: the value is its first `value_dim` numbers.
+    """
 
     n_layers: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+    latent: bool = False
 
     @property
     def group(self) -> int:
@@ -26,7 +33,12 @@ class KVShape:
 
     def row_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one row: the key and the value of one token in one layer and KV head."""
-        return 2 * self.head_dim * dtype.itemsize
+        return self.parts * self.head_dim * dtype.itemsize
+
+    @property
+    def parts(self) -> int:
+        """Tensors of a row: a key and a value, or a latent alone."""
+        return 1 if self.latent else 2
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,7 @@ class SlotPool:
 
     Attributes:
         keys: `[slots, capacity, head_dim]` on `device`, in the model's dtype, after RoPE.
-        values: As `keys`.
+        values: As `keys`; of latents the same tensor.
         positions: int32 `[slots, capacity]`, `EMPTY` where there is no row.
         promoted: bool `[slots, capacity]`, see `KVRows`.
         accumulated: float32 `[slots, capacity]`, see `KVRows`.
@@ -111,7 +123,7 @@ class SlotPool:
         self.dtype = dtype
         self.device = torch.device(device)
         self.keys = torch.zeros(slots, capacity, shape.head_dim, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        self.values = self.keys if shape.latent else torch.zeros_like(self.keys)
         self.positions = torch.full((slots, capacity), EMPTY, dtype=torch.int32, device=device)
         self.promoted = torch.zeros(slots, capacity, dtype=torch.bool, device=device)
         self.accumulated = torch.zeros(slots, capacity, dtype=torch.float32, device=device)

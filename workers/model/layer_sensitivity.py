@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workers.cache.active_cache import ActiveCache
+from workers.cache.caches import Caches
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ProfileRefused
 from workers.model.loader import LoadedModel
@@ -163,33 +164,35 @@ def _similarity(
     model: LoadedModel, token_ids: list[int], budget: int, block: int
 ) -> Generator[float, None, tuple[list[float], int]]:
     """`sigma_l` per layer, the mean cosine over tokens and KV heads, and the number of tokens."""
-    full = _create_cache(model, len(token_ids))
-    evicting = _create_cache(model, budget + block)
+    full = _create_caches(model, len(token_ids), block)
+    evicting = _create_caches(model, budget + block, block)
     total = torch.zeros(model.shape.n_layers, dtype=torch.float64)
     compared = 0
     for start in range(0, len(token_ids), block):
         tokens = token_ids[start : start + block]
         steps = []
-        for number, cache in enumerate((full, evicting), 1):
-            steps.append(_append(model, cache, tokens, start))
+        for number, caches in enumerate((full, evicting), 1):
+            steps.append(_append(model, caches, tokens, start))
             yield (start + len(tokens) * number / 2) / len(token_ids)
         if start > budget:
             total += _cosines(*steps)
             compared += len(tokens)
-        _evict(evicting, budget)
+        _evict(evicting.active, budget)
     return (total / compared / model.shape.n_kv_heads).tolist(), compared
 
 
-def _create_cache(model: LoadedModel, rows: int) -> ActiveCache:
-    layer_rows = [rows] * model.shape.n_layers
-    cache = ActiveCache(model.shape, 1, layer_rows, model.dtype, model.device)
-    cache.claim(layer_rows)
-    return cache
+def _create_caches(model: LoadedModel, rows: int, block: int) -> Caches:
+    caches = model.create_caches(1, rows, block)
+    caches.active.claim(caches.active.rows)
+    return caches
 
 
-def _append(model: LoadedModel, cache: ActiveCache, tokens: list[int], start: int) -> ForwardStep:
-    step = ForwardStep(cache, [0], start + torch.arange(len(tokens))[None])
+def _append(model: LoadedModel, caches: Caches, tokens: list[int], start: int) -> ForwardStep:
+    if caches.side is not None:
+        caches.side.make_room(0, start, len(tokens))
+    step = caches.begin([0], start + torch.arange(len(tokens))[None])
     model.forward(torch.tensor([tokens]), step)
+    step.commit()
     return step
 
 

@@ -11,32 +11,34 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
-from workers.cache.active_cache import ActiveCache, KVShape
+from workers.cache.caches import Caches
 from workers.cache.forward_step import ForwardStep
+from workers.cache.layer_plan import LayerPlan
+from workers.cache.row_packing import RowPacking
+from workers.cache.side_cache import SideShape
+from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
 from workers.model import attention
+from workers.model.latent import keep_latents
+from workers.model.layer_kinds import read_plan
 from workers.model.packed_linear import can_pack, pack_linears
 from workers.model.quantized_linear import Quantization, quantize_linears
+from workers.model.self_test import check_model
+from workers.model.shape_probe import probe_shapes
 from workers.model.weights import describe_pickle, find_pickle
 from workers.primitives.products import cpu_has_bfloat16
 
-# Settings that the shape of a model's rows is computed from.
-_REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
-
 # Sampling of models that recommend none, chosen by `kvrecall eval sampling`.
 FALLBACK = SamplingDefaults(temperature=0.7, min_p=0.1)
-
-# Settings of models with layers that have no key and value per token.
-_LINEAR_ATTENTION_KEYS = (
-    "layers_block_type",
-    "linear_attn_config",
-    "mamba_d_state",
-    "ssm_cfg",
-    "kv_lora_rank",
-)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class LoadedModel:
 
     Attributes:
         module: The model, with kvrecall's attention.
-        shape: Shape of its rows.
+        plan: What its layers keep.
+        shape: Shape of the rows that sessions select and retrieve.
+        side: Shapes of what its layers keep beside them; None if that is nothing.
         fingerprint: Digest of its config and weights, see `fingerprint`.
         max_context: Maximum number of positions.
         eos_token_ids: Token ids that end a turn.
@@ -53,7 +57,9 @@ class LoadedModel:
     """
 
     module: PreTrainedModel
+    plan: LayerPlan
     shape: KVShape
+    side: SideShape | None
     fingerprint: str
     max_context: int
     eos_token_ids: tuple[int, ...]
@@ -67,7 +73,7 @@ class LoadedModel:
     @property
     def vocabulary(self) -> int:
         """Number of tokens that have a logit."""
-        return int(self.module.config.vocab_size)
+        return int(self.module.config.get_text_config(decoder=True).vocab_size)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,20 +84,54 @@ class LoadedModel:
     def _cache_argument(self) -> str:
         return cache_argument(self.module)
 
+    def cache_arguments(self, cache: object) -> dict[str, Any]:
+        """Return the arguments that hand a cache to the model's `forward`."""
+        return {self._cache_argument: cache}
+
+    @property
+    def side_layers(self) -> int:
+        """Further layers of a page that the rows of windows take (`RowPacking`)."""
+        if self.side is None or self.side.windows is None:
+            return 0
+        return RowPacking(self.side.windows, self.shape).n_layers
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a session's recurrent states; 0 for a model without any."""
+        return 0 if self.side is None else self.side.state_bytes
+
+    def get_side_bytes(self, room: int) -> int:
+        """Bytes of a slot's windows and states, for passes of `room` tokens at most."""
+        return 0 if self.side is None else self.side.get_slot_bytes(room, self.dtype)
+
+    def create_caches(self, slots: int, rows: int, room: int) -> Caches:
+        """Allocate slots of `rows` rows per head and layer, for passes of `room` tokens at most."""
+        return Caches.create(
+            self.shape,
+            self.side,
+            slots,
+            [rows] * self.shape.n_layers,
+            room,
+            self.dtype,
+            self.device,
+        )
+
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, step: ForwardStep, logits_to_keep: int = 1) -> Tensor:
         """Run `token_ids`, int64 `[B, t]`, at the step's positions, and append their rows.
 
+        Recurrent states change with the step's `commit`.
+
         Returns logits of the last tokens, float32 `[B, logits_to_keep, vocabulary]`.
         """
-        out = self.module(
-            input_ids=token_ids.to(self.device, non_blocking=True),
-            position_ids=step.query_positions.long(),
-            use_cache=True,
-            logits_to_keep=logits_to_keep,
-            step=step,
-            **{self._cache_argument: step},
-        )
+        with attention.run_pass(step):
+            out = self.module(
+                input_ids=token_ids.to(self.device, non_blocking=True),
+                position_ids=step.query_positions.long(),
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+                **self.cache_arguments(step),
+            )
         logits: Tensor = out.logits
         return logits.float()
 
@@ -115,8 +155,8 @@ def load_model(
             and has another fingerprint.
 
     Raises:
-        ModelRefused: The model cannot be loaded, or has layers whose past is not one row per token
-            (sliding windows, linear attention, hybrids), or cannot be quantized.
+        ModelRefused: The model cannot be loaded, has layers of a kind that is not served, is not
+            computed as transformers computes it (`check_model`), or cannot be quantized.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if quantize:
@@ -125,9 +165,9 @@ def load_model(
     refuse_pickle(name)
     try:
         config = AutoConfig.from_pretrained(name)
-        refuse_unsupported(config)
+        read_plan(config.get_text_config(decoder=True))
         attention.register()
-        module = AutoModelForCausalLM.from_pretrained(
+        module = _choose_class(config).from_pretrained(
             name,
             dtype=dtype or choose_dtype(config.dtype),
             attn_implementation=attention.NAME,
@@ -172,20 +212,42 @@ def choose_dtype(own: torch.dtype | None) -> torch.dtype | Literal["auto"]:
 
 def adopt(module: PreTrainedModel) -> LoadedModel:
     """Prepare a causal LM that is in memory. Raises ModelRefused as `load_model` does."""
-    refuse_unsupported(module.config)
+    config = module.config.get_text_config(decoder=True)
+    plan = read_plan(config)
     attention.register()
-    module.set_attn_implementation(attention.NAME)
     module.train(False)
+    shape, side = probe_shapes(module, plan, cache_argument(module))
+    module.set_attn_implementation(attention.NAME)
+    keep_latents(module)
     model = LoadedModel(
         module=module,
-        shape=row_shape(module.config),
+        plan=plan,
+        shape=shape,
+        side=side,
         fingerprint=fingerprint(module),
-        max_context=int(module.config.max_position_embeddings),
+        max_context=_read_max_context(config),
         eos_token_ids=_eos_token_ids(module),
         sampling=_read_sampling(module),
     )
-    _check_forward(model)
+    check_model(model)
     return model
+
+
+def _choose_class(config: PreTrainedConfig) -> Any:
+    """Choose the class that loads a config: of a model that sees as well, its text is served."""
+    known = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if known else AutoModelForImageTextToText
+
+
+def _read_max_context(config: PreTrainedConfig) -> int:
+    """Read the maximum number of positions. Raises ModelRefused for a config that names none."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions:
+        raise ModelRefused(
+            f"{config.model_type}'s config lacks max_position_embeddings: the length of its context is "
+            "unknown"
+        )
+    return int(positions)
 
 
 def _refuse_quantization(dtype: torch.dtype | None, device: str) -> None:
@@ -196,85 +258,14 @@ def _refuse_quantization(dtype: torch.dtype | None, device: str) -> None:
         raise ModelRefused(f"a quantized model computes in bfloat16, not in {name}")
 
 
-def _check_forward(model: LoadedModel) -> None:
-    """Run two tokens, to refuse a model that bypasses our attention or cache."""
-    name = model.module.config.model_type
-    shape = model.shape
-    rows = [2] * shape.n_layers
-    cache = ActiveCache(shape, 1, rows, model.dtype, model.device)
-    step = ForwardStep(cache, [cache.claim(rows)], torch.arange(2)[None], observe=2)
-    try:
-        model.forward(torch.zeros(1, 2, dtype=torch.int64), step)
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        raise ModelRefused(
-            f"{name} does not run with kvrecall's attention and cache: {error}"
-        ) from error
-    expected = [(1, shape.n_heads, 2, shape.head_dim)] * shape.n_layers
-    observed = [tuple(queries.shape) for queries in step.observed]
-    if observed != expected or len(step.new_keys) != shape.n_layers:
-        raise ModelRefused(f"{name} does not call transformers' attention interface once per layer")
-
-
-def refuse_unsupported(config: PreTrainedConfig) -> None:
-    """Check a config: every layer must attend over all past tokens, one key and value each.
-
-    Raises ModelRefused otherwise.
-    """
-    name = config.model_type
-    if config.is_encoder_decoder:
-        raise ModelRefused(f"{name} is an encoder-decoder; kvrecall serves decoder-only causal LMs")
-    linear = [key for key in _LINEAR_ATTENTION_KEYS if getattr(config, key, None)]
-    if linear:
-        raise ModelRefused(
-            f"{name} has layers without a key and a value per token (config: {', '.join(linear)})"
-        )
-    _refuse_windows(config)
-    missing = [k for k in _REQUIRED if not hasattr(config, k)]
-    if missing:
-        raise ModelRefused(
-            f"{name}'s config lacks {', '.join(missing)}: the shape of its rows is unknown"
-        )
-
-
-def _refuse_windows(config: PreTrainedConfig) -> None:
-    name = config.model_type
-    types = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
-    if types != ["full_attention"]:
-        others = ", ".join(t for t in types if t != "full_attention")
-        raise ModelRefused(
-            f"{name} has {others} layers; kvrecall needs full attention in every layer"
-        )
-    window = getattr(config, "sliding_window", None)
-    if (
-        window
-        and getattr(config, "use_sliding_window", True)
-        and not getattr(config, "layer_types", None)
-    ):
-        raise ModelRefused(
-            f"{name} attends over a sliding window of {window} tokens; kvrecall needs full "
-            "attention in every layer (where the checkpoint allows it, set sliding_window to null "
-            "in its config.json)"
-        )
-
-
-def row_shape(config: PreTrainedConfig) -> KVShape:
-    """Read the shape of the model's rows from its config."""
-    n_heads = config.num_attention_heads
-    return KVShape(
-        n_layers=config.num_hidden_layers,
-        n_heads=n_heads,
-        n_kv_heads=getattr(config, "num_key_value_heads", None) or n_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // n_heads,
-    )
-
-
 def fingerprint(module: PreTrainedModel, samples: int = 4096) -> str:
     """Compute a hex digest that identifies a model's rows, from its config and weights.
 
     `samples` numbers of every weight are hashed. Two fine-tunes of one base differ; the same
     checkpoint loaded twice does not.
     """
-    digest = hashlib.sha256(json.dumps(_rope(module.config), sort_keys=True, default=str).encode())
+    config = module.config.get_text_config(decoder=True)
+    digest = hashlib.sha256(json.dumps(_rope(config), sort_keys=True, default=str).encode())
     for name, weight in sorted(module.state_dict().items()):
         flat = weight.detach().flatten()
         sample = flat[:: max(1, flat.numel() // samples)][:samples].contiguous().cpu()
@@ -288,18 +279,18 @@ def _rope(config: PreTrainedConfig) -> dict[str, Any]:
         "model_type",
         "rope_parameters",
         "rope_theta",
-        "rope_scaling",
         "num_hidden_layers",
         "head_dim",
     )
-    return {key: getattr(config, key, None) for key in keys}
+    values = config.to_dict()  # a config whose layers differ in a setting has no attribute for it
+    scaling = getattr(config, "rope_scaling", None)
+    return {"rope_scaling": scaling} | {key: values.get(key) for key in keys}
 
 
 def _eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
     generation = module.generation_config.eos_token_id if module.generation_config else None
-    eos: int | Sequence[int] | None = (
-        generation if generation is not None else module.config.eos_token_id
-    )
+    config = module.config.get_text_config(decoder=True)
+    eos: int | Sequence[int] | None = generation if generation is not None else config.eos_token_id
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(eos)

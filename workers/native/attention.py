@@ -116,7 +116,7 @@ def _describe(rows: SearchedRows | None) -> Searched:
     if rows is None:
         return Searched()
     keys, memory = rows.memory.data_ptr(), rows.memory
-    values = keys + memory.stride(0) * memory.itemsize
+    values = keys + (len(memory) - 1) * memory.stride(0) * memory.itemsize
     return Searched(keys, values, rows.ranks.data_ptr(), memory.shape[2], rows.length, rows.count)
 
 

@@ -11,7 +11,7 @@ class SearchedRows:
 
     Attributes:
         memory: Keys and values of the rows, and room behind them, `[2, n_kv_heads, capacity, head_dim]`,
-            contiguous, on the host.
+            contiguous, on the host; `[1, ...]` where values are the keys.
         length: Rows of each head.
         ranks: Ranks of the positions, and of those that a rotation adds, float32, see
             `workers.retrieval.sampling.Ranks`.

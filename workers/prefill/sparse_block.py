@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.metrics.page import Metrics
+from workers.cache.logits import Logits
 from workers.prefill.attention import attend, find_places
 from workers.prefill.block_rows import BlockRows
 from workers.prefill.lines import choose_lines
@@ -67,14 +68,15 @@ class SparseBlock:
         key: Tensor,
         value: Tensor,
         positions: Tensor,
-        scale: float | None,
+        logits: Logits,
     ) -> Tensor | None:
         """Attend over the layer's lines; see `BlockAttention.attend`.
 
-        None for a layer that the settings leave exact, or where exact attention pays in all heads.
+        None for a layer that the settings leave exact, whose logits have a soft cap or sinks, or where
+        exact attention pays in all heads.
         """
-        tokens, n, head_dim = query.shape[2], key.shape[2], key.shape[3]
-        if not self._settings.is_sparse(tokens, n):
+        tokens, n = query.shape[2], key.shape[2]
+        if not logits.plain or not self._settings.is_sparse(tokens, n):
             return None
         rows = BlockRows(
             query[0],
@@ -82,7 +84,7 @@ class SparseBlock:
             value[0],
             positions[0],
             self._first,
-            head_dim**-0.5 if scale is None else scale,
+            logits.scale,
         )
         lines = choose_lines(rows, self._settings, self._generator(layer))
         places = None if lines is None else find_places(rows, lines, self._settings)

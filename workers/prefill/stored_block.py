@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvrecall.metrics.page import Metrics
+from workers.cache.logits import Logits, attend
 from workers.cache.transfers import Transfers
 
 # Cells of a mask: queries of a KV head times rows.
@@ -52,7 +53,7 @@ class StoredBlock:
         key: Tensor,
         value: Tensor,
         positions: Tensor,
-        scale: float | None,
+        logits: Logits,
     ) -> Tensor:
         """Attend in one layer; see `BlockAttention.attend`. Raises the errors of the read."""
         n_heads, tokens, head_dim = query.shape[1:]
@@ -68,12 +69,12 @@ class StoredBlock:
         at_once = max(1, _MASK_CELLS // (n_heads // heads * keys.shape[1]))
         for start in range(0, tokens, at_once):
             tile = range(start, min(tokens, start + at_once))
-            out[:, :, start : tile.stop] = nn.functional.scaled_dot_product_attention(
+            out[:, :, start : tile.stop] = attend(
                 grouped[:, :, start : tile.stop].reshape(1, heads, -1, head_dim),
                 keys[None],
                 values[None],
-                attn_mask=self._hide_later(tile, keys.shape[1], grouped),
-                scale=scale,
+                self._hide_later(tile, keys.shape[1], grouped),
+                logits,
             ).view(heads, -1, len(tile), head_dim)
         return out.view(1, n_heads, tokens, head_dim)
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from kvrecall.metrics.page import Metrics
+from workers.cache.logits import Logits, attend
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
 from workers.native.searched_rows import SearchedRows
@@ -57,22 +57,28 @@ class RetrievalStep:
         queries: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
-        scale: float | None,
+        logits: Logits,
     ) -> Tensor:
         """Attend to a layer's active rows and those found for its queries: none that is active already.
 
         queries: of one token, `[B, n_kv_heads, group, head_dim]`. rows: active keys and values
         `[B, n_kv_heads, n, head_dim]`, and their positions int32 `[B, n_kv_heads, n]`. mask: as
-        `ForwardStep.mask`. scale: of logits; None: head_dim ** -0.5. Returns the shape of `queries`.
+        `ForwardStep.mask`. Returns the shape of `queries`.
         """
-        scale = queries.shape[-1] ** -0.5 if scale is None else scale
         native, searched = self._native, self._searched_rows(layer)
-        if native is None or searched is None or not native.takes(queries, rows, mask, searched):
-            keys, values, mask = self.extend(layer, queries, rows, mask, scale)
-            return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+        if (
+            native is None
+            or searched is None
+            or not logits.plain
+            or not native.takes(queries, rows, mask, searched)
+        ):
+            keys, values, mask = self.extend(layer, queries, rows, mask, logits)
+            return attend(queries, keys, values, mask, logits)
         started = time.perf_counter()
-        rotation = LAYER_STEP * layer
-        out, drawn = native.attend(queries, rows, mask, searched, rotation=rotation, scale=scale)
+        turned = LAYER_STEP * layer
+        out, drawn = native.attend(
+            queries, rows, mask, searched, rotation=turned, scale=logits.scale
+        )
         # The call is all sessions': each that retrieves has an equal part of its time.
         retrieving = sum(each is not None for each in self.retrievers)
         seconds = (time.perf_counter() - started) / retrieving
@@ -96,9 +102,9 @@ class RetrievalStep:
         queries: Tensor,
         rows: tuple[Tensor, Tensor, Tensor],
         mask: Tensor | None,
-        scale: float,
+        logits: Logits,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Extend a layer's rows by those that are found.
+        """Extend a layer's rows by those that are found; arguments as `attend`.
 
         Returns keys, values and mask of n + r rows, r of the session that has most; the others' are masked.
         """
@@ -107,7 +113,7 @@ class RetrievalStep:
         found = [
             None
             if retriever is None
-            else retriever.find(layer, host_queries[index], host_active[index], scale)
+            else retriever.find(layer, host_queries[index], host_active[index], logits.scale)
             for index, retriever in enumerate(self.retrievers)
         ]
         added = self._transfers.to_device(_pad(found, keys))

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from workers.cache.active_cache import EMPTY
+from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
 from workers.native.library import LEVELS, open_library
@@ -57,7 +58,8 @@ class Made:
     def attend(self, native: NativeAttention | None) -> Tensor:
         """Output of the step."""
         step = RetrievalStep(self.retrievers, CPU, native)
-        return step.attend(self.shape.layer, self.queries, self.rows, self.mask, None)
+        logits = Logits(self.shape.dim**-0.5)
+        return step.attend(self.shape.layer, self.queries, self.rows, self.mask, logits)
 
     def draw(self, native: NativeAttention) -> Tensor:
         """Positions that the native code draws."""
@@ -283,3 +285,32 @@ def test_torch_computes_a_mask_that_differs_between_queries(refusing: NativeAtte
     mask = made.mask.expand(-1, -1, made.shape.group, -1)
     some = Made(made.shape, made.queries, made.rows, mask, made.retrievers)
     torch.testing.assert_close(some.attend(refusing), made.attend(None))
+
+
+@pytest.mark.parametrize("logits", [Logits(0.25, softcap=20.0), Logits(0.25, sinks=torch.ones(6))])
+def test_torch_computes_logits_that_are_more_than_products(
+    logits: Logits, refusing: NativeAttention
+) -> None:
+    made = make(Shape([(70, 5)]))
+    outs = [
+        RetrievalStep(made.retrievers, CPU, native).attend(0, made.queries, made.rows, None, logits)
+        for native in (refusing, None)
+    ]
+    assert torch.equal(*outs)
+
+
+def test_latents_are_keys_and_values_at_once(native: NativeAttention) -> None:
+    """Their copy in host memory has one part."""
+    made = make(Shape([(500, 20)], heads=1, group=4, dim=24))
+    settings = Retrieval(index="exact")
+    layout = PageLayout(LAYERS, 1, 24, torch.float32, "made up", parts=1)
+    copy = HostCopy(layout, settings)
+    assert made.retrievers[0] is not None
+    keys, _ = made.retrievers[0].rows.arena.rows(made.shape.layer)
+    copy.append([(keys, keys)] * LAYERS)
+    rows = (made.rows[0], made.rows[0], made.rows[2])
+    outs = [
+        Made(made.shape, made.queries, rows, None, [Retriever(copy, settings, 20)]).attend(by)
+        for by in (native, None)
+    ]
+    torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)

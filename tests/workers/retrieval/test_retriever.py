@@ -15,6 +15,7 @@ from kvstore.format.page import PageLayout
 from kvstore.index.dci.tree import DciTree
 from kvstore.index.summaries import KeySummaries
 from workers.cache.active_cache import EMPTY
+from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.indexes import create_index, index_bytes
@@ -107,7 +108,7 @@ def attend(
     step: RetrievalStep, queries: Tensor, rows: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
 ) -> Tensor:
     """Attention over active rows and those that are found."""
-    return step.attend(0, queries, rows, mask, None)
+    return step.attend(0, queries, rows, mask, Logits(DIM**-0.5))
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -1,0 +1,169 @@
+"""A tiny model, served by a worker, beside the same model as transformers runs it."""
+
+import copy
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall_server.app.wiring import build_state_store, build_store
+from tests.workers.conftest import WAIT, WORDS, LocalWorker, answer_of
+from tests.workers.model.architectures.architecture import Architecture
+from tests.workers.model.architectures.building import build
+from workers.engine.engine import Parts
+from workers.engine.session import ResidentSession
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import adopt
+from workers.model.tokenizer import ChatTokenizer
+
+TOKENS = 16
+"""Of each answer."""
+TIE = 1e-4
+"""Two logits that are nearer than this are as good as the same: either token may come."""
+BUDGET = 640
+"""Rows of a slot: more than any session here has."""
+_SETTINGS = WorkerSettings(slots=2, max_budget=BUDGET, block_tokens=64)
+
+
+class NearTie(UserWarning):
+    """An answer took the second best token where the two best are as likely."""
+
+
+class Family:
+    """One model, twice: as transformers runs it, and in a worker with two slots."""
+
+    def __init__(
+        self, architecture: Architecture, tokenizer: ChatTokenizer, directory: Path
+    ) -> None:
+        self.plain: PreTrainedModel = build(architecture)
+        self._tokenizer = tokenizer
+        self._directory = directory
+
+    @cached_property
+    def worker(self) -> LocalWorker:
+        """The worker. Raises ModelRefused if the model is."""
+        model = adopt(copy.deepcopy(self.plain))
+        store = build_store(model, self._directory, ram_bytes=1 << 26)
+        states = build_state_store(model, self._directory, ram_bytes=1 << 26)
+        return LocalWorker(Parts(model, self._tokenizer, store, _SETTINGS, states=states))
+
+    def close(self) -> None:
+        """Stop the worker, if there is one."""
+        if "worker" in self.__dict__:
+            self.worker.close()
+
+    def open(self, name: str, budget: int = BUDGET, **spec: Any) -> None:
+        """Open a session: with every row active, unless `spec` names a method."""
+        self.worker.open(name, budget=budget, **spec)
+
+    def turn(self, name: str, text: str, **options: Any) -> pb.TurnDone:
+        """Run a turn whose answer has at most 16 tokens."""
+        return self.worker.turn(name, text, **{"max_tokens": TOKENS, **options})
+
+    def fork(self, parent: str, child: str, state: pb.SessionState) -> None:
+        """Fork a session of method `full` at its last turn."""
+        pages = state.length // self.worker.engine.store.layout.page_tokens
+        shared = [pb.SharedPages(owner=parent, pages=pages)]
+        spec = pb.SessionSpec(
+            session=child,
+            epoch=1,
+            budget=BUDGET,
+            method="full",
+            method_settings="{}",
+            shared=shared,
+        )
+        request = pb.ForkRequest(parent=parent, spec=spec, state=state)
+        self.worker.scheduler.fork(request).result(WAIT)
+
+    @contextmanager
+    def watch_logits(self) -> Iterator[dict[int, Tensor]]:
+        """Collect the logits of a new session's passes, by the position of their last token."""
+        engine: Any = self.worker.engine
+        forward = engine.forward
+        seen: dict[int, Tensor] = {}
+
+        def watched(
+            residents: Sequence[ResidentSession], token_ids: Tensor, *more: Any, **options: Any
+        ) -> Tensor:
+            logits: Tensor = forward(residents, token_ids, *more, **options)
+            seen[residents[0].session.length - 1] = logits[0, -1].clone()
+            return logits
+
+        engine.forward = watched
+        try:
+            yield seen
+        finally:
+            del engine.forward
+
+    def check_answer(self, done: pb.TurnDone, before: Sequence[int] = ()) -> None:
+        """Check that a turn's answer is what transformers generates after all tokens up to it."""
+        prompt = [*before, *done.token_ids[: done.prompt_tokens]]
+        answer = answer_of(done)
+        assert len(answer) > 2, "too short an answer to show anything"
+        while answer and (rest := self._compare(prompt, answer)):
+            prompt += answer[:-rest]
+            answer = answer[-rest:]
+
+    def _compare(self, prompt: Sequence[int], answer: Sequence[int]) -> int:
+        """Compare an answer with `generate`'s. Return how many tokens come behind a near tie."""
+        expected, logits = self._generate(prompt, len(answer))
+        for place, (said, best) in enumerate(zip_longest(answer, expected)):
+            if said == best:
+                continue
+            two = logits[min(place, len(logits) - 1)].topk(2)
+            gap = float(two.values[0] - two.values[1])
+            if gap > TIE or said != int(two.indices[1]):
+                raise AssertionError(
+                    f"{place} of {len(answer)} tokens are transformers' own; its two best logits "
+                    f"differ by {gap:.2g} there\n{answer}\n{expected}"
+                )
+            warnings.warn(f"a near tie at token {place}: {gap:.2g}", NearTie, stacklevel=2)
+            return len(answer) - place - 1
+        return 0
+
+    def _generate(self, prompt: Sequence[int], tokens: int) -> tuple[list[int], Tensor]:
+        """Return what transformers' greedy `generate` says next, and the logits of each token."""
+        ids = torch.tensor([list(prompt)])
+        model: Any = self.plain
+        said = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        return said.sequences[0, len(prompt) :].tolist(), torch.cat(said.logits)
+
+    @torch.inference_mode()
+    def distances(self, done: pb.TurnDone, seen: dict[int, Tensor]) -> list[float]:
+        """Compute how far each next token's distribution was from transformers' own, in nats.
+
+        `seen`: the logits of a session's first turn, by position.
+        """
+        model: Any = self.plain
+        logits = model(input_ids=torch.tensor([list(done.token_ids)]), use_cache=False).logits[0]
+        first = done.prompt_tokens - 1
+        return [
+            _divergence(logits[position], seen[position])
+            for position in range(first, first + done.output_tokens)
+        ]
+
+
+def _divergence(own: Tensor, other: Tensor) -> float:
+    own, other = own.float().log_softmax(-1), other.float().log_softmax(-1)
+    return float((own.exp() * (own - other)).sum())
+
+
+def words(count: int, seed: int = 0) -> str:
+    """Text without meaning, the same for the same seed."""
+    return " ".join(random.Random(seed).choices(WORDS, k=count))

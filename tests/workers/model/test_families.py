@@ -1,0 +1,201 @@
+"""Models of many types, built by transformers' own classes, say in sessions what `generate` says.
+
+Or they are refused by name. Of one family: `pytest tests/workers/model/test_families.py -k gemma2`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from reference import MODEL_PATH
+from tests.workers.conftest import WAIT, answer_of
+from tests.workers.model.architectures.building import build
+from tests.workers.model.architectures.family import TOKENS, Family, words
+from tests.workers.model.architectures.full_attention import DENSE, MIXTURES
+from tests.workers.model.architectures.latent import LATENTS
+from tests.workers.model.architectures.recurrent import RECURRENT
+from tests.workers.model.architectures.refused import REFUSED
+from tests.workers.model.architectures.windows import WINDOWED
+from tests.workers.model.architectures.wrappers import WRAPPERS
+from workers.errors import ModelRefused
+from workers.model.loader import adopt
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+
+SERVED = DENSE | MIXTURES | WINDOWED | LATENTS | RECURRENT | WRAPPERS
+PROMPT = words(150)
+"""Some 350 tokens: several windows, and several pages and blocks of 64."""
+NEAR = 0.5
+"""Nats between an answer's next tokens and the model's own, on average. Without retrieval it is more."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models are quickest on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatTokenizer:
+    """The reference model's tokenizer."""
+    return load_tokenizer(MODEL_PATH, (1,))
+
+
+@pytest.fixture(scope="module", params=list(SERVED))
+def family(
+    request: pytest.FixtureRequest, chat: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    """One family after the other: all tests of one run before the next is built."""
+    made = Family(SERVED[request.param], chat, tmp_path_factory.mktemp("rows"))
+    yield made
+    made.close()
+
+
+def test_two_turns_are_those_of_generate(family: Family) -> None:
+    """With every row active."""
+    family.open("two")
+    first = family.turn("two", PROMPT)
+    second = family.turn("two", words(24, 1))
+    assert first.prompt_tokens > 256
+    family.check_answer(first)
+    family.check_answer(second, first.token_ids)
+    family.worker.check()
+
+
+def test_a_session_reopened_in_a_new_epoch_goes_on(family: Family) -> None:
+    """From its committed state and its stored rows."""
+    family.open("again")
+    first = family.turn("again", PROMPT)
+    second = family.turn("again", words(24, 1))
+    family.open("again", state=second.state, epoch=2)
+    third = family.turn("again", words(16, 2), epoch=2)
+    family.check_answer(third, [*first.token_ids, *second.token_ids])
+    family.worker.check()
+
+
+def test_an_answer_that_retrieves_every_evicted_row_is_exact(family: Family) -> None:
+    """A quarter of the rows is active between the steps, and each step finds all others."""
+    family.open("all", budget=480, method="icecache", layer_budgets="pyramid")
+    done = family.turn("all", PROMPT)
+    assert sum(done.memory.active_rows) <= 120 * len(done.memory.active_rows)
+    assert done.memory.evicted_rows > 150
+    assert done.retrieval.rows > 0
+    family.check_answer(done)
+    family.worker.check()
+
+
+def test_a_small_budget_is_kept_and_the_answer_is_near(family: Family) -> None:
+    """Of 96 rows per head and layer, 24 are active and 72 retrieved.
+
+    The prompt is computed over all stored rows, and so the first token's logits are the model's own.
+    """
+    family.open("small", budget=96, method="icecache")
+    with family.watch_logits() as seen:
+        done = family.turn("small", PROMPT)
+    distances = family.distances(done, seen)
+    assert distances[0] < 1e-4
+    assert sum(distances) / len(distances) < NEAR
+    following = family.turn("small", words(24, 1))
+    assert len(answer_of(following)) > 0
+    for memory in (done.memory, following.memory):
+        for peak, bound in zip(memory.peak_rows, memory.bound_rows, strict=True):
+            assert peak <= bound
+        assert max(memory.active_rows) <= 96
+    family.worker.check()
+
+
+def test_without_retrieval_such_an_answer_is_far(chat: ChatTokenizer, tmp_path: Path) -> None:
+    """So the test above can fail."""
+    family = Family(SERVED["granite"], chat, tmp_path)
+    family.open("forgetful", budget=96, method="streaming_llm")
+    with family.watch_logits() as seen:
+        done = family.turn("forgetful", PROMPT)
+    distances = family.distances(done, seen)
+    family.close()
+    assert sum(distances) / len(distances) > NEAR
+
+
+def test_repairs_of_an_evicting_session_keep_its_cache_whole(family: Family) -> None:
+    """One in a turn and one in the pause after it."""
+    family.open("evicting", budget=112, method="snapkv", repair_rows=24)
+    family.turn("evicting", PROMPT)
+    second = family.turn("evicting", words(24, 1), repair=True)
+    family.worker.check()
+    paused = family.worker.repair("evicting", "copper market 27")
+    family.worker.check()
+    third = family.turn("evicting", words(8, 3))
+    family.worker.check()
+    assert second.repair.promoted
+    assert paused.report.scored_rows > 0
+    assert third.memory.evicted_rows > 150
+    assert max(third.memory.active_rows) <= 112
+    assert len(answer_of(third)) > 0
+
+
+def test_a_fork_at_the_last_turn_says_what_its_parent_says(family: Family) -> None:
+    family.open("parent")
+    first = family.turn("parent", PROMPT)
+    family.fork("parent", "child", first.state)
+    child = family.turn("child", words(24, 5))
+    parent = family.turn("parent", words(24, 5))
+    assert list(child.token_ids) == list(parent.token_ids)
+    family.check_answer(child, first.token_ids)
+    family.worker.check()
+
+
+def test_two_sessions_that_decode_together_say_what_each_says_alone(family: Family) -> None:
+    worker = family.worker
+    worker.engine.passes.clear()
+    for name in ("a", "b"):
+        family.open(name)
+    futures = [
+        worker.submit("a", words(60, 6), max_tokens=TOKENS),
+        worker.submit("b", words(90, 7), max_tokens=TOKENS),
+    ]
+    for future in futures:
+        family.check_answer(future.result(WAIT))
+    assert (2, 1) in worker.engine.passes
+    worker.check()
+
+
+def test_a_turn_after_a_stop_string_is_exact(family: Family) -> None:
+    """What was generated behind the string is forgotten."""
+    family.open("free")
+    family.turn("free", PROMPT)
+    stop = find_stop(family.worker.shown("free"))
+    family.open("stopped")
+    first = family.turn("stopped", PROMPT, stop=[stop])
+    assert stop not in family.worker.shown("stopped")
+    second = family.turn("stopped", words(24, 1))
+    assert first.finish_reason == "stop"
+    family.check_answer(second, first.token_ids)
+    family.worker.check()
+
+
+def find_stop(text: str) -> str:
+    """Find three characters in the middle of a text, where they come first."""
+    for at in range(4, len(text) - 4):
+        piece = text[at : at + 3]
+        if (
+            piece.isprintable()
+            and piece.strip()
+            and "\ufffd" not in piece
+            and text.find(piece) == at
+        ):
+            return piece
+    raise AssertionError(f"no stop string in {text!r}")
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_a_model_that_is_not_served_is_refused_by_the_kind_of_its_layers(name: str) -> None:
+    model = build(REFUSED[name])
+    with pytest.raises(ModelRefused, match=REFUSED[name].refused):
+        adopt(model)
+
+
+def test_at_least_sixty_types_are_served() -> None:
+    assert len({each.kind for each in SERVED.values()}) >= 60

@@ -1,0 +1,48 @@
+"""The slots of a model: active rows, and what its other layers keep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.cache.active_cache import ActiveCache
+from workers.cache.forward_step import ForwardStep
+from workers.cache.side_cache import SideCache, SideShape
+from workers.cache.slot_pool import KVShape
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Slots of the same numbers: of managed rows, and of windows and states where layers have them."""
+
+    active: ActiveCache
+    side: SideCache | None = None
+
+    @classmethod
+    def create(
+        cls,
+        shape: KVShape,
+        side: SideShape | None,
+        slots: int,
+        rows: Sequence[int],
+        room: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> "Caches":
+        """Allocate the slots; rows: as `ActiveCache`; room: tokens of the longest pass."""
+        beside = None if side is None else SideCache(side, slots, room, dtype, device)
+        return cls(ActiveCache(shape, slots, rows, dtype, device, beside), beside)
+
+    def begin(
+        self,
+        slots: Sequence[int],
+        query_positions: Tensor,
+        observe: int = 0,
+        *,
+        static: bool = False,
+    ) -> ForwardStep:
+        """Begin a pass over slots; parameters as `ForwardStep`."""
+        return ForwardStep(
+            self.active, slots, query_positions, observe, static=static, side=self.side
+        )
