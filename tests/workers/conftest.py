@@ -29,7 +29,7 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from reference import MODEL_PATH
-from tests.workers.native_build import build_native
+from tests.workers.native_build import build_native, open_native
 from workers.cache.active_cache import ActiveCache, KVShape
 from workers.cache.forward_step import BlockAttention
 from workers.engine.engine import Engine, Parts
@@ -38,8 +38,6 @@ from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 from workers.native.attention import NativeAttention
-from workers.native.library import open_library
-from workers.retrieval.sampling import ROTATIONS
 from workers.scheduler.scheduler import Scheduler
 
 WAIT = 600
@@ -99,10 +97,7 @@ def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def native(native_folder: Path) -> NativeAttention:
     """The native code for this CPU."""
-    level, library = open_library(torch.backends.cpu.get_cpu_capability(), native_folder)
-    assert level is not None
-    assert library is not None
-    return NativeAttention(level, library, ROTATIONS)
+    return open_native(native_folder)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workers.native.library import find_files
+import torch
+
+from workers.native.attention import NativeAttention
+from workers.native.library import find_files, open_library
+from workers.retrieval.sampling import ROTATIONS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "setup.py", ROOT / "workers" / "native" / "attend.cpp")
@@ -25,3 +29,11 @@ def build_native(folder: Path) -> Path:
     made = folder / "workers" / "native"
     assert find_files(made), f"the tests need a C++ compiler, such as Debian's g++: {ended.stderr}"
     return made
+
+
+def open_native(folder: Path) -> NativeAttention:
+    """Open the native code for this CPU, in the folder that `build_native` returned."""
+    level, library = open_library(torch.backends.cpu.get_cpu_capability(), folder)
+    assert level is not None
+    assert library is not None
+    return NativeAttention(level, library, ROTATIONS)

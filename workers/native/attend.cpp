@@ -205,11 +205,12 @@ INLINE void score_rows(const T* const rows[4], int64_t dim, const float* queries
 }
 
 template <int Q, typename T>
-INLINE void score_tile(const T* keys, int64_t n, int64_t dim, const float* queries, float* logits, int64_t stride) {
+INLINE void score_tile(const T* keys, int64_t n, int64_t dim, const float* queries, float* logits, int64_t stride,
+                       bool first) {
   for (int64_t i = 0; i < n; i += 4) {
     const T* rows[4];  // behind the end the last one's, whose logits are overwritten
     for (int64_t r = 0; r < 4; ++r) rows[r] = keys + std::min(i + r, n - 1) * dim;
-    for (int64_t c = 0; c < 4 * dim; c += LINE / int64_t(sizeof(T)))
+    for (int64_t c = 0; first && c < 4 * dim; c += LINE / int64_t(sizeof(T)))
       __builtin_prefetch(keys + i * dim + c + AHEAD / int64_t(sizeof(T)));
     score_rows<Q>(rows, dim, queries, logits + i, stride);
   }
@@ -227,10 +228,10 @@ INLINE void score(const T* keys, int64_t n, int64_t dim, const float* queries, i
       const float* asked = queries + q * dim;
       float* into = logits + q * stride + first;
       switch (group - q) {  // three at once at most: their sums have to stay in registers
-        case 1: score_tile<1>(some, rows, dim, asked, into, stride); q += 1; break;
+        case 1: score_tile<1>(some, rows, dim, asked, into, stride, q == 0); q += 1; break;
         case 2:
-        case 4: score_tile<2>(some, rows, dim, asked, into, stride); q += 2; break;
-        default: score_tile<3>(some, rows, dim, asked, into, stride); q += 3;
+        case 4: score_tile<2>(some, rows, dim, asked, into, stride, q == 0); q += 2; break;
+        default: score_tile<3>(some, rows, dim, asked, into, stride, q == 0); q += 3;
       }
     }
   }

@@ -303,7 +303,7 @@ def test_latents_are_keys_and_values_at_once(native: NativeAttention) -> None:
     """Their copy in host memory has one part."""
     made = make(Shape([(500, 20)], heads=1, group=4, dim=24))
     settings = Retrieval(index="exact")
-    layout = PageLayout(LAYERS, 1, 24, torch.float32, "made up", parts=1)
+    layout = PageLayout(LAYERS, 1, 24, torch.float32, "made up", latent=True)
     copy = HostCopy(layout, settings)
     assert made.retrievers[0] is not None
     keys, _ = made.retrievers[0].rows.arena.rows(made.shape.layer)
