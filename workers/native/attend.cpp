@@ -12,8 +12,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <limits>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -426,9 +426,10 @@ void attend(const Call& call) {
   };
   std::vector<std::thread> helpers;
   try {
+    helpers.reserve(size_t(call.threads));
     for (int64_t thread = 1; thread < call.threads; ++thread) helpers.emplace_back(work, thread);
-  } catch (const std::system_error&) {
-    // The system has no more threads: those that there are do all.
+  } catch (const std::exception&) {
+    // The system has no more threads, or memory for them: those that there are do all.
   }
   work(0);
   for (std::thread& helper : helpers) helper.join();

@@ -60,7 +60,7 @@ class NativeAttention:
             queries.device.type == "cpu"
             and queries.dtype in self._functions
             and queries.dtype == keys.dtype == values.dtype
-            and all(each.stride()[2:] == (each.shape[3], 1) for each in (queries, keys, values))
+            and all(map(_is_dense, (queries, keys, values)))
             and positions.stride(2) == 1
             and (mask is None or mask.shape[2:] == (1, keys.shape[2]))
             and all(each is None or each.memory.dtype == keys.dtype for each in searched)
@@ -110,6 +110,12 @@ class NativeAttention:
         )
         self._functions[queries.dtype](call)
         return out, drawn
+
+
+def _is_dense(rows: Tensor) -> bool:
+    """True if each head's rows, `[..., n, head_dim]`, lie one after the other."""
+    # torch gives a single row any stride.
+    return rows.stride(3) == 1 and (rows.shape[2] == 1 or rows.stride(2) == rows.shape[3])
 
 
 def _describe(rows: SearchedRows | None) -> Searched:

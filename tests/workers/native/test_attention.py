@@ -246,6 +246,15 @@ def test_the_native_code_is_called_for_what_it_computes(refusing: NativeAttentio
         make(Shape([(70, 5), None])).attend(refusing)
 
 
+def test_queries_of_single_heads_are_computed_however_they_lie(refusing: NativeAttention) -> None:
+    """A model without groups: each query head has a KV head of its own."""
+    made = make(Shape([(70, 5), None], group=1))
+    queries = made.queries.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
+    assert queries.stride(2) != made.shape.dim
+    with pytest.raises(Refusal):
+        Made(made.shape, queries, made.rows, None, made.retrievers).attend(refusing)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
