@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from workers.engine.page_naming import name_prompt
 from workers.engine.row_map import map_rows
 from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
+from workers.model.layer_report import describe_layers
 from workers.model.tokenize import tokenize
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.metrics import ScrapedMetrics
@@ -87,6 +89,7 @@ class WorkerService:
             protocol_version=PROTOCOL_VERSION,
             sampling=sampling_defaults_to_wire(engine.model.sampling),
             call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
+            layer_kinds=[pb.LayerKind(**asdict(kind)) for kind in describe_layers(engine.model)],
         )
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:
