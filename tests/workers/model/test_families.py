@@ -3,7 +3,7 @@
 Or they are refused by name. Of one family: `pytest tests/workers/model/test_families.py -k gemma2`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,14 @@ from tests.workers.model.architectures.building import build
 from tests.workers.model.architectures.family import TOKENS, Family, words
 from tests.workers.model.architectures.full_attention import DENSE, MIXTURES
 from tests.workers.model.architectures.latent import LATENTS
+from tests.workers.model.architectures.left_out import (
+    forget_states,
+    halve_windows,
+    leave_out_rotated_keys,
+    leave_out_scale,
+    leave_out_sinks,
+    leave_out_soft_cap,
+)
 from tests.workers.model.architectures.recurrent import RECURRENT
 from tests.workers.model.architectures.refused import REFUSED
 from tests.workers.model.architectures.windows import WINDOWED
@@ -28,6 +36,23 @@ PROMPT = words(150)
 """Some 350 tokens: several windows, and several pages and blocks of 64."""
 NEAR = 0.5
 """Nats between an answer's next tokens and the model's own, on average. Without retrieval it is more."""
+
+LEFT_OUT = [
+    (leave_out_scale, "granite"),
+    (leave_out_sinks, "gpt_oss"),
+    (leave_out_sinks, "mimo_v2_flash"),
+    (leave_out_soft_cap, "gemma2"),
+    (halve_windows, "gemma2"),
+    (halve_windows, "gemma3n_text"),
+    (halve_windows, "gpt_oss"),
+    (halve_windows, "llama4_text"),
+    (forget_states, "qwen3_next"),
+    (forget_states, "granitemoehybrid"),
+    (forget_states, "lfm2"),
+    (forget_states, "kimi_linear"),
+    (leave_out_rotated_keys, "deepseek_v3"),
+]
+"""Parts of the pass, and models that have them."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -188,6 +213,30 @@ def find_stop(text: str) -> str:
         ):
             return piece
     raise AssertionError(f"no stop string in {text!r}")
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "name"), LEFT_OUT, ids=lambda each: getattr(each, "__name__", each)
+)
+def test_a_part_that_is_left_out_is_noticed(
+    leave_out: Callable[[pytest.MonkeyPatch], None],
+    name: str,
+    chat: ChatTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the comparison of answers, and when such a model is loaded."""
+    family = Family(SERVED[name], chat, tmp_path)
+    family.open("whole")
+    family.check_answer(family.turn("whole", PROMPT))
+    leave_out(monkeypatch)
+    family.open("part")
+    part = family.turn("part", PROMPT)
+    family.close()
+    with pytest.raises(AssertionError, match="tokens are transformers' own"):
+        family.check_answer(part)
+    with pytest.raises(ModelRefused, match="not computed as transformers computes it"):
+        adopt(build(SERVED[name]))
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
