@@ -25,7 +25,7 @@ from kvrecall.protocol.convert import chat_to_wire, message_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.app import calibration
 from kvrecall_server.app.models import resolve_model
-from kvrecall_server.app.wiring import build_store
+from kvrecall_server.app.wiring import build_state_store, build_store
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
@@ -120,15 +120,19 @@ def open_worker(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
     sensitivity = get_sensitivity(setup.model) if layers == "sensitivity" else None
     settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=setup.block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
-        store = build_store(loaded.model, Path(folder), _RAM_BYTES, store_settings(setup.codec))
+        tiers = store_settings(setup.codec)
+        store = build_store(loaded.model, Path(folder), _RAM_BYTES, tiers)
+        states = build_state_store(loaded.model, Path(folder), _RAM_BYTES, tiers)
         scheduler = Scheduler(
-            Engine(Parts(loaded.model, loaded.tokenizer, store, settings, sensitivity))
+            Engine(
+                Parts(loaded.model, loaded.tokenizer, store, settings, sensitivity, states=states)
+            )
         )
         try:
             yield scheduler
         finally:
             scheduler.close()
-            store.close()
+            scheduler.engine.stored.close()
 
 
 @contextmanager

@@ -220,6 +220,13 @@ class RowStore:
         with self._sessions.locked(session) as state:
             self._rows.truncate(state, length)
 
+    def drop_page(self, session: str, index: int) -> None:
+        """Delete one of a session's own pages: it is missing from now on, as one that was lost."""
+        with self._sessions.locked(session) as state:
+            if not state.table.shared_pages <= index < len(state.table):
+                raise RowRangeError(f"session {session!r} has no page {index} of its own")
+            self._rows.drop_page(state, index)
+
     def flush(self, session: str) -> bool:
         """Write all pages of the session; return whether they are in a durable tier.
 
@@ -300,6 +307,14 @@ class RowStore:
             )
         with self._sessions.locked(session) as state:
             return self._reader.gather_layers(state, selection, range(layers), promote=promote)
+
+    def gather_side(self, session: str, start: int, stop: int) -> Tensor:
+        """Gather the rows of side layers at positions start..stop-1.
+
+        Returns `[side_layers, parts, n_kv_heads, stop - start, head_dim]`. Raises as `gather`.
+        """
+        with self._sessions.locked(session) as state:
+            return self._reader.gather_side(state, start, stop)
 
     def scan_keys(
         self, session: str, start: int = 0, stop: int | None = None

@@ -27,7 +27,7 @@ from kvrecall_server.app.start.memory import (
     require_room,
 )
 from kvrecall_server.app.start.preflight import describe_lock
-from kvrecall_server.app.tiers import TIERS, durable_tiers
+from kvrecall_server.app.tiers import STATES, TIERS, durable_tiers
 from kvstore.errors import (
     DirectoryLockedError,
     ForeignPageError,
@@ -42,6 +42,7 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.ram import RamTier
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
+from workers.engine.stored_sessions import build_state_layout
 from workers.errors import ModelRefused, ProfileRefused
 from workers.metrics.catalogue import create_metrics
 from workers.model import layer_sensitivity
@@ -51,6 +52,9 @@ from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.service import WorkerService
 from workers.scheduler.scheduler import Scheduler
+
+# The share of the RAM tier that recurrent states have: one in so many bytes.
+_STATE_SHARE = 4
 
 
 def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerService:
@@ -112,7 +116,10 @@ def build_worker_service(
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     metrics = metrics or create_metrics()
-    store = build_store(loaded, data, ram_bytes, tiers, metrics)
+    # Of a model with recurrent states these have a share of the memory.
+    state_ram_bytes = ram_bytes // _STATE_SHARE if loaded.state_bytes else 0
+    store = build_store(loaded, data, ram_bytes - state_ram_bytes, tiers, metrics)
+    states = build_state_store(loaded, data, state_ram_bytes, tiers)
     parts = Parts(
         loaded,
         tokenizer,
@@ -122,6 +129,7 @@ def build_worker_service(
         partial(measure_once, loaded, tokenizer, data, str(model)) if measurable else None,
         metrics,
         sandbox,
+        states,
     )
     return WorkerService(
         Scheduler(Engine(parts)),
@@ -186,6 +194,17 @@ def build_store(
     return RowStore(layout, stack, codecs=tiers.codecs, on_call=on_call)
 
 
+def build_state_store(
+    model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS
+) -> RowStore | None:
+    """The store of a model's recurrent states, as `build_store`; None for a model without any."""
+    if not model.state_bytes:
+        return None
+    layout = build_state_layout(model.state_bytes, model.fingerprint)
+    stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data / STATES, tiers)]
+    return RowStore(layout, stack)
+
+
 def _observe_call(metrics: Metrics, tier: str, operation: str, seconds: float) -> None:
     metrics.observe("tier_call_seconds", seconds, tier=tier, op=operation)
 
@@ -199,6 +218,8 @@ def page_layout(model: LoadedModel) -> PageLayout:
         head_dim=shape.head_dim,
         dtype=model.dtype,
         fingerprint=model.fingerprint,
+        side_layers=model.side_layers,
+        latent=shape.latent,
     )
 
 

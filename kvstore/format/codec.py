@@ -49,9 +49,9 @@ class Codec(IntEnum):
 
     Payload in order: zeros of keys `[n_layers, n_kv_heads, head_dim]`, zeros of values
     `[n_layers, n_kv_heads, tokens]`, steps of keys, steps of values, codes of keys
-    `[n_layers, n_kv_heads, tokens, head_dim]`, codes of values. A page of 64 tokens takes 0.547,
-    0.531 and 0.523 of RAW's bytes in bfloat16 or float16 with a head_dim of 32, 64 and 128; in
-    float32 it takes 0.285, 0.273 and 0.268.
+    `[n_layers, n_kv_heads, tokens, head_dim]`, codes of values. Latents are keys
+    alone. A page of 64 tokens takes 0.547, 0.531 and 0.523 of RAW's bytes in bfloat16 or float16
+    with a head_dim of 32, 64 and 128; in float32 it takes 0.285, 0.273 and 0.268.
     """
 
 
@@ -111,17 +111,17 @@ def payload_bytes(layout: PageLayout, tokens: int, codec: Codec) -> int:
     """Size in bytes of the payload of a page of `tokens` tokens."""
     if codec is Codec.RAW:
         return tokens * layout.token_bytes
-    heads = layout.n_layers * layout.n_kv_heads
-    groups = heads * (layout.head_dim + tokens)
+    heads = layout.page_layers * layout.n_kv_heads
+    groups = heads * (layout.head_dim + (0 if layout.latent else tokens))
     return (
         groups * (layout.dtype.itemsize + torch.bfloat16.itemsize)
-        + 2 * heads * tokens * layout.head_dim
+        + layout.parts * heads * tokens * layout.head_dim
     )
 
 
 def _quantise(rows: Tensor) -> list[Tensor] | None:
     """Quantise rows into the parts of an INT8 payload; None when INT8 cannot represent them."""
-    sides = [_quantise_along(rows[:, 0], 2), _quantise_along(rows[:, 1], 3)]
+    sides = [_quantise_along(rows[:, side], 2 + side) for side in range(rows.shape[1])]
     parts = [side for side in sides if side is not None]
     if len(parts) < len(sides):
         return None
@@ -158,13 +158,14 @@ def _round_up(steps: Tensor) -> Tensor:
 
 
 def _dequantise(layout: PageLayout, tokens: int, buffer: Blob) -> Tensor:
-    heads = (layout.n_layers, layout.n_kv_heads)
-    shapes = [(*heads, 1, layout.head_dim), (*heads, tokens, 1)]
+    heads = (layout.page_layers, layout.n_kv_heads)
+    shapes = [(*heads, 1, layout.head_dim), (*heads, tokens, 1)][: layout.parts]
     zeros, offset = _read_tensors(buffer, HEADER_BYTES, layout.dtype, shapes)
     steps, offset = _read_tensors(buffer, offset, torch.bfloat16, shapes)
-    codes, _ = _read_tensors(buffer, offset, torch.uint8, [(*heads, tokens, layout.head_dim)] * 2)
+    shape = (*heads, tokens, layout.head_dim)
+    codes, _ = _read_tensors(buffer, offset, torch.uint8, [shape] * layout.parts)
     rows = empty_rows(layout.rows_shape(tokens), layout.dtype)
-    for side in (0, 1):
+    for side in range(layout.parts):
         rows[:, side] = codes[side].float().mul_(steps[side].float()).add_(zeros[side].float())
     return rows
 

@@ -39,7 +39,7 @@ SESSION_BYTES = 128
 DTYPE_CODES = {"float32": 1, "bfloat16": 2, "float16": 3}
 """Codes of the data types in headers, by their names in torch."""
 
-_FIELDS = struct.Struct("<4sHBB16s7H2xIIQ128s")
+_FIELDS = struct.Struct("<4sHBB16s7HBxIIQ128s")
 _CHECKSUM = struct.Struct("<I")
 _SEQUENCE = struct.Struct("<Q")
 _SEQUENCE_OFFSET = _FIELDS.size - SESSION_BYTES - _SEQUENCE.size
@@ -77,6 +77,9 @@ class PageLayout:
     """Shape, dtype and model of the rows in one store; rows of two layouts never mix.
 
     `fingerprint` identifies the model (weights and position encoding) that computed the rows.
+    `side_layers`: further layers of a page's rows, which are read by `RowStore.gather_side` alone.
+    `latent`: a row is a key that is its own value, and is stored once.
+
     Raises RowShapeError for a size outside 1..65535 or a dtype other than float32, bfloat16 and
     float16.
     """
@@ -87,9 +90,11 @@ class PageLayout:
     dtype: "torch.dtype"
     fingerprint: str
     page_tokens: int = 64
+    side_layers: int = 0
+    latent: bool = False
 
     def __post_init__(self) -> None:
-        sizes = (self.n_layers, self.n_kv_heads, self.head_dim, self.page_tokens)
+        sizes = (self.page_layers, self.n_kv_heads, self.head_dim, self.page_tokens)
         if not all(0 < size < 1 << 16 for size in sizes):
             raise RowShapeError(f"layout sizes must lie in 1..65535, got {sizes}")
         if _get_dtype_name(self.dtype) not in DTYPE_CODES:
@@ -101,9 +106,28 @@ class PageLayout:
         return DTYPE_CODES[_get_dtype_name(self.dtype)]
 
     @property
+    def page_layers(self) -> int:
+        """Layers of a page's rows."""
+        return self.n_layers + self.side_layers
+
+    @property
+    def parts(self) -> int:
+        """Vectors of a row: a key and a value, or a latent alone."""
+        return 1 if self.latent else 2
+
+    @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values in all layers and KV heads."""
-        return self.n_layers * 2 * self.n_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of one token's rows in a page: of all layers and KV heads."""
+        return self.page_layers * self._layer_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's rows without those of side layers."""
+        return self.n_layers * self._layer_bytes
+
+    @property
+    def _layer_bytes(self) -> int:
+        return self.parts * self.n_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
     def page_bytes(self) -> int:
@@ -116,8 +140,11 @@ class PageLayout:
         return blake2b(self.fingerprint.encode(), digest_size=16).digest()
 
     def rows_shape(self, tokens: int) -> tuple[int, int, int, int, int]:
-        """Shape of the rows of `tokens` tokens; on the second axis 0 is keys and 1 is values."""
-        return (self.n_layers, 2, self.n_kv_heads, tokens, self.head_dim)
+        """Shape of the rows of `tokens` tokens: side layers are the last ones.
+
+        On the second axis 0 is keys and 1 is values; of latents there is one part.
+        """
+        return (self.page_layers, self.parts, self.n_kv_heads, tokens, self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -140,6 +167,7 @@ class PageHeader:
     dtype_code: int = 0
     codec: int = 0
     kind: RecordKind = RecordKind.PAGE
+    latent: bool = False
 
     @property
     def epoch(self) -> int:
@@ -177,10 +205,11 @@ def build_header(
         valid_tokens=valid_tokens,
         payload_bytes=payload_bytes,
         fingerprint_hash=layout.fingerprint_hash,
-        n_layers=layout.n_layers,
+        n_layers=layout.page_layers,
         n_kv_heads=layout.n_kv_heads,
         head_dim=layout.head_dim,
         page_tokens=layout.page_tokens,
+        latent=layout.latent,
         dtype_code=layout.dtype_code,
         codec=codec,
     )
@@ -225,6 +254,7 @@ def _build_sealed_header(header: PageHeader, payload: Blob) -> bytes:
         header.page_tokens,
         header.valid_tokens,
         len(session),
+        header.latent,
         header.key.index,
         header.payload_bytes,
         header.sequence,
@@ -294,6 +324,7 @@ def _to_header(fields: tuple[Any, ...]) -> PageHeader:
         page_tokens,
         valid_tokens,
         session_bytes,
+        latent,
         index,
         payload_bytes,
         sequence,
@@ -317,6 +348,7 @@ def _to_header(fields: tuple[Any, ...]) -> PageHeader:
         dtype_code,
         codec,
         RecordKind(kind_code),
+        bool(latent),
     )
 
 
@@ -345,7 +377,7 @@ class RecordCheck:
                 self._computed, np.frombuffer(piece, dtype=np.uint8)
             )
         elif len(piece) >= HEADER_BYTES:
-            *_, session_bytes, index, _, sequence, session = _FIELDS.unpack_from(piece)
+            *_, session_bytes, _, index, _, sequence, session = _FIELDS.unpack_from(piece)
             self._identity = (index, sequence, session[:session_bytes])
             self._expected = _CHECKSUM.unpack_from(piece, _PAGE_CHECKSUM_OFFSET)[0]
             self._computed = _checksum(bytes(piece[:_PAGE_CHECKSUM_OFFSET]), piece[HEADER_BYTES:])
@@ -371,11 +403,12 @@ def require_layout(header: PageHeader, layout: PageLayout) -> None:
     """Raise ForeignPageError unless the page has the model, shape and dtype of `layout`."""
     expected = (
         layout.fingerprint_hash,
-        layout.n_layers,
+        layout.page_layers,
         layout.n_kv_heads,
         layout.head_dim,
         layout.page_tokens,
         layout.dtype_code,
+        layout.latent,
     )
     found = (
         header.fingerprint_hash,
@@ -384,6 +417,7 @@ def require_layout(header: PageHeader, layout: PageLayout) -> None:
         header.head_dim,
         header.page_tokens,
         header.dtype_code,
+        header.latent,
     )
     if found != expected:
         raise ForeignPageError(

@@ -110,8 +110,8 @@ class PageTable:
         """Add the next page; None when it is missing."""
         self._sequences.append(sequence)
 
-    def put(self, index: int, sequence: int) -> None:
-        """Set the version of a page."""
+    def put(self, index: int, sequence: int | None) -> None:
+        """Set the version of a page; None when it is missing from now on."""
         self._sequences[index] = sequence
 
     def truncate(self, pages: int) -> list[PageKey]:

@@ -17,7 +17,8 @@ _GROWTH = 1.5
 class RowArena:
     """The first rows of one session, position by position, in every layer and KV head.
 
-    A copy of what the row store has, in its dtype: it may be dropped at any time and read again.
+    A copy of what the row store has, in its dtype: it may be dropped at any time and read again. Of
+    latents, which are keys and values at once, there is one copy.
     Reading a few hundred rows from here costs a hundredth of gathering them from pages.
 
     Attributes:
@@ -38,7 +39,7 @@ class RowArena:
     @staticmethod
     def bytes_for(layout: PageLayout, length: int) -> int:
         """Most bytes that an arena of `length` rows allocates."""
-        return int(layout.token_bytes * (_GROWTH * length + _GRANULE))
+        return int(layout.row_bytes * (_GROWTH * length + _GRANULE))
 
     def reserve(self, length: int) -> None:
         """Allocate memory for `length` rows at once, at most `bytes_for` of them."""
@@ -52,7 +53,7 @@ class RowArena:
         stop = self.length + added
         self.reserve(stop)
         for layer, pair in enumerate(layers):
-            for into, rows in zip(self._layers[layer], pair, strict=True):
+            for into, rows in zip(self._layers[layer], pair, strict=False):
                 into[:, self.length : stop] = rows
         self.length = stop
 
@@ -65,9 +66,9 @@ class RowArena:
         stop = self.length + keys.shape[1]
         rows = self._layers[layer]
         assert stop <= rows.shape[2], "room was reserved for the rows"
-        for into, own in zip(rows, (keys, values), strict=True):
+        for into, own in zip(rows, (keys, values), strict=False):
             into[:, self.length : stop] = own
-        return rows[0, :, :stop], rows[1, :, :stop]
+        return rows[0, :, :stop], rows[-1, :, :stop]
 
     def truncate(self, length: int) -> None:
         """Drop the rows from position `length` on; nothing happens if there are none."""
@@ -75,8 +76,8 @@ class RowArena:
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """Views of a layer's keys and values, as `keys`."""
-        keys, values = self._layers[layer][:, :, : self.length]
-        return keys, values
+        rows = self._layers[layer][:, :, : self.length]
+        return rows[0], rows[-1]
 
     def keys(self, layer: int) -> Tensor:
         """A view of a layer's keys, `[n_kv_heads, length, head_dim]`, until the next `append`."""
@@ -87,8 +88,9 @@ class RowArena:
 
         Returns keys and values `[n_kv_heads, m, head_dim]`.
         """
-        keys, values = self._layers[layer]
-        return _select(keys, positions), _select(values, positions)
+        rows = self._layers[layer]
+        keys = _select(rows[0], positions)
+        return keys, keys if self._layout.latent else _select(rows[1], positions)
 
     def gather_keys(self, layer: int, positions: Tensor) -> Tensor:
         """Gather keys alone, as `gather`."""
@@ -109,7 +111,8 @@ class RowArena:
         self._layers[layer] = grown
 
     def _allocate(self, capacity: int) -> Tensor:
-        shape = (2, self._layout.n_kv_heads, capacity, self._layout.head_dim)
+        layout = self._layout
+        shape = (layout.parts, layout.n_kv_heads, capacity, layout.head_dim)
         return torch.empty(shape, dtype=self._layout.dtype)
 
 

@@ -55,8 +55,8 @@ def gather_selection(
 ) -> list[tuple[Tensor, Tensor]]:
     """Gather int64 `[n_kv_heads, m_l]` of each layer as keys, values `[n_kv_heads, m_l, head_dim]`.
 
-    Every KV head has its own positions; position -1 means no row and yields zeros. Raises as
-    `gather_tokens`.
+    Every KV head has its own positions; position -1 means no row and yields zeros. Latents are both
+    keys and values. Raises as `gather_tokens`.
     """
     for positions in selection:
         _require_positions(positions, 2, layout.n_kv_heads)
@@ -64,7 +64,9 @@ def gather_selection(
     if (span := _find_span(selection)) is not None:
         return _gather_span(layout, span, read, layers)
     flat = torch.cat([positions.reshape(-1) for positions in selection])
-    keys, values = (zero_rows((flat.numel(), layout.head_dim), layout.dtype) for _ in range(2))
+    shape = (flat.numel(), layout.head_dim)
+    keys = zero_rows(shape, layout.dtype)
+    values = keys if layout.latent else zero_rows(shape, layout.dtype)
     targets = torch.nonzero(flat >= 0).squeeze(1)
     if not targets.numel():
         return _split(layout, selection, keys, values)
@@ -84,7 +86,8 @@ def gather_selection(
         stride = page.shape[3]
         sources = lanes[of_page] * stride + offsets[of_page]
         key_rows[into[of_page]] = page_rows[sources]
-        value_rows[into[of_page]] = page_rows[sources + layout.n_kv_heads * stride]
+        if not layout.latent:
+            value_rows[into[of_page]] = page_rows[sources + layout.n_kv_heads * stride]
         begin = of_page.stop
     return _split(layout, selection, keys, values)
 
@@ -117,7 +120,7 @@ def _gather_span(
 
     One index a row takes several times as long.
     """
-    shape = (2, len(layers), layout.n_kv_heads, len(span), layout.head_dim)
+    shape = (layout.parts, len(layers), layout.n_kv_heads, len(span), layout.head_dim)
     rows = empty_rows(shape, layout.dtype)
     pieces = list(split_by_page(span.start, span.stop, layout.page_tokens))
     pages = [begin // layout.page_tokens for begin, _ in pieces]
@@ -125,7 +128,7 @@ def _gather_span(
         source = page.narrow(0, layers.start, len(layers)).transpose(0, 1)
         source = source.narrow(3, begin % layout.page_tokens, end - begin)
         rows.narrow(3, begin - span.start, end - begin).copy_(source)
-    return list(zip(rows[0], rows[1], strict=True))
+    return list(zip(rows[0], rows[-1], strict=True))
 
 
 def _get_runs(targets: Sequence[int], sources: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -168,7 +171,7 @@ def _key_lanes(layout: PageLayout, selection: Sequence[Tensor], layers: range) -
     heads = torch.arange(layout.n_kv_heads)
     return torch.cat(
         [
-            (heads + layer * 2 * layout.n_kv_heads).repeat_interleave(positions.shape[1])
+            (heads + layer * layout.parts * layout.n_kv_heads).repeat_interleave(positions.shape[1])
             for layer, positions in zip(layers, selection, strict=True)
         ]
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from kvstore.errors import RowRangeError, RowShapeError
@@ -53,6 +54,11 @@ class RowReader:
             layers,
         )
 
+    def gather_side(self, state: StoredSession, start: int, stop: int) -> Tensor:
+        """Gather positions start..stop-1 of the side layers, `[side_layers, parts, n_kv_heads, t, head_dim]`."""
+        rows = self.gather(state, torch.arange(start, stop))
+        return rows[self._layout.n_layers :]
+
     def keys_between(self, state: StoredSession, begin: int, end: int) -> Tensor:
         """Copy the keys of positions begin..end-1, all in one page, without promotion.
 
@@ -66,7 +72,7 @@ class RowReader:
             )
         index, offset = divmod(begin, self._layout.page_tokens)
         page = next(self.pages(state, [index], promote=False))
-        return page[:, 0].narrow(2, offset, end - begin).clone()
+        return page[: self._layout.n_layers, 0].narrow(2, offset, end - begin).clone()
 
     def read_keys(self, state: StoredSession, pages: Sequence[int]) -> ReadKeys:
         """Read the keys of pages without promotion.
@@ -80,7 +86,7 @@ class RowReader:
         fetched = self._fetch(state, pages, promote=False)
         for index, (rows, from_tier) in zip(pages, fetched, strict=True):
             bytes_read += HEADER_BYTES + rows.nbytes if from_tier else 0
-            of_page = rows[:, 0]
+            of_page = rows[: self._layout.n_layers, 0]
             filled = state.length - index * page_tokens
             if filled < page_tokens:  # It may be written to while the keys are in use.
                 of_page = of_page[:, :, :filled].clone()

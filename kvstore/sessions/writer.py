@@ -75,6 +75,11 @@ class RowWriter:
         state.behind = []
         state.length = length
 
+    def drop_page(self, state: StoredSession, index: int) -> None:
+        """Delete one of the session's own pages, which is missing from now on."""
+        self._writer.delete([state.table.key(index)], state.epoch)
+        state.table.put(index, None)
+
     def repair_pages(self, state: StoredSession) -> list[int]:
         """Read and verify every page, rewrite those of which only a copy is left.
 

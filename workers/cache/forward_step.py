@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from kvrecall.metrics.page import Metrics
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.layer_plan import LayerPlan
+from workers.cache.logits import Logits
 from workers.cache.row_packing import RowPacking
 from workers.cache.side_cache import SideCache
 from workers.cache.window import Window
-from workers.primitives.logits import Logits
 
 # Rows that a static step's reads are a multiple of: as many steps share their shapes.
 _STATIC_ROWS = 256
@@ -295,7 +295,7 @@ class ForwardStep(Cache):
             )
         if side.states is not None:
             self._recurrent = side.states.begin(plan, self.slot_list)
-            self.layers = [self._recurrent.get(i) for i in range(plan.n_layers)]
+            self.layers: list[Any] = [self._recurrent.get(i) for i in range(plan.n_layers)]
 
     def _reserve(self, tokens: int) -> Tensor:
         """Reserve `tokens` rows in every head, and decide on the host what the pass will read.

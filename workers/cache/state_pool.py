@@ -106,8 +106,9 @@ class StatePool:
         """Keep the states that a pass over the slots has left in its layers."""
         for each, part in zip(self._tensors, self._pool, strict=True):
             own = layers[each.layer]
-            tensors = own.recurrent_states if each.recurrent else own.conv_states
-            part[slots] = tensors[each.index].to(part.dtype)
+            tensor = (own.recurrent_states if each.recurrent else own.conv_states)[each.index]
+            assert tensor is not None, "a pass has the states that the probe had"
+            part[slots] = tensor.to(part.dtype)
         for slot in slots:
             self._begun[slot] = True
 
@@ -117,7 +118,7 @@ class StatePool:
 
     def unpack(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Split bytes that `pack` joined, uint8 `[nbytes]`."""
-        parts = packed.split([each.nbytes for each in self._tensors])
+        parts = torch.split(packed, [each.nbytes for each in self._tensors])
         return tuple(
             part.clone().view(each.dtype).view(each.shape)
             for each, part in zip(self._tensors, parts, strict=True)
@@ -126,7 +127,10 @@ class StatePool:
 
 def _continue(layer: LinearAttentionLayer, which: StateTensor, tensor: Tensor) -> None:
     """Let a layer of transformers continue from a state, `[B, ...]`."""
-    kind = "recurrent_states" if which.recurrent else "conv_states"
-    layer.lazy_initialization(**{kind: tensor}, state_idx=which.index)
-    getattr(layer, kind)[which.index] = tensor
+    if which.recurrent:
+        layer.lazy_initialization(recurrent_states=tensor, state_idx=which.index)
+        layer.recurrent_states[which.index] = tensor
+    else:
+        layer.lazy_initialization(conv_states=tensor, state_idx=which.index)
+        layer.conv_states[which.index] = tensor
     layer.has_previous_state[which.index] = True

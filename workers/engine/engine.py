@@ -24,7 +24,10 @@ from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
 from workers.engine.settings import WorkerSettings
-from workers.engine.store_io import StoreIO, commit_history, map_store_errors, shared_pages
+from workers.engine.side_content import fill_side, keep_snapshot
+from workers.engine.snapshots import Snapshot, choose_dropped, count_stored
+from workers.engine.store_io import SlotContent, StoreIO, map_store_errors
+from workers.engine.stored_sessions import StoredSessions
 from workers.engine.usage import UsageMeter
 from workers.errors import BadSettings, IncompatibleState, StaleEpoch, UnknownSession
 from workers.metrics.catalogue import create_metrics
@@ -41,6 +44,8 @@ _MOST_WAITING = 1024
 class Parts:
     """Dependencies of an engine.
 
+    `states` is the store of recurrent states, of a model with such layers.
+
     `layer_sensitivity` is how much eviction moves each layer's keys (EpiCache's s_l), where it was
     measured for this model; `measure_sensitivity` measures it, one forward pass after the other.
     """
@@ -53,6 +58,7 @@ class Parts:
     measure_sensitivity: "Callable[[], Generator[None, int, tuple[float, ...]]] | None" = None
     metrics: Metrics = field(default_factory=create_metrics)
     sandbox: SandboxSettings | None = None
+    states: RowStore | None = None
 
 
 class Engine:
@@ -65,7 +71,7 @@ class Engine:
         self.model = parts.model
         self.tokenizer = parts.tokenizer
         self.grammars = Grammars(parts.tokenizer, parts.sandbox)
-        self.store = parts.store
+        self.stored = StoredSessions(parts.store, parts.states)
         self.settings = parts.settings
         self.metrics = parts.metrics
         self.layer_sensitivity = parts.layer_sensitivity
@@ -81,7 +87,7 @@ class Engine:
         self.prefilled_tokens = 0
         self.usage = UsageMeter()
         self.passed_tokens = 0
-        self.store_io = StoreIO(self.store, self.cache.transfers)
+        self.store_io = StoreIO(self.stored, self.cache.transfers, self.caches.side)
         self.renderer = TenantThreads(3, _MOST_WAITING, "render", at_once=2)
         self.compiler = TenantThreads(3, _MOST_WAITING, "compile", at_once=2)
 
@@ -89,6 +95,16 @@ class Engine:
     def cache(self) -> ActiveCache:
         """The active rows."""
         return self.caches.active
+
+    @property
+    def store(self) -> RowStore:
+        """The store of rows."""
+        return self.stored.rows
+
+    @property
+    def has_states(self) -> bool:
+        """True if the model has layers with recurrent states."""
+        return self.caches.side is not None and self.caches.side.states is not None
 
     # Life cycle
 
@@ -101,13 +117,7 @@ class Engine:
         """
         session = self.create_empty(spec, state)
         with map_store_errors():
-            self.store.open(
-                session.name,
-                epoch=session.config.epoch,
-                length=state.length,
-                shared=shared_pages(spec.shared),
-                history=commit_history(spec.history),
-            )
+            self.stored.open(spec, state.length, state.snapshots)
         self.restore(session, state)
         return session
 
@@ -121,6 +131,8 @@ class Engine:
             self.discard(known)
         session.stored = False
         session.dirty = True
+        pages = max((each.pages for each in spec.shared), default=0)
+        session.shared_rows = pages * self.store.layout.page_tokens
         self.sessions[session.name] = session
         return session
 
@@ -196,9 +208,7 @@ class Engine:
         """Delete a session: slot and rows, but for the first `keep_pages` pages."""
         if session := self.sessions.pop(name, None):
             self.discard(session)
-        return self.store_io.submit_durable(
-            lambda: self.store.begin_delete(name, keep_pages=keep_pages)
-        )
+        return self.store_io.submit_durable(lambda: self.stored.begin_delete(name, keep_pages))
 
     def release(self, name: str, epoch: int) -> "Future[None]":
         """Release a session that moved to another worker.
@@ -212,7 +222,7 @@ class Engine:
         if session is not None:
             del self.sessions[name]
             self.discard(session)
-        return self.store_io.submit(lambda: self.store.release(name))
+        return self.store_io.submit(lambda: self.stored.release(name))
 
     def unload(self, name: str) -> "Future[None]":
         """Forget an idle session, and what the store has of it in memory alone for speed.
@@ -221,7 +231,7 @@ class Engine:
         """
         if session := self.sessions.pop(name, None):
             self.discard(session)
-        return self.store_io.submit(lambda: self.store.unload(name))
+        return self.store_io.submit(lambda: self.stored.unload(name))
 
     def discard(self, session: WorkerSession) -> None:
         """Free the session's slot and cancel its writes; only an open restores it. Idempotent."""
@@ -233,6 +243,7 @@ class Engine:
         session.preempted = None
         session.distribution = None
         session.keep_rows = None
+        session.snapshot = Snapshot()
         self.drop_host_copy(session)
         if session.slot is not None:
             self.cache.release(session.slot)
@@ -279,9 +290,11 @@ class Engine:
     def swap_in(self, session: WorkerSession) -> ResidentSession:
         """Give the session a slot with the rows of its selection. A slot must be free.
 
-        Returns a resident session as it is. Raises RowsMissing or StorageFailed; then nothing has
-        changed.
+        Returns a resident session as it is, unless its slot is stale. Raises RowsMissing or
+        StorageFailed; then nothing has changed.
         """
+        if self.is_stale(session):
+            self.swap_out(session)
         if session.slot is not None:
             return ResidentSession(session)
         if session.preempted is not None:
@@ -293,14 +306,16 @@ class Engine:
         read = self.store_io.fetch(session)
         selection = session.selection
         session.prefetched = None
-        rows = list[tuple[Tensor, Tensor]]() if read is None else read.result()
+        content = SlotContent([]) if read is None else read.result()
         started = time.perf_counter()
         slot = self.cache.claim(self.bound(session))
         session.slot = slot
         session.selection = None
-        for layer, (keys, values) in enumerate(rows):
+        for layer, (keys, values) in enumerate(content.rows):
             assert selection is not None, "rows were read for a selection"
             self.cache.fill(slot, layer, selection.with_rows(layer, keys, values))
+        if self.caches.side is not None:
+            fill_side(self.caches.side, session, content, self.model.shape)
         self.metrics.inc("worker_swaps_total", direction="in")
         self.metrics.observe("worker_swap_seconds", time.perf_counter() - started)
         return ResidentSession(session)
@@ -313,7 +328,16 @@ class Engine:
         session.selection = session.active_selection(self.cache)
         self.cache.release(session.slot)
         session.slot = None
+        session.snapshot = Snapshot()
         self.metrics.inc("worker_swaps_total", direction="out")
+
+    def is_stale(self, session: WorkerSession) -> bool:
+        """Check if a session's slot lacks windows or states, so that it must be filled again."""
+        return (
+            self.caches.side is not None
+            and session.slot is not None
+            and session.side_length != session.length
+        )
 
     def preempt(self, session: WorkerSession) -> None:
         """Free the slot of a session in the middle of a job: its rows wait in host memory.
@@ -324,6 +348,7 @@ class Engine:
         session.update_peak(self.cache)
         session.selection = session.active_selection(self.cache)
         session.preempted = self.cache.take(session.slot)
+        session.snapshot = session.snapshot.to_host()
         session.slot = None
         self.metrics.inc("worker_swaps_total", direction="out")
         self.metrics.inc("worker_preemptions_total")
@@ -414,6 +439,37 @@ class Engine:
         if free < rows:
             self.evict(resident)
 
+    def keep_snapshot(self, session: WorkerSession) -> None:
+        """Keep a copy of the recurrent states that the session's slot has now, if it has any.
+
+        It is stored at once if rows outweigh states since the last one that is stored.
+        """
+        if self.caches.side is None or self.caches.side.states is None:
+            return
+        keep_snapshot(self.caches.side, session)
+        if session.length - max(session.snapshots, default=0) >= self.state_interval:
+            self.store_snapshot(session)
+
+    def store_snapshot(self, session: WorkerSession) -> None:
+        """Store the kept states, unless they are stored, and drop those that are not needed any more."""
+        position = session.snapshot.position
+        stored = max(session.snapshots, default=0)
+        if not (self.has_states and session.stored) or position <= stored:
+            return
+        self.store_io.append_state(session, session.snapshot)
+        session.snapshots.append(position)
+        shared = count_stored(session.snapshots, session.shared_rows)
+        for index in choose_dropped(session.snapshots, shared, self.state_interval):
+            self.store_io.drop_state(session, index)
+            session.snapshots[index] = 0
+
+    @property
+    def state_interval(self) -> int:
+        """Tokens whose rows take as many bytes as a recurrent state."""
+        side = self.caches.side
+        nbytes = 0 if side is None else side.shape.state_bytes
+        return -(-nbytes // self.store.layout.token_bytes)
+
     # State
 
     def snapshot(self, session: WorkerSession) -> pb.SessionState:
@@ -444,7 +500,9 @@ class Engine:
         """Update length and observations, and pass the rows to the store and to `keep_rows`."""
         session = resident.session
         start = session.length
-        session.length += recorded.rows.shape[3]
+        tokens = recorded.rows.shape[3]
+        session.length += tokens
+        session.side_length = session.length
         session.queries = recorded.queries
         session.block = recorded.block
         for layer, amounts in enumerate(recorded.received):
@@ -452,7 +510,9 @@ class Engine:
         if session.keep_rows is not None:
             session.keep_rows(start, recorded.rows)
         if session.stored:
+            # Rows of steps behind the last state that can be kept are computed again.
             final = session.inexact_from is None or not session.config.recalls
+            final = final and not (self.has_states and tokens == 1)
             self.store_io.append(session, start, recorded.rows, final=final)
 
     def _forward_transient(

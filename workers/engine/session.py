@@ -18,6 +18,7 @@ from workers.cache.active_cache import ActiveCache, SlotRows
 from workers.engine.capability import Capability
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
+from workers.engine.snapshots import Snapshot
 from workers.methods import Method, RepairKV
 from workers.model.tokenizer import ChatMessage
 from workers.primitives.observation import Observed, RecentQueries
@@ -132,6 +133,12 @@ class WorkerSession:
     - `host_copy`: its rows in host memory, for retrieval, repairs and re-selections; None
       before the first of these, and while other sessions need the memory.
     - `configure`: builds the configuration for a length in rows.
+    - `snapshot`: the recurrent states at the last page boundary that the slot has passed; of a model
+      without any, of the first token. Kept while the session has a slot.
+    - `shared_rows`: its first rows, whose pages other sessions wrote.
+    - `snapshots`: stored recurrent states, see `workers.engine.snapshots`.
+    - `side_length`: tokens that windows and states in the slot have seen; -1 if these are not the
+      session's first ones, and must be read again.
     - `capabilities`: what the session does beyond attending to its active rows; empty before its
       first turn (`workers.capabilities`).
     """
@@ -166,6 +173,10 @@ class WorkerSession:
     evictions: int = 0
     host_copy: HostCopy | None = None
     configure: Callable[[int], SessionConfig] | None = None
+    shared_rows: int = 0
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    snapshots: list[int] = field(default_factory=list)
+    side_length: int = 0
     capabilities: Sequence[Capability] = ()
 
     @classmethod

@@ -25,6 +25,7 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     with _reading("page ids"):
         session.page_ids = list(split_ids(state.page_ids))
     session.eviction_scores = read_scores(state)
+    session.snapshots = list(state.snapshots)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
     session.unsettled = state.unsettled
@@ -66,6 +67,7 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         selection=selection.to_bytes() if selection else b"",
         eviction_scores=session.eviction_scores.to_bytes() if selection else b"",
         promoted_rows=session.promoted_rows,
+        snapshots=session.snapshots,
         recent=[convert.chat_to_wire(message) for message in session.recent],
         deferred_signal=session.deferred_signal,
         episode=session.episode.id,

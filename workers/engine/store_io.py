@@ -4,22 +4,22 @@ No forward pass waits for a disk or a server, and no session's write waits until
 rows are durable. Results are futures.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError, PageError, RowRangeError, StaleWriterError
-from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory, CommitPoint
-from kvstore.format.page_table import SharedPages
-from kvstore.store import RowStore
+from workers.cache.side_cache import SideCache
 from workers.cache.transfers import Transfers
 from workers.engine.session import WorkerSession
+from workers.engine.snapshots import Snapshot
+from workers.engine.stored_sessions import StoredSessions
 from workers.errors import RowsMissing, StaleEpoch, StorageFailed
 
 _T = TypeVar("_T")
@@ -41,15 +41,42 @@ def map_store_errors() -> Iterator[None]:
         raise StorageFailed(f"the row store failed: {error}") from error
 
 
+@dataclass(frozen=True, eq=False)
+class SlotContent:
+    """All that a slot needs of a session.
+
+    Attributes:
+        rows: Per layer keys and values of the selection, `[n_kv_heads, m, head_dim]`.
+        windows: Rows of windows `[side_layers, parts, n_kv_heads, t, head_dim]`, the last ones; None
+            without such layers.
+        state: Recurrent states, uint8; None without such layers.
+    """
+
+    rows: list[tuple[Tensor, Tensor]]
+    windows: Tensor | None = None
+    state: Tensor | None = None
+
+
 class StoreIO:
     """Writes and reads of one worker's sessions.
 
     Its futures raise StorageFailed, RowsMissing and StaleEpoch.
     """
 
-    def __init__(self, store: RowStore, transfers: Transfers | None = None) -> None:
-        """Create the threads; transfers: of the device that the rows are computed on; None: CPU."""
-        self._store = store
+    def __init__(
+        self,
+        stored: StoredSessions,
+        transfers: Transfers | None = None,
+        side: SideCache | None = None,
+    ) -> None:
+        """Create the threads.
+
+        transfers: of the device that the rows are computed on; None: the CPU. side: of a model with
+        layers that keep other things than managed rows.
+        """
+        self._stored = stored
+        self._store = stored.rows
+        self._side = side
         self._transfers = transfers or Transfers(_CPU)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-through")
         self._reader = ThreadPoolExecutor(2, thread_name_prefix="swap-in")
@@ -89,6 +116,21 @@ class StoreIO:
         append = partial(self._append, session.name, start, rows, self._transfers.mark(), final)
         session.writes.append(self.submit(append))
 
+    def append_state(self, session: WorkerSession, snapshot: Snapshot) -> None:
+        """Queue the write of a recurrent state, the session's next one."""
+        assert self._side is not None, "a model with states"
+        pool, name = self._side.states, session.name
+        assert pool is not None, "a model with states"
+
+        def append() -> None:
+            self._stored.append_state(name, pool.pack(snapshot.state))
+
+        session.writes.append(self.submit(append))
+
+    def drop_state(self, session: WorkerSession, index: int) -> None:
+        """Queue the deletion of one of the session's own recurrent states."""
+        session.writes.append(self.submit(partial(self._stored.drop_state, session.name, index)))
+
     def truncate(self, session: WorkerSession, length: int) -> None:
         """Queue the removal of the rows from position `length` on."""
         remove = partial(self._store.truncate, session.name, length)
@@ -116,7 +158,7 @@ class StoreIO:
 
     def flush(self, session: WorkerSession) -> "Future[bool]":
         """Begin to make every appended row durable; `wait_written` returns whether it became so."""
-        flushed = self.submit_durable(lambda: self._store.begin_flush(session.name))
+        flushed = self.submit_durable(lambda: self._stored.begin_flush(session.name))
         session.writes.append(flushed)
         return flushed
 
@@ -139,10 +181,44 @@ class StoreIO:
         """
         selection = session.selection
         if session.slot is None and selection is not None and session.prefetched is None:
-            session.prefetched = self.gather(
-                session.name, selection.store_positions(), promote=session.config.repair_rows > 0
+            session.prefetched = self.read_slot(
+                session,
+                selection.store_positions(),
+                session.length,
+                promote=session.config.repair_rows > 0,
             )
         return session.prefetched
+
+    def read_slot(
+        self,
+        session: WorkerSession,
+        positions: Sequence[Tensor],
+        length: int,
+        *,
+        promote: bool = True,
+    ) -> "Future[SlotContent]":
+        """Begin to read what a slot needs of a session of `length` rows; positions: as `gather`."""
+        name, snapshots = session.name, tuple(session.snapshots)
+
+        def read() -> SlotContent:
+            rows = self._store.gather_selection(name, positions, promote=promote)
+            return SlotContent(
+                rows, self._read_windows(name, length), self._read_state(name, length, snapshots)
+            )
+
+        return self._reader.submit(_run_mapping_errors, read)
+
+    def _read_windows(self, session: str, length: int) -> Tensor | None:
+        """Read the rows of windows that a query at position `length` sees."""
+        if self._side is None or self._side.windows is None:
+            return None
+        return self._store.gather_side(session, self._side.first_position(length), length)
+
+    def _read_state(self, session: str, length: int, snapshots: Sequence[int]) -> Tensor | None:
+        """Read the recurrent states after `length` tokens."""
+        if self._side is None or self._side.states is None or not length:
+            return None
+        return self._stored.read_state(session, length, snapshots, self._side.states.nbytes)
 
     def gather(
         self, session: str, positions: Sequence[Tensor], *, promote: bool = True
@@ -158,20 +234,6 @@ class StoreIO:
         """Finish all reads and writes."""
         self._reader.shutdown()
         self._writer.shutdown()
-
-
-def shared_pages(shared: Iterable[pb.SharedPages]) -> list[SharedPages]:
-    """Convert references to other sessions' pages from the wire to the row store's form."""
-    return [
-        SharedPages(each.owner, each.pages, commit_history(each.history) or ALL_COMMITTED)
-        for each in shared
-    ]
-
-
-def commit_history(points: Iterable[pb.CommitPoint]) -> CommitHistory | None:
-    """Convert a commit history to the row store's form; None without points."""
-    history = CommitHistory([CommitPoint(point.epoch, point.length) for point in points])
-    return history if history.points else None
 
 
 def _run_mapping_errors(work: Callable[[], _T]) -> _T:

@@ -1,10 +1,11 @@
 """Truncation of a running turn: the session loses its last rows."""
 
-from workers.cache.active_cache import ActiveCache
+from workers.cache.caches import Caches
 from workers.engine.session import ResidentSession
+from workers.engine.side_content import rewind_side
 
 
-def truncate(cache: ActiveCache, resident: ResidentSession, length: int) -> int:
+def truncate(caches: Caches, resident: ResidentSession, length: int) -> int:
     """Drop the active rows of all tokens from position `length` on; return the number of tokens.
 
     Rows that were evicted while those tokens were appended stay evicted, and their attention stays
@@ -13,8 +14,10 @@ def truncate(cache: ActiveCache, resident: ResidentSession, length: int) -> int:
     session = resident.session
     dropped = session.length - length
     if dropped:
-        cache.drop_from(resident.slot, length)
+        caches.active.drop_from(resident.slot, length)
         session.length = length
+        if caches.side is not None:
+            rewind_side(caches.side, session)
         session.eviction_scores = session.eviction_scores.before(length)
         if session.host_copy is not None:
             session.host_copy.truncate(length)

@@ -14,13 +14,13 @@ def delete_unknown(engine: Engine, name: str, keep_pages: int = 0) -> "Future[bo
     session = engine.sessions.pop(name, None)
     if session is None:
         return engine.store_io.submit(
-            lambda: engine.store.delete_unclaimed(name, keep_pages=keep_pages)
+            lambda: engine.stored.delete_unclaimed(name, keep_pages=keep_pages)
         )
     engine.discard(session)
     fence = session.config.epoch + 1
 
     def delete() -> bool:
-        engine.store.delete(name, keep_pages=keep_pages, fence=fence)
+        engine.stored.delete(name, keep_pages=keep_pages, fence=fence)
         return True
 
     return engine.store_io.submit(delete)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, pairwise
 
 import torch
 from torch import Tensor
@@ -80,8 +80,9 @@ def prefill(
     prompt = recorded.index(True) if True in recorded else len(recorded)
     stepped = len(recorded) - prompt if keep_distribution and _steps_differ(resident.config) else 0
     decoded = stepped + _count_prompt_steps(resident.config, answers=answers or stepped > 0)
+    boundary = _find_boundary(engine, resident, len(token_ids) - decoded)
     logits = torch.empty(0)
-    for block in _split(len(token_ids), engine.settings.block_tokens, decoded):
+    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, boundary):
         # The logits at a token are the distribution of the next one.
         following = recorded[block.start + 1 : block.stop + 1] if keep_distribution else []
         wanted = [i for i, is_recorded in enumerate(following) if is_recorded]
@@ -101,6 +102,8 @@ def prefill(
         logits = block_logits[-1]
         if not block.decodes:
             engine.evict(resident)
+            if block.stop % engine.store.layout.page_tokens == 0 and block.stop <= boundary:
+                engine.keep_snapshot(resident.session)
         yield engine.store_io.backlog(resident.session)
     distribution = None
     if expected:
@@ -157,10 +160,24 @@ def _count_prompt_steps(config: SessionConfig, *, answers: bool) -> int:
     return config.retrieval.prompt_tokens
 
 
-def _split(tokens: int, size: int, decoded: int) -> list[_Block]:
-    """Split so many tokens into blocks; the last `decoded` are steps of their own."""
+def _find_boundary(engine: Engine, resident: ResidentSession, tokens: int) -> int:
+    """Find the last page boundary among so many tokens, where recurrent states are kept; 0 for none."""
+    if not engine.has_states:
+        return 0
+    assert resident.session.length % engine.store.layout.page_tokens == 0, (
+        "turns begin at boundaries"
+    )
+    return max(0, tokens - tokens % engine.store.layout.page_tokens)
+
+
+def _split(tokens: int, size: int, decoded: int, boundary: int) -> list[_Block]:
+    """Split so many tokens into blocks; the last `decoded` are steps of their own.
+
+    A block ends at `boundary`, if there is one.
+    """
     first = max(0, tokens - decoded)
+    starts = sorted({*range(0, boundary or first, size), *range(boundary, first, size)})
     return [
-        *(_Block(start, min(first, start + size)) for start in range(0, first, size)),
+        *(_Block(a, b) for a, b in pairwise([*starts, first]) if a < b),
         *(_Block(start, start + 1, decodes=True) for start in range(first, tokens)),
     ]

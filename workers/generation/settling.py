@@ -23,7 +23,8 @@ def end_rows(
 ) -> None:
     """Evict down to the budget, and drop the rows behind the last whole page.
 
-    A session that recalls keeps exact rows alone. start: rows before the turn, which stay. token_ids:
+    A session that recalls keeps exact rows alone, and one with recurrent states those before the last
+    state that is kept. start: rows before the turn, which stay. token_ids:
     all of the session's from there on. Those without rows are pending.
     """
     session = resident.session
@@ -31,9 +32,12 @@ def end_rows(
     kept = computed
     if resident.config.recalls and session.inexact_from is not None:
         kept = min(computed, session.inexact_from)
+    if engine.has_states:
+        kept = min(kept, session.snapshot.position)
     length = max(start, kept - kept % engine.store.layout.page_tokens)
     _name_pages(engine, resident, token_ids[: length - start])
     drop_rows(engine, resident, length)
+    engine.store_snapshot(session)
     session.pending = list(token_ids[length - start :])
     session.unsettled = computed - length
 
@@ -44,7 +48,7 @@ def drop_rows(engine: Engine, resident: ResidentSession, length: int) -> None:
     In this order, so that there is room for the dropped rows when their tokens are computed again.
     """
     engine.evict(resident, turn_over=True)
-    truncate(engine.cache, resident, length)
+    truncate(engine.caches, resident, length)
     if resident.session.stored:
         engine.store_io.truncate(resident.session, length)
 

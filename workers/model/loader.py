@@ -23,6 +23,7 @@ from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from workers.cache.caches import Caches
 from workers.cache.forward_step import ForwardStep
 from workers.cache.layer_plan import LayerPlan
+from workers.cache.row_packing import RowPacking
 from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
@@ -86,6 +87,18 @@ class LoadedModel:
     def cache_arguments(self, cache: object) -> dict[str, Any]:
         """Return the arguments that hand a cache to the model's `forward`."""
         return {self._cache_argument: cache}
+
+    @property
+    def side_layers(self) -> int:
+        """Further layers of a page that the rows of windows take (`RowPacking`)."""
+        if self.side is None or self.side.windows is None:
+            return 0
+        return RowPacking(self.side.windows, self.shape).n_layers
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a session's recurrent states; 0 for a model without any."""
+        return 0 if self.side is None else self.side.state_bytes
 
     def create_caches(self, slots: int, rows: int, room: int) -> Caches:
         """Allocate slots of `rows` rows per head and layer, for passes of `room` tokens at most."""
@@ -262,12 +275,12 @@ def _rope(config: PreTrainedConfig) -> dict[str, Any]:
         "model_type",
         "rope_parameters",
         "rope_theta",
-        "rope_scaling",
         "num_hidden_layers",
         "head_dim",
     )
     values = config.to_dict()  # a config whose layers differ in a setting has no attribute for it
-    return {key: values.get(key) for key in keys}
+    scaling = getattr(config, "rope_scaling", None)
+    return {"rope_scaling": scaling} | {key: values.get(key) for key in keys}
 
 
 def _eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:

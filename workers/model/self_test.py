@@ -32,8 +32,13 @@ _MEDIAN_LIMIT = 0.5
 class TestedModel(Protocol):
     """The parts of a loaded model that the test runs."""
 
-    module: PreTrainedModel
-    plan: LayerPlan
+    @property
+    def module(self) -> PreTrainedModel:
+        """The model, with kvrecall's attention."""
+
+    @property
+    def plan(self) -> LayerPlan:
+        """What its layers keep."""
 
     def create_caches(self, slots: int, rows: int, room: int) -> Caches:
         """Allocate slots."""
@@ -151,7 +156,7 @@ def _run(
 def _number(blocks: Sequence[Tensor]) -> Sequence[Tensor]:
     """Number the tokens of consecutive blocks."""
     lengths = [len(block) for block in blocks]
-    return torch.arange(sum(lengths)).split(lengths)
+    return torch.split(torch.arange(sum(lengths)), lengths)
 
 
 def _choose_tokens(module: PreTrainedModel) -> Tensor:
@@ -176,4 +181,4 @@ def _lengths() -> list[int]:
 
 
 def _split(tokens: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    return list(tokens.split(list(lengths)))
+    return list(torch.split(tokens, list(lengths)))

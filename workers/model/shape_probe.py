@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class _Probe(Cache):
             layer: LinearAttentionLayer(number_of_states=count)
             for layer, count in plan.states.items()
         }
-        self.layers = [self.recurrent.get(i) for i in range(plan.n_layers)]
+        self.layers: list[Any] = [self.recurrent.get(i) for i in range(plan.n_layers)]
         self.given: dict[int, tuple[int, int, int]] = {}
         self.asked: dict[int, int] = {}
         self.reach: dict[int, int] = {}
@@ -55,19 +56,13 @@ class _Probe(Cache):
         return 0
 
     def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *_: object,
-        **extras: object,
+        self, module: nn.Module, query: Tensor, value: Tensor, reach: object
     ) -> tuple[Tensor, None]:
         """Note a layer's query heads; returns zeros in the shape of its output."""
-        layer = int(module.layer_idx)
+        layer = cast("int", module.layer_idx)
         self.asked[layer] = query.shape[1]
-        if isinstance(size := extras.get("sliding_window"), int):
-            self.reach[layer] = size
+        if isinstance(reach, int):
+            self.reach[layer] = reach
         return value.new_zeros(len(query), query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -125,8 +120,10 @@ def _run(module: PreTrainedModel, probe: _Probe, cache_argument: str) -> None:
 def _as_function(probe: _Probe) -> Callable[..., tuple[Tensor, None]]:
     """Wrap the probe's method: transformers looks at functions alone."""
 
-    def attend(module: nn.Module, *args: Tensor, **extras: object) -> tuple[Tensor, None]:
-        return probe.attend(module, *args, **extras)
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, **extras: object
+    ) -> tuple[Tensor, None]:
+        return probe.attend(module, query, value, extras.get("sliding_window"))
 
     return attend
 

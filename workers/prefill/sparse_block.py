@@ -8,10 +8,10 @@ from torch import Tensor
 
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.metrics.page import Metrics
+from workers.cache.logits import Logits
 from workers.prefill.attention import attend, find_places
 from workers.prefill.block_rows import BlockRows
 from workers.prefill.lines import choose_lines
-from workers.primitives.logits import Logits
 
 
 @dataclass(frozen=True)

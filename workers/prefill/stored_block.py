@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kvrecall.metrics.page import Metrics
+from workers.cache.logits import Logits, attend
 from workers.cache.transfers import Transfers
-from workers.primitives.logits import Logits, attend
 
 # Cells of a mask: queries of a KV head times rows.
 _MASK_CELLS = 2**24

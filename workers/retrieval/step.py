@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kvrecall.metrics.page import Metrics
+from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
-from workers.primitives.logits import Logits
 from workers.retrieval.retriever import Found, RetrievalCounts, Retriever
 
 

@@ -269,7 +269,7 @@ class WorkerService:
         await asyncio.to_thread(self._scheduler.close)
         await asyncio.to_thread(self._embedder.close)
         try:
-            await asyncio.to_thread(self._scheduler.engine.store.close)
+            await asyncio.to_thread(self._scheduler.engine.stored.close)
         except KvStoreError as error:
             _log.error("rows not stored", reason=str(error), effect="computed again at their use")
 

@@ -231,6 +231,8 @@ class JobLoop:
         self._idle.use(session.name, time.monotonic())
         if isinstance(job.work, StoreWork):
             return job.work.steps(session)
+        if self._engine.is_stale(session):
+            self._engine.swap_out(session)
         if self._awaits_rows(session):
             return None
         resident = self._swap_in(session, job)

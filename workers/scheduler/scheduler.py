@@ -163,7 +163,7 @@ class Scheduler:
         """List open sessions by the time since they were opened, or stored ones that none opened."""
         if request.stored:
             return self.engine.store_io.submit(
-                lambda: self.engine.store.unclaimed(request.after, request.limit)
+                lambda: self.engine.stored.unclaimed(request.after, request.limit)
             )
         return self._loop.call(lambda: self._list_open(request))
 

@@ -12,7 +12,8 @@ import structlog
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.store_io import commit_history, map_store_errors, shared_pages
+from workers.engine.snapshots import count_stored
+from workers.engine.store_io import map_store_errors
 from workers.errors import RowsMissing
 from workers.generation.steps import Steps
 from workers.tasks.replay import ReplayRows, replay, rows_after, skip_untouched
@@ -24,11 +25,15 @@ def run_open(
     engine: Engine, session: WorkerSession, request: pb.OpenRequest
 ) -> Steps[pb.MemoryReport]:
     """Restore an empty session to its committed state. Raises RowsMissing and StaleEpoch."""
-    missing = yield from _open_store(engine, request.spec, request.state.length)
+    missing = yield from _open_store(engine, request.spec, request.state)
     if missing:
         raise RowsMissing(
             f"session {session.name} has lost pages {_format_pages(missing)}; "
             "they must be computed again"
+        )
+    if engine.stored.lacks_state(session.name, request.state.length, request.state.snapshots):
+        raise RowsMissing(
+            f"session {session.name} has lost its recurrent state; it must be computed again"
         )
     engine.restore(session, request.state)
     return engine.memory(session)
@@ -41,7 +46,7 @@ def run_fork_from_state(
 
     Raises RowsMissing, StorageFailed and StaleEpoch.
     """
-    yield from _fork_store(engine, request, request.state.length)
+    yield from _fork_store(engine, request, request.state.length, request.state.snapshots)
     engine.restore(child, request.state)
     return (yield from _finish_fork(engine, child))
 
@@ -53,13 +58,17 @@ def run_fork_replaying(
 
     Raises as `run_fork_from_state`.
     """
-    yield from _fork_store(engine, request, rows_after(request.turns))
+    parent = engine.sessions[request.parent]
+    length = rows_after(request.turns)
+    yield from _fork_store(engine, request, length, parent.snapshots)
     rows = ReplayRows(engine.store, child.session.name, {})
     yield from replay(engine, child, request.turns, rows)
     pages = child.session.length // engine.store.layout.page_tokens
-    child.session.page_ids = engine.sessions[request.parent].page_ids[:pages]
+    child.session.page_ids = parent.page_ids[:pages]
+    child.session.snapshots = parent.snapshots[: count_stored(parent.snapshots, length)]
     child.session.stored = True
     child.session.dirty = False
+    engine.store_snapshot(child.session)
     return (yield from _finish_fork(engine, child.session))
 
 
@@ -74,13 +83,16 @@ def run_rebuild(
     spec = request.spec
     state = request.state
     session = resident.session
-    yield from _open_store(engine, spec, state.length)
+    yield from _open_store(engine, spec, state)
     search = engine.store_io.submit(lambda: engine.store.repair_pages(session.name))
     yield search
     lost = search.result()
     engine.lost_pages += len(lost)
-    if lost:
-        yield from _replay_lost(engine, resident, request.turns, lost)
+    lacks_state = engine.stored.lacks_state(session.name, state.length, state.snapshots)
+    if lost or lacks_state:
+        yield from _replay_lost(engine, resident, request.turns, lost, whole=lacks_state)
+    if lacks_state:
+        yield from _restore_state(engine, session, state)
     flushed = engine.store_io.flush(session)  # also pages that only memory still had
     yield flushed
     flushed.result()
@@ -92,17 +104,33 @@ def run_rebuild(
     return pb.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
 
 
-def _fork_store(engine: Engine, request: pb.ForkRequest, length: int) -> Steps[None]:
-    """Fork the parent's rows in the store, the first `length` of them."""
-    spec = request.spec
-    shared = shared_pages(spec.shared)
-
-    def fork() -> None:
-        engine.store.fork(
-            request.parent, spec.session, epoch=spec.epoch, length=length, shared=shared
+def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[None]:
+    """Store the recurrent state that a replay has come to. Raises RowsMissing if it is another one's."""
+    index = engine.stored.find_state(state.length, state.snapshots)
+    side = engine.caches.side
+    if index is None or session.snapshot.position != state.length:
+        raise RowsMissing(
+            f"the log of session {session.name} does not lead to its recurrent state after "
+            f"{state.length} tokens"
         )
+    assert side is not None, "a model with states"
+    assert side.states is not None, "a model with states"
+    packed = side.states.pack(session.snapshot.state)
+    restored = engine.store_io.submit(
+        lambda: engine.stored.restore_state(session.name, index, packed)
+    )
+    yield restored
+    restored.result()
 
-    forked = engine.store_io.submit(fork)
+
+def _fork_store(
+    engine: Engine, request: pb.ForkRequest, length: int, snapshots: Sequence[int]
+) -> Steps[None]:
+    """Fork the parent's rows and states in the store, those of the first `length` tokens."""
+    snapshots = tuple(snapshots)
+    forked = engine.store_io.submit(
+        lambda: engine.stored.fork(request.parent, request.spec, length, snapshots)
+    )
     yield forked
     forked.result()
 
@@ -113,17 +141,11 @@ def _finish_fork(engine: Engine, child: WorkerSession) -> Steps[pb.ForkResult]:
     return pb.ForkResult(memory=engine.memory(child), state=engine.snapshot(child))
 
 
-def _open_store(engine: Engine, spec: pb.SessionSpec, length: int) -> Steps[list[int]]:
+def _open_store(engine: Engine, spec: pb.SessionSpec, state: pb.SessionState) -> Steps[list[int]]:
     """Open the session's rows; returns the pages that are known to be lost without reading them."""
 
     def open_rows() -> list[int]:
-        engine.store.open(
-            spec.session,
-            epoch=spec.epoch,
-            length=length,
-            shared=shared_pages(spec.shared),
-            history=commit_history(spec.history),
-        )
+        engine.stored.open(spec, state.length, state.snapshots)
         return engine.store.missing_pages(spec.session)
 
     opened = engine.store_io.submit(open_rows)
@@ -136,14 +158,21 @@ def _replay_lost(
     resident: ResidentSession,
     turns: Sequence[pb.LoggedTurn],
     lost: Sequence[int],
+    *,
+    whole: bool = False,
 ) -> Steps[None]:
-    """Replay turns until the lost pages are restored. Raises RowsMissing if the log ends before."""
+    """Replay turns until the lost pages are restored, or the `whole` log.
+
+    Raises RowsMissing if the log ends before.
+    """
     name = resident.session.name
     rows = ReplayRows(engine.store, name, dict.fromkeys(lost))
-    stop = min(lost) * engine.store.layout.page_tokens
-    skipped = yield from skip_untouched(engine, resident, turns, stop)
+    skipped = 0
+    if lost:
+        stop = min(lost) * engine.store.layout.page_tokens
+        skipped = yield from skip_untouched(engine, resident, turns, stop)
     with map_store_errors():
-        yield from replay(engine, resident, turns[skipped:], rows)
+        yield from replay(engine, resident, turns[skipped:], rows, whole=whole)
     if rows.missing:
         raise RowsMissing(
             f"the log of session {name} ends before its pages {_format_pages(sorted(rows.missing))}"

@@ -9,7 +9,8 @@ from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
 from workers.engine.page_naming import get_names, name_tokens
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.store_io import shared_pages
+from workers.engine.snapshots import count_stored, find_last
+from workers.engine.stored_sessions import read_shared
 from workers.errors import RowsMissing, StorageFailed
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
@@ -26,7 +27,8 @@ def take_prefix(
     taken than the budget holds, and all of them become active.
 
     Of a prompt that exceeds the budget, or that is not prefilled over its active rows, whole blocks
-    are taken, so that its blocks and evictions fall at the same positions as without a prefix.
+    are taken, so that its blocks and evictions fall at the same positions as without a prefix. Of a
+    model with recurrent states as many are taken as a stored state has seen.
     Nothing is taken for methods that accumulate over every query, nor if a page cannot be read. The
     store works on threads of its own meanwhile.
     """
@@ -37,14 +39,17 @@ def take_prefix(
     if not tokens:
         return 0
     pages = tokens // engine.store.layout.page_tokens
-    shared = [replace(each, pages=min(each.pages, pages)) for each in shared_pages(prefix.shared)]
+    shared = [replace(each, pages=min(each.pages, pages)) for each in read_shared(prefix.shared)]
     engine.fit_budget(session, tokens)
+    session.snapshots = list(prefix.snapshots)[: count_stored(prefix.snapshots, tokens)]
     try:
         yield from _open_rows(engine, session, tokens, shared)
         yield from load_rows(engine, resident, tokens)
     except (RowsMissing, StorageFailed):
+        session.snapshots = []
         yield from _open_rows(engine, session, 0, [])
         return 0
+    session.shared_rows = tokens
     if session.config.method.observation.repeats_block:
         session.block = list(prompt[:tokens][-engine.settings.block_tokens :])
     return tokens
@@ -56,7 +61,8 @@ def _open_rows(
     """Open the session's rows anew. Raises StaleEpoch, RowsMissing and StorageFailed."""
 
     def open_rows() -> None:
-        engine.store.open(session.name, epoch=session.config.epoch, length=length, shared=shared)
+        epoch = session.config.epoch
+        engine.stored.open_shared(session.name, epoch, length, shared, session.snapshots)
 
     opened = engine.store_io.submit(open_rows)
     yield opened
@@ -74,6 +80,8 @@ def _shareable_tokens(
     last = max(1, resident.session.queries.width)
     most = min(_count_common(engine, resident, prefix, prompt) * page, budget, len(prompt) - last)
     tokens = max(0, most) // page * page
+    if engine.has_states:
+        return find_last(prefix.snapshots, tokens)
     if len(prompt) > budget or resident.config.prefill.enabled:
         while tokens % block:
             tokens -= page

@@ -24,6 +24,7 @@ from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.eviction import kept_by_position
 from workers.engine.session import ResidentSession
+from workers.engine.side_content import fill_side
 from workers.engine.store_io import map_store_errors
 from workers.generation.prefill import prefill
 from workers.generation.settling import drop_rows, settle
@@ -66,10 +67,15 @@ def replay(
     resident: ResidentSession,
     turns: Sequence[pb.LoggedTurn],
     rows: "ReplayRows",
+    *,
+    whole: bool = False,
 ) -> Steps[None]:
-    """Replay turns: all of them, to restore the state after them; or until no row is missing."""
+    """Replay turns: all of them, to restore the state after them; or until no row is missing.
+
+    `whole`: rows are missing, and the state after them is as well.
+    """
     session = resident.session
-    restores = bool(rows.missing)
+    restores = bool(rows.missing) and not whole
     session.keep_rows = rows.keep
     for turn in turns:
         if restores and not rows.missing:
@@ -80,7 +86,7 @@ def replay(
         # A turn that defers its repair has no answer: its tokens follow those deferred before.
         deferred = [*session.deferred_signal, *turn.token_ids]
         session.deferred_signal = deferred[len(deferred) - turn.deferred_tokens :]
-    if rows.missing:  # what was settled after the last turn
+    if rows.missing or whole:  # what was settled after the last turn
         rows.begin_turn()
         yield from settle(engine, resident, source=rows)
     session.keep_rows = None
@@ -175,10 +181,11 @@ def skip_untouched(
     """Load the rows of the first turns, as far as it is known which are active; returns their number.
 
     All of them, while nothing was evicted; any number for a session that recalls. Rows from position
-    `stop` on are not read. None can be skipped for methods that accumulate over every query.
+    `stop` on are not read. None can be skipped for methods that accumulate over every query, nor of a
+    model with recurrent states, which follow from all tokens.
     """
     config = resident.config
-    if config.method.observation.accumulate:
+    if config.method.observation.accumulate or engine.has_states:
         return 0
     bounded = config.method.evicts and not config.recalls
     skipped = rows = unsettled = 0
@@ -210,12 +217,15 @@ def load_rows(
         first = min(first, length)
         at = torch.cat([torch.arange(first), torch.arange(min(newest, length), length)])
         selection.append(at.expand(shape.n_kv_heads, -1).contiguous())
-    read = engine.store_io.gather(resident.session.name, selection)
+    read = engine.store_io.read_slot(resident.session, selection, length)
     yield read
-    for layer, (at, (keys, values)) in enumerate(zip(selection, read.result(), strict=True)):
+    content = read.result()
+    for layer, (at, (keys, values)) in enumerate(zip(selection, content.rows, strict=True)):
         promoted = torch.zeros(at.shape, dtype=torch.bool)
         engine.cache.insert(resident.slot, layer, at.to(torch.int32), keys, values, promoted)
     resident.session.length = length
+    if engine.caches.side is not None:
+        fill_side(engine.caches.side, resident.session, content, shape)
 
 
 @dataclass
@@ -267,7 +277,7 @@ class ReplayRows:
         found = dict(zip(stored, read.keys, strict=True))
         for page in collected.keys() & set(pages):
             filled = self.end - page * self.layout.page_tokens
-            found[page] = collected[page][:, 0, :, : max(0, filled)]
+            found[page] = collected[page][: self.layout.n_layers, 0, :, : max(0, filled)]
         return ReadKeys([found[page] for page in pages], read.bytes_read)
 
     def gather_selection(
@@ -289,7 +299,7 @@ class ReplayRows:
         for layer, (positions, mask) in enumerate(zip(selection, masks, strict=True)):
             for head, index in mask.nonzero().tolist():
                 page, offset = divmod(int(positions[head, index]), page_tokens)
-                for into, rows in zip(gathered[layer], collected[page][layer], strict=True):
+                for into, rows in zip(gathered[layer], collected[page][layer], strict=False):
                     into[head, index] = rows[head, offset]
         return gathered
 

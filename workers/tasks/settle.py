@@ -13,6 +13,7 @@ def run_settle(engine: Engine, resident: ResidentSession) -> Steps[pb.SettleResu
     result = pb.SettleResult()
     result.settled_tokens = yield from settle(engine, resident)
     engine.metrics.inc("worker_settled_tokens_total", result.settled_tokens, when="pause")
+    engine.store_snapshot(session)
     yield engine.store_io.flush(session)
     result.durable = engine.store_io.wait_written(session)
     result.memory.CopyFrom(engine.memory(session))

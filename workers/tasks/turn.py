@@ -295,7 +295,7 @@ def _generate(
     answer = yield from decode(
         session, engine.tokenizer, _start(engine, resident, plan, prefilled), emit, run.before_step
     )
-    session.forget_last(truncate(engine.cache, resident, start + len(answer.token_ids) - 1))
+    session.forget_last(truncate(engine.caches, resident, start + len(answer.token_ids) - 1))
     run.watch.lap("decode")
     return answer
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall_server.app.wiring import build_store
+from kvrecall_server.app.wiring import build_state_store, build_store
 from tests.workers.conftest import WAIT, WORDS, LocalWorker, answer_of
 from tests.workers.model.architectures.architecture import Architecture
 from tests.workers.model.architectures.building import build
@@ -53,7 +53,8 @@ class Family:
         """The worker. Raises ModelRefused if the model is."""
         model = adopt(copy.deepcopy(self.plain))
         store = build_store(model, self._directory, ram_bytes=1 << 26)
-        return LocalWorker(Parts(model, self._tokenizer, store, _SETTINGS))
+        states = build_state_store(model, self._directory, ram_bytes=1 << 26)
+        return LocalWorker(Parts(model, self._tokenizer, store, _SETTINGS, states=states))
 
     def close(self) -> None:
         """Stop the worker, if there is one."""
