@@ -8,10 +8,10 @@ import pytest
 from torch import Tensor
 
 from workers.cache.forward_step import ForwardStep
+from workers.cache.logits import Logits, attend
 from workers.cache.window import Window
 from workers.model import attention
 from workers.model.latent import absorb
-from workers.primitives.logits import Logits, attend
 
 
 def leave_out_sinks(patch: pytest.MonkeyPatch) -> None:
