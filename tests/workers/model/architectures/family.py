@@ -34,6 +34,15 @@ BUDGET = 640
 _SETTINGS = WorkerSettings(slots=2, max_budget=BUDGET, block_tokens=64)
 
 
+def words(count: int, seed: int = 0) -> str:
+    """Text without meaning, the same for the same seed."""
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+PROMPT = words(150)
+"""Some 350 tokens: several windows, and several pages and blocks of 64."""
+
+
 class NearTie(UserWarning):
     """An answer took the second best token where the two best are as likely."""
 
@@ -68,6 +77,12 @@ class Family:
     def turn(self, name: str, text: str, **options: Any) -> pb.TurnDone:
         """Run a turn whose answer has at most 16 tokens."""
         return self.worker.turn(name, text, **{"max_tokens": TOKENS, **options})
+
+    @cached_property
+    def two_turns(self) -> tuple[pb.TurnDone, pb.TurnDone]:
+        """The first turns of session `two`, with every row active."""
+        self.open("two")
+        return self.turn("two", PROMPT), self.turn("two", words(24, 1))
 
     def fork(self, parent: str, child: str, state: pb.SessionState) -> None:
         """Fork a session of method `full` at its last turn."""
@@ -162,8 +177,3 @@ class Family:
 def _divergence(own: Tensor, other: Tensor) -> float:
     own, other = own.float().log_softmax(-1), other.float().log_softmax(-1)
     return float((own.exp() * (own - other)).sum())
-
-
-def words(count: int, seed: int = 0) -> str:
-    """Text without meaning, the same for the same seed."""
-    return " ".join(random.Random(seed).choices(WORDS, k=count))
