@@ -20,6 +20,7 @@ from benchmarks.subjects import clock
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.page import PageLayout
+from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
@@ -116,12 +117,13 @@ def retrieval_arms(
     """A step with retrieval, and its parts; `asked`: the queries on the device."""
     step = RetrievalStep([retriever], Transfers(asked.device))
     scale = HEAD_DIM**-0.5
+    logits = Logits(scale)
     active = rows[2][0].cpu()
     wanted, _ = retriever.search(0, queries[0], active, scale)
-    extended = step.extend(0, asked, rows, None, None)
+    extended = step.extend(0, asked, rows, None, logits)
 
     def retrieve() -> Tensor:
-        keys, values, mask = step.extend(0, asked, rows, None, None)
+        keys, values, mask = step.extend(0, asked, rows, None, logits)
         return scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
 
     return {

@@ -115,8 +115,9 @@ def find_bounds(settings: Settings, origin: Origin) -> Bounds:
     shape, vocabulary = read_shape(settings), read_vocabulary(settings)
     if shape is None or vocabulary is None:
         return bounds
-    found = (shape.n_layers, shape.n_kv_heads, shape.head_dim)
-    known = found == (origin.n_layers, origin.n_kv_heads, origin.head_dim)
+    found = (shape.n_layers, shape.n_kv_heads, shape.row_numbers)
+    numbers = origin.head_dim if origin.latent else 2 * origin.head_dim
+    known = found == (origin.n_layers, origin.n_kv_heads, numbers)
     return replace(bounds, vocabulary=vocabulary) if known else bounds
 
 

@@ -169,7 +169,13 @@ def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int)
     Raises CannotServe where they do not fit it, or the slots a GPU's.
     """
     shape = model.shape
-    rows = RowShape(shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype.itemsize)
+    rows = RowShape(
+        shape.n_layers,
+        shape.n_kv_heads,
+        shape.parts * shape.head_dim,
+        model.dtype.itemsize,
+        model.get_side_bytes(settings.longest_pass),
+    )
     free = get_free_memory()
     on_host = model.device.type != "cuda"
     if not on_host:

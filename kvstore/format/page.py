@@ -39,7 +39,7 @@ SESSION_BYTES = 128
 DTYPE_CODES = {"float32": 1, "bfloat16": 2, "float16": 3}
 """Codes of the data types in headers, by their names in torch."""
 
-_FIELDS = struct.Struct("<4sHBB16s7HBxIIQ128s")
+_FIELDS = struct.Struct("<4sHBB16s7HBBIIQ128s")
 _CHECKSUM = struct.Struct("<I")
 _SEQUENCE = struct.Struct("<Q")
 _SEQUENCE_OFFSET = _FIELDS.size - SESSION_BYTES - _SEQUENCE.size
@@ -80,8 +80,8 @@ class PageLayout:
     `side_layers`: further layers of a page's rows, which are read by `RowStore.gather_side` alone.
     `latent`: a row is a key that is its own value, and is stored once.
 
-    Raises RowShapeError for a size outside 1..65535 or a dtype other than float32, bfloat16 and
-    float16.
+    Raises RowShapeError for a size outside 1..65535, more than 255 side layers, or a dtype other than
+    float32, bfloat16 and float16.
     """
 
     n_layers: int
@@ -94,9 +94,11 @@ class PageLayout:
     latent: bool = False
 
     def __post_init__(self) -> None:
-        sizes = (self.page_layers, self.n_kv_heads, self.head_dim, self.page_tokens)
+        sizes = (self.n_layers, self.n_kv_heads, self.head_dim, self.page_tokens)
         if not all(0 < size < 1 << 16 for size in sizes):
             raise RowShapeError(f"layout sizes must lie in 1..65535, got {sizes}")
+        if not 0 <= self.side_layers < 1 << 8:
+            raise RowShapeError(f"a page has at most 255 side layers, got {self.side_layers}")
         if _get_dtype_name(self.dtype) not in DTYPE_CODES:
             raise RowShapeError(f"rows must be float32, bfloat16 or float16, got {self.dtype}")
 
@@ -167,6 +169,7 @@ class PageHeader:
     dtype_code: int = 0
     codec: int = 0
     kind: RecordKind = RecordKind.PAGE
+    side_layers: int = 0
     latent: bool = False
 
     @property
@@ -205,10 +208,11 @@ def build_header(
         valid_tokens=valid_tokens,
         payload_bytes=payload_bytes,
         fingerprint_hash=layout.fingerprint_hash,
-        n_layers=layout.page_layers,
+        n_layers=layout.n_layers,
         n_kv_heads=layout.n_kv_heads,
         head_dim=layout.head_dim,
         page_tokens=layout.page_tokens,
+        side_layers=layout.side_layers,
         latent=layout.latent,
         dtype_code=layout.dtype_code,
         codec=codec,
@@ -254,6 +258,7 @@ def _build_sealed_header(header: PageHeader, payload: Blob) -> bytes:
         header.page_tokens,
         header.valid_tokens,
         len(session),
+        header.side_layers,
         header.latent,
         header.key.index,
         header.payload_bytes,
@@ -324,6 +329,7 @@ def _to_header(fields: tuple[Any, ...]) -> PageHeader:
         page_tokens,
         valid_tokens,
         session_bytes,
+        side_layers,
         latent,
         index,
         payload_bytes,
@@ -348,6 +354,7 @@ def _to_header(fields: tuple[Any, ...]) -> PageHeader:
         dtype_code,
         codec,
         RecordKind(kind_code),
+        side_layers,
         bool(latent),
     )
 
@@ -377,7 +384,7 @@ class RecordCheck:
                 self._computed, np.frombuffer(piece, dtype=np.uint8)
             )
         elif len(piece) >= HEADER_BYTES:
-            *_, session_bytes, _, index, _, sequence, session = _FIELDS.unpack_from(piece)
+            *_, session_bytes, _, _, index, _, sequence, session = _FIELDS.unpack_from(piece)
             self._identity = (index, sequence, session[:session_bytes])
             self._expected = _CHECKSUM.unpack_from(piece, _PAGE_CHECKSUM_OFFSET)[0]
             self._computed = _checksum(bytes(piece[:_PAGE_CHECKSUM_OFFSET]), piece[HEADER_BYTES:])
@@ -403,11 +410,12 @@ def require_layout(header: PageHeader, layout: PageLayout) -> None:
     """Raise ForeignPageError unless the page has the model, shape and dtype of `layout`."""
     expected = (
         layout.fingerprint_hash,
-        layout.page_layers,
+        layout.n_layers,
         layout.n_kv_heads,
         layout.head_dim,
         layout.page_tokens,
         layout.dtype_code,
+        layout.side_layers,
         layout.latent,
     )
     found = (
@@ -417,6 +425,7 @@ def require_layout(header: PageHeader, layout: PageLayout) -> None:
         header.head_dim,
         header.page_tokens,
         header.dtype_code,
+        header.side_layers,
         header.latent,
     )
     if found != expected:

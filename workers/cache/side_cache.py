@@ -30,6 +30,13 @@ class SideShape:
         """Bytes of one session's recurrent states."""
         return sum(each.nbytes for each in self.states)
 
+    def get_slot_bytes(self, room: int, dtype: torch.dtype) -> int:
+        """Bytes of one slot, for passes of `room` tokens at most."""
+        if self.windows is None:
+            return self.state_bytes
+        rows = sum(window.size - 1 + room for window in self.plan.windows.values())
+        return self.state_bytes + rows * self.windows.n_kv_heads * self.windows.row_bytes(dtype)
+
 
 @dataclass(frozen=True)
 class SlotSide:

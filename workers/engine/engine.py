@@ -77,8 +77,9 @@ class Engine:
         self.layer_sensitivity = parts.layer_sensitivity
         self.measure_sensitivity = parts.measure_sensitivity
         settings = parts.settings
-        room = max(settings.block_tokens, settings.prompt_tokens)
-        self.caches = self.model.create_caches(settings.slots, settings.slot_rows, room)
+        self.caches = self.model.create_caches(
+            settings.slots, settings.slot_rows, settings.longest_pass
+        )
         self.sessions: dict[str, WorkerSession] = {}
         self.host_cache = HostCache(get_host_cache_bytes(settings.host_cache_bytes))
         self.host_cache.register(self._drop_copy)

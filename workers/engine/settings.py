@@ -86,6 +86,11 @@ class WorkerSettings(BaseModel):
         return self.sinks + self.recent + 1
 
     @property
+    def longest_pass(self) -> int:
+        """Tokens of the longest forward pass: a block or a prompt."""
+        return max(self.block_tokens, self.prompt_tokens)
+
+    @property
     def slot_rows(self) -> int:
         """Rows per KV head and layer of a slot: a session at its budget, a block and a prompt."""
         return self.max_budget + self.block_tokens + self.prompt_tokens

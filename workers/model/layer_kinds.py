@@ -36,7 +36,8 @@ def read_plan(config: PreTrainedConfig) -> LayerPlan:
     if not rows:
         raise ModelRefused(
             f"{name} has no layer of full attention, only {', '.join(sorted(set(types)))}: there is "
-            "nothing to remember"
+            "nothing to remember (where the checkpoint allows it, set sliding_window to null in its "
+            "config.json)"
         )
     return LayerPlan(
         n_layers=len(types),

@@ -100,6 +100,10 @@ class LoadedModel:
         """Bytes of a session's recurrent states; 0 for a model without any."""
         return 0 if self.side is None else self.side.state_bytes
 
+    def get_side_bytes(self, room: int) -> int:
+        """Bytes of a slot's windows and states, for passes of `room` tokens at most."""
+        return 0 if self.side is None else self.side.get_slot_bytes(room, self.dtype)
+
     def create_caches(self, slots: int, rows: int, room: int) -> Caches:
         """Allocate slots of `rows` rows per head and layer, for passes of `room` tokens at most."""
         return Caches.create(

@@ -72,6 +72,8 @@ def get_origin(rows: PageLayout | PageHeader) -> Origin:
         head_dim=rows.head_dim,
         page_tokens=rows.page_tokens,
         dtype_code=rows.dtype_code,
+        side_layers=rows.side_layers,
+        latent=rows.latent,
     )
 
 
@@ -191,7 +193,7 @@ def _read_header(file: Path, record: Record | None) -> FileHeader:
 def _compare(found: Origin, expected: Origin) -> str:
     """Describe in words how the rows of a file differ from those of a data directory."""
     shapes = [
-        f"{each.n_layers} layers of {each.n_kv_heads} KV heads of {each.head_dim} in "
+        f"{each.n_layers + each.side_layers} layers of {each.n_kv_heads} KV heads of {each.head_dim} in "
         f"{_DTYPE_NAMES.get(each.dtype_code, 'another data type')}"
         for each in (found, expected)
     ]

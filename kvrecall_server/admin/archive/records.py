@@ -42,6 +42,8 @@ class Origin:
     head_dim: int
     page_tokens: int
     dtype_code: int
+    side_layers: int = 0
+    latent: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,23 +24,32 @@ _CGROUPS = (
 
 @dataclass(frozen=True)
 class RowShape:
-    """What decides the bytes of a token's rows: layers, KV heads, numbers of a key, bytes of one."""
+    """What decides the bytes of a slot.
+
+    Attributes:
+        n_layers: Layers whose rows are selected.
+        n_kv_heads: Their KV heads.
+        row_numbers: Numbers of a row: of a key and a value, or of a latent.
+        itemsize: Bytes of a number.
+        side_bytes: Bytes of a slot's windows and recurrent states.
+    """
 
     n_layers: int
     n_kv_heads: int
-    head_dim: int
+    row_numbers: int
     itemsize: int
+    side_bytes: int = 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes of a token that is active in every head."""
-        row = 2 * self.head_dim * self.itemsize + _BOOKKEEPING_BYTES
+        row = self.row_numbers * self.itemsize + _BOOKKEEPING_BYTES
         return self.n_layers * self.n_kv_heads * row
 
 
 def get_pool_bytes(shape: RowShape, settings: WorkerSettings) -> int:
     """Bytes of all slots, which are allocated when a worker starts."""
-    return settings.slots * settings.slot_rows * shape.token_bytes
+    return settings.slots * (settings.slot_rows * shape.token_bytes + shape.side_bytes)
 
 
 def require_room(shape: RowShape, settings: WorkerSettings, free: int, where: str) -> None:
@@ -48,17 +57,23 @@ def require_room(shape: RowShape, settings: WorkerSettings, free: int, where: st
     needed = get_pool_bytes(shape, settings)
     if needed <= free:
         return
-    slots = free // (settings.slot_rows * shape.token_bytes)
+    slots = free // (settings.slot_rows * shape.token_bytes + shape.side_bytes)
     beside = settings.slot_rows - settings.max_budget
-    budget = free // (settings.slots * shape.token_bytes) - beside
+    rows = (free // settings.slots - shape.side_bytes) // shape.token_bytes
+    budget = rows - beside
     ways = [f"--slots {slots}"] if slots else []
     ways += [f"--budget {budget}"] if budget >= settings.min_budget else []
     raise CannotServe(
         f"the active rows do not fit {where}: {settings.slots:,} slots x {settings.slot_rows:,} rows "
         f"(budget {settings.max_budget:,}, and {beside:,} of a block and a prompt) x "
-        f"{shape.token_bytes:,} bytes are {to_gibibytes(needed)}, and {to_gibibytes(free)} are free; "
+        f"{shape.token_bytes:,} bytes{_describe_side(shape)} are {to_gibibytes(needed)}, and "
+        f"{to_gibibytes(free)} are free; "
         f"lower --slots and --budget{', at most to ' + ' or '.join(ways) if ways else ''}"
     )
+
+
+def _describe_side(shape: RowShape) -> str:
+    return f" and windows and states of {shape.side_bytes:,} bytes each" if shape.side_bytes else ""
 
 
 @dataclass(frozen=True)

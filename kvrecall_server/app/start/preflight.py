@@ -91,13 +91,19 @@ def read_shape(settings: Settings) -> RowShape | None:
     """
     config = _read_config(settings)
     try:
-        n_heads = config["num_attention_heads"]
+        text = config.get("text_config") or config  # of a model that sees as well
+        n_heads = text["num_attention_heads"]
         dtype = settings.dtype or ("bfloat16" if settings.quantize else config.get("dtype"))
+        itemsize = _ITEM_BYTES.get(str(dtype), 2)
+        kinds = text.get("layer_types") or ["full_attention"] * text["num_hidden_layers"]
+        n_layers = kinds.count("full_attention")
+        if rank := text.get("kv_lora_rank"):
+            return RowShape(n_layers, 1, rank + text["qk_rope_head_dim"], itemsize)
         return RowShape(
-            config["num_hidden_layers"],
-            config.get("num_key_value_heads") or n_heads,
-            config.get("head_dim") or config["hidden_size"] // n_heads,
-            _ITEM_BYTES.get(str(dtype), 2),
+            n_layers,
+            text.get("num_key_value_heads") or n_heads,
+            2 * (text.get("head_dim") or text["hidden_size"] // n_heads),
+            itemsize,
         )
     except (KeyError, TypeError):
         return None  # whoever loads the model says what is wrong with it
@@ -105,7 +111,8 @@ def read_shape(settings: Settings) -> RowShape | None:
 
 def read_vocabulary(settings: Settings) -> int | None:
     """Read the number of a model's tokens from its config; None as `read_shape`."""
-    size = _read_config(settings).get("vocab_size")
+    config = _read_config(settings)
+    size = (config.get("text_config") or config).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else None
 
 

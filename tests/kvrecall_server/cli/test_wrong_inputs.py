@@ -190,7 +190,7 @@ def test_a_file_of_logs_has_no_colours(folder: Path) -> None:
 
 
 def test_slots_that_do_not_fit_are_refused_with_what_would() -> None:
-    shape = RowShape(n_layers=2, n_kv_heads=3, head_dim=8, itemsize=2)
+    shape = RowShape(n_layers=2, n_kv_heads=3, row_numbers=16, itemsize=2)
     settings = WorkerSettings(slots=4, max_budget=1000, block_tokens=8, prompt_tokens=16)
     needed = get_pool_bytes(shape, settings)
     assert needed == 4 * (1000 + 8 + 16) * 2 * 3 * (2 * 8 * 2 + 9)
@@ -218,7 +218,7 @@ def test_the_slots_are_as_large_as_is_said() -> None:
     cache = ActiveCache(KVShape(2, 6, 3, 8), settings.slots, rows, torch.bfloat16)
     pool = cache.pool
     tensors = (pool.keys, pool.values, pool.positions, pool.promoted, pool.accumulated)
-    shape = RowShape(n_layers=2, n_kv_heads=3, head_dim=8, itemsize=2)
+    shape = RowShape(n_layers=2, n_kv_heads=3, row_numbers=16, itemsize=2)
     assert get_pool_bytes(shape, settings) == sum(each.nbytes for each in tensors)
 
 
@@ -232,7 +232,7 @@ def test_a_models_shape_is_read_from_its_config(folder: Path) -> None:
     }
     (folder / "empty" / "config.json").write_text(json.dumps(config))
     settings = Settings(model="empty")
-    assert preflight.read_shape(settings) == RowShape(28, 4, 128, 2)
+    assert preflight.read_shape(settings) == RowShape(28, 4, 256, 2)
     assert preflight.read_shape(Settings(model="Qwen/Qwen2.5-7B-Instruct")) is None
 
 

@@ -18,6 +18,7 @@ from kvstore.tiers.nvme.segment import SegmentFile
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from workers.engine.store_io import StoreIO
+from workers.engine.stored_sessions import StoredSessions
 from workers.errors import StaleEpoch, StorageFailed
 
 LAYOUT = PageLayout(2, 2, 16, torch.float32, "model A")
@@ -56,7 +57,7 @@ def store(tmp_path: Path) -> Iterator[RowStore]:
 
 @pytest.fixture
 def store_io(store: RowStore) -> Iterator[StoreIO]:
-    opened = StoreIO(store)
+    opened = StoreIO(StoredSessions(store))
     yield opened
     opened.close()
 

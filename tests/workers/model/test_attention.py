@@ -10,7 +10,7 @@ from torch import nn
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
-from workers.model.attention import active_attention
+from workers.model.attention import active_attention, run_pass
 
 
 class Attention(nn.Module):
@@ -41,9 +41,11 @@ def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
     keys, values = step.update(new_keys, new_values, 0)
     module = Attention(layer_idx=0)
     queries = torch.randn(len(order), 4, tokens, 4, generator=generator)
-    out, weights = active_attention(module, queries, keys, values, None, scaling=0.3, step=step)
+    with run_pass(step):
+        out, weights = active_attention(module, queries, keys, values, None, scaling=0.3)
     assert weights is None
-    assert torch.equal(step.observed[0], queries)
+    # In the scale of the head, so that scores are those of the model's own logits.
+    assert torch.allclose(step.observed[0], queries * 0.3 * 4**0.5)
     for index, slot in enumerate(order):
         for head in range(4):
             resident_keys, resident_values, resident_positions = cache.get_rows(slot, 0)
@@ -61,21 +63,18 @@ def test_the_default_scale_is_that_of_the_head(make_cache: Callable[..., ActiveC
     keys, values = step.update(*torch.randn(2, 1, 2, 2, 4), 0)
     module = Attention(layer_idx=0)
     queries = torch.randn(1, 4, 2, 4)
-    default, _ = active_attention(module, queries, keys, values, None, step=step)
-    given, _ = active_attention(
-        module, queries, keys, values, None, scaling=1 / math.sqrt(4), step=step
-    )
+    with run_pass(step):
+        default, _ = active_attention(module, queries, keys, values, None)
+        given, _ = active_attention(module, queries, keys, values, None, scaling=1 / math.sqrt(4))
     assert torch.allclose(default, given)
 
 
-@pytest.mark.parametrize("extra", ["sliding_window", "softcap", "s_aux"])
+@pytest.mark.parametrize("extra", ["position_bias", "head_mask", "indices"])
 def test_unsupported_attention_is_refused(
     extra: str, make_cache: Callable[..., ActiveCache]
 ) -> None:
     cache = make_cache()
     step = ForwardStep(cache, [cache.claim([16, 12])], torch.arange(1)[None])
     rows = torch.ones(1, 2, 1, 4)
-    with pytest.raises(ModelRefused, match=extra):
-        active_attention(
-            nn.Module(), torch.ones(1, 4, 1, 4), rows, rows, None, step=step, **{extra: 3.0}
-        )
+    with run_pass(step), pytest.raises(ModelRefused, match=extra):
+        active_attention(nn.Module(), torch.ones(1, 4, 1, 4), rows, rows, None, **{extra: 3.0})

@@ -23,16 +23,16 @@ from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from kvrecall_server.app.models import check_model
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
+from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
 from workers.model import loader
+from workers.model.layer_kinds import read_plan
 from workers.model.loader import (
     FALLBACK,
     LoadedModel,
     adopt,
     fingerprint,
     load_model,
-    refuse_unsupported,
-    row_shape,
 )
 
 SMALL: dict[str, Any] = {
@@ -57,42 +57,21 @@ def _model(config: PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedMo
         (
             "Mistral",
             {"sliding_window": 4096},
-            "sliding window of 4096 tokens.*set sliding_window to null",
+            "only sliding_attention.*set sliding_window to null",
         ),
-        ("Phi3", {"sliding_window": 2048}, "sliding window of 2048"),
-        (
-            "Qwen2",
-            {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
-            "sliding_attention",
-        ),
-        ("Gemma2", {}, "sliding_attention"),
-        ("Gemma3Text", {}, "sliding_attention"),
-        ("GptOss", {}, "sliding_attention"),
-        ("Qwen3Next", {}, "linear_attention"),
-        ("MiniMax", {}, "linear_attention"),
-        ("Jamba", {}, "jamba"),
+        ("Phi3", {"sliding_window": 2048}, "only sliding_attention"),
         ("Mamba", {}, "mamba"),
-        ("FalconH1", {}, "falcon_h1"),
-        ("Bamba", {}, "bamba"),
-        ("Zamba2", {}, "zamba2"),
         ("RecurrentGemma", {}, "recurrent_gemma"),
-        ("Rwkv", {}, "rwkv"),
-        (
-            "Lfm2",
-            {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
-            "lfm2 has conv layers",
-        ),
-        ("DeepseekV3", {}, "kv_lora_rank"),
         ("T5", {}, "encoder-decoder"),
         ("Bart", {}, "encoder-decoder"),
     ],
 )
-def test_a_model_whose_past_is_not_a_row_per_token_is_refused(
+def test_a_model_without_rows_of_all_tokens_is_refused(
     family: str, settings: dict[str, Any], reason: str
 ) -> None:
     config = getattr(transformers, f"{family}Config")(**settings)
     with pytest.raises(ModelRefused, match=reason):
-        refuse_unsupported(config)
+        read_plan(config)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +88,9 @@ def test_a_model_whose_past_is_not_a_row_per_token_is_refused(
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_full_attention_is_served(config: PreTrainedConfig) -> None:
     model = adopt(_model(config))
-    assert model.shape == row_shape(config)
-    assert (model.shape.n_layers, model.shape.n_heads, model.shape.n_kv_heads) == (2, 2, 1)
+    head_dim = getattr(config, "head_dim", None) or 8
+    assert model.shape == KVShape(n_layers=2, n_heads=2, n_kv_heads=1, head_dim=head_dim)
+    assert model.side is None
     assert model.max_context == 64
 
 
@@ -134,7 +114,7 @@ def test_a_directory_is_refused_before_its_weights_are_read(tmp_path: Path) -> N
     MistralConfig(sliding_window=8, architectures=["MistralForCausalLM"], **SMALL).save_pretrained(
         tmp_path
     )
-    with pytest.raises(ModelRefused, match="sliding window of 8"):
+    with pytest.raises(ModelRefused, match="only sliding_attention"):
         load_model(tmp_path)
 
 
@@ -176,30 +156,19 @@ def test_weights_in_a_pickle_are_refused_before_anything_is_loaded(
     assert not mark.exists()
 
 
-def test_attention_with_more_than_we_compute_is_refused() -> None:
-    """Gemma 2 without its windows still caps its logits; without the cap answers would differ."""
-    config = transformers.Gemma2Config(layer_types=["full_attention"] * 2, head_dim=8, **SMALL)
-    with pytest.raises(ModelRefused, match="softcap"):
-        adopt(_model(config))
-
-
 def test_a_model_that_goes_past_the_attention_interface_is_refused() -> None:
     config = transformers.BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2)
     with pytest.raises(ModelRefused):
         adopt(_model(config))
 
 
-def test_the_shape_is_read_from_the_config() -> None:
-    shape = row_shape(
-        LlamaConfig(**{**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6})
+def test_rows_are_counted_in_bytes_of_the_models_dtype() -> None:
+    config = LlamaConfig(
+        **{**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
     )
-    assert (shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.group) == (
-        2,
-        4,
-        2,
-        6,
-        2,
-    )
+    shape = adopt(_model(config)).shape
+    assert shape == KVShape(n_layers=2, n_heads=4, n_kv_heads=2, head_dim=6)
+    assert shape.group == 2
     assert shape.row_bytes(torch.bfloat16) == 24
 
 

@@ -11,6 +11,7 @@ from kvrecall.metrics.page import Metrics
 from tests.workers.prefill.blocks import dense_weights
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
+from workers.cache.logits import Logits
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.prefill.attention import find_places
@@ -36,10 +37,9 @@ class Audit:
         key: Tensor,
         value: Tensor,
         positions: Tensor,
-        scale: float | None,
+        logits: Logits,
     ) -> None:
-        assert scale is not None
-        rows = BlockRows(query[0], key[0], value[0], positions[0], self._first, scale)
+        rows = BlockRows(query[0], key[0], value[0], positions[0], self._first, logits.scale)
         lines = choose_lines(rows, self._settings, torch.Generator().manual_seed(layer))
         assert lines is not None
         wanted = find_places(rows, lines, self._settings).wanted

@@ -7,13 +7,19 @@ from torch import Tensor
 
 from kvrecall.domain.settings.prefill import Prefill
 from tests.workers.prefill.blocks import build_block, dense_output
+from workers.cache.logits import Logits
 from workers.prefill.block_rows import BlockRows
 from workers.prefill.sparse_block import SparseBlock, SparseReport
 
 
 def attend(block: SparseBlock, rows: BlockRows, layer: int = 0) -> Tensor | None:
     return block.attend(
-        layer, rows.queries[None], rows.keys[None], rows.values[None], rows.positions[None], None
+        layer,
+        rows.queries[None],
+        rows.keys[None],
+        rows.values[None],
+        rows.positions[None],
+        Logits(rows.scale),
     )
 
 

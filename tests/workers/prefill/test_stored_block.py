@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workers.cache.active_cache import EMPTY
+from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.prefill import stored_block
 from workers.prefill.stored_block import StoredBlock, concatenate
@@ -66,7 +67,7 @@ def test_a_block_attends_to_all_rows_whichever_are_active(
             keys.gather(1, slots)[None],
             values.gather(1, slots)[None],
             positions.int()[None],
-            scale,
+            Logits(HEAD_DIM**-0.5 if scale is None else scale),
         )
     expected = attend_to_all(queries, keys, values, HEAD_DIM**-0.5 if scale is None else scale)
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-5)
@@ -80,6 +81,6 @@ def test_the_result_has_the_queries_dtype() -> None:
         1, concatenate(lambda _: (rows[0], rows[0]), Transfers(torch.device("cpu")))
     )
     positions = torch.ones(1, N_KV_HEADS, 1, dtype=torch.int32)
-    found = block.attend(0, queries, rows, rows, positions, None)
+    found = block.attend(0, queries, rows, rows, positions, Logits(1.0))
     assert found.dtype == torch.bfloat16
     assert bool((found == 1).all())
