@@ -82,8 +82,8 @@ def test_two_turns_are_those_of_generate(family: Family) -> None:
     """With every row active."""
     first, second = family.two_turns
     assert first.prompt_tokens > 256
-    family.check_answer(first)
-    family.check_answer(second, first.token_ids)
+    family.check_generated(first)
+    family.check_generated(second, first.token_ids)
     family.worker.check()
 
 
@@ -92,7 +92,7 @@ def test_a_session_reopened_in_a_new_epoch_goes_on(family: Family) -> None:
     first, second = family.two_turns
     family.open("two", state=second.state, epoch=2)
     third = family.turn("two", words(16, 2), epoch=2)
-    family.check_answer(third, [*first.token_ids, *second.token_ids])
+    family.check_generated(third, [*first.token_ids, *second.token_ids])
     family.worker.check()
 
 
@@ -225,7 +225,7 @@ def test_a_part_that_is_left_out_is_noticed(
     family.open("part")
     part = family.turn("part", PROMPT)
     family.close()
-    with pytest.raises(AssertionError, match="tokens are transformers' own"):
+    with pytest.raises(AssertionError, match="not all tokens are transformers' own"):
         family.check_answer(part)
     with pytest.raises(ModelRefused, match="not computed as transformers computes it"):
         adopt(build(SERVED[name]))
