@@ -42,10 +42,6 @@ PROMPT = words(150)
 """Some 350 tokens: several windows, and several pages and blocks of 64."""
 
 
-class NearTie(UserWarning):
-    """An answer took the second best token where the two best are as likely."""
-
-
 class Family:
     """One model, twice: as transformers runs it, and in a worker with two slots."""
 
@@ -131,7 +127,7 @@ class Family:
     def check_generated(self, done: pb.TurnDone, before: Sequence[int] = ()) -> None:
         """Check that a turn's answer is what transformers generates after all tokens up to it.
 
-        Where its two best tokens are nearly as likely the answer may have either; NearTie says so.
+        Where its two best tokens are nearly as likely the answer may have either, and a warning says so.
         """
         prompt = torch.tensor([[*before, *done.token_ids[: done.prompt_tokens]]])
         answer = answer_of(done)
@@ -152,7 +148,7 @@ class Family:
             f"not all tokens are transformers' own:\n{answer}\n{own}\n"
             f"behind its best logits: {gaps.tolist()}"
         )
-        warnings.warn(f"near ties: {gaps.tolist()}", NearTie, stacklevel=2)
+        warnings.warn(f"near ties: {gaps.tolist()}", stacklevel=2)
 
     def distances(self, done: pb.TurnDone, seen: dict[int, Tensor]) -> list[float]:
         """Compute how far each next token's distribution was from transformers' own, in nats.
