@@ -49,7 +49,7 @@ class TestedModel(Protocol):
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Logits `[t, vocabulary]` and, where they were asked for, hidden states `[t, d]` by layer."""
+    """Logits `[t, vocabulary]` and, where they were asked for, hidden states `[..., t, d]` by layer."""
 
     logits: Tensor
     hidden: tuple[Tensor, ...]
@@ -62,7 +62,7 @@ class _Outputs:
         return cls(
             torch.cat([part.logits[0] for part in parts]).float(),
             tuple(
-                torch.cat([each[0] for each in layer]).float()
+                torch.cat(layer, -2).float()  # tokens are last but one, also of several streams
                 for layer in zip(*states, strict=True)
             ),
         )
