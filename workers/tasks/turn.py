@@ -19,7 +19,7 @@ from workers.generation.decode import Answer, Emitted, Start, decode
 from workers.generation.guide import build_guide
 from workers.generation.logprobs import PromptScores, report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
-from workers.generation.rendering import build_grammars, render_prompt
+from workers.generation.rendering import build_grammars, count_beginning, render_prompt
 from workers.generation.sampling import Sampler, require_valid
 from workers.generation.settling import end_rows, settle
 from workers.generation.steps import Steps, wait_for_writes
@@ -41,6 +41,7 @@ class _TurnPlan:
     """A validated turn: rendered prompt, sampling, grammars, comparison and episode.
 
     `answer_start`: the position of the answer's first token, after pending tokens and prompt.
+    `beginning`: the prompt's first tokens that other conversations have as well.
     """
 
     request: pb.TurnRequest
@@ -52,6 +53,7 @@ class _TurnPlan:
     reference: Distribution | None
     episode: EpisodeRows | None
     answer_start: int
+    beginning: int
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def _plan_turn(
         reference,
         episode,
         session.length + len(session.pending) + len(prompt),
+        (yield from count_beginning(engine, session, messages, prompt)),
     )
 
 
@@ -259,6 +262,7 @@ def _prefill(
         answers=request.generate,
         before_step=run.before_step,
         score=None if scores is None else scores.score,
+        beginning=max(0, plan.beginning - taken),
     )
     if scores is not None:
         run.done.prompt_logprobs.extend(scores.reported)
