@@ -71,7 +71,14 @@ class _Outputs:
 @torch.inference_mode()
 def check_model(model: TestedModel) -> None:
     """Compare the model's logits with transformers' own. Raises ModelRefused where they differ."""
-    difference, limit = _measure(model, hidden=False)
+    try:
+        difference, limit = _measure(model, hidden=False)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
+        raise ModelRefused(
+            f"{model.module.config.model_type} does not run with kvrecall's attention and cache: {error}"
+        ) from error
     if difference <= limit:
         return
     raise ModelRefused(
