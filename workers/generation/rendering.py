@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import TypeVar
@@ -38,7 +39,25 @@ def render_prompt(
             recent, messages, tools, generate, arguments=arguments, opening=opening
         )
 
-    return (yield from _off_thread(engine.renderer, session.config.share.tenant, render))
+    segments = yield from _off_thread(engine.renderer, session.config.share.tenant, render)
+    return join_turns(session.pending, segments, engine.tokenizer.eos_token_ids)
+
+
+def join_turns(
+    pending: Sequence[int], segments: list[Segment], ends: Sequence[int]
+) -> list[Segment]:
+    """Leave out the first token of a turn where the answer before it has ended with that one.
+
+    In some templates no token ends a turn, and a model ends its answer by beginning the next turn
+    (GLM: `<|user|>`, `<|observation|>`).
+    """
+    if not segments or not pending or pending[-1] not in ends:
+        return segments
+    first = segments[0]
+    if first.token_ids[0] != pending[-1]:
+        return segments
+    rest = replace(first, token_ids=first.token_ids[1:])
+    return [*([rest] if rest.token_ids else []), *segments[1:]]
 
 
 def count_beginning(

@@ -24,7 +24,8 @@ from workers.generation.sampling import Sampler, require_valid
 from workers.generation.settling import end_rows, settle
 from workers.generation.steps import Steps, wait_for_writes
 from workers.generation.utterances import utterance_tokens
-from workers.model.call_parsing import CallPiece, ParsedCall
+from workers.model.calls.ids import name_call
+from workers.model.calls.sink import CallPiece, ParsedCall
 from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
@@ -336,7 +337,7 @@ def _report_calls(pieces: Sequence[CallPiece], answer_start: int) -> Iterator[pb
         if piece.arguments:
             delta = pb.ArgumentsDelta(
                 index=piece.index,
-                id=_name_call(answer_start, piece.index),
+                id=name_call(answer_start, piece.index, piece.number),
                 name=piece.name,
                 arguments=piece.arguments,
             )
@@ -346,13 +347,8 @@ def _report_calls(pieces: Sequence[CallPiece], answer_start: int) -> Iterator[pb
 
 
 def _build_call(call: ParsedCall, answer_start: int, index: int) -> pb.ToolCall:
-    id = _name_call(answer_start, index)
+    id = name_call(answer_start, index, call.number)
     return pb.ToolCall(id=id, name=call.name, arguments=call.arguments)
-
-
-def _name_call(answer_start: int, index: int) -> str:
-    """Return an id that is unique in its session, and the same whenever the turn is run again."""
-    return f"call_{answer_start}_{index}"
 
 
 def _build_answer(
