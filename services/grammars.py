@@ -17,7 +17,7 @@ from kvrecall.domain.answer.constraints import (
     Constraint,
     ToolChoice,
     find_text_grammar,
-    find_untagged,
+    find_unheld,
     get_tool,
     to_grammar_schema,
 )
@@ -141,11 +141,11 @@ class _GrammarCheck:
 
     async def require_strict(self, schema: dict[str, Any], field: str) -> None:
         """Raise InvalidRequest unless every call of a tool can be held to its schema."""
-        if self.call_format == UNGUIDED_CALLS:
+        if self.call_format in UNGUIDED_CALLS:
             message = "calls of this model cannot be held to a schema; leave strict out"
             raise InvalidRequest(f"{field}.strict", message, openai_code="unsupported_parameter")
         await self.require_schema(schema, True, f"{field}.parameters")
-        if self.call_format == TAGGED_CALLS and (keyword := find_untagged(schema)):
+        if keyword := find_unheld(schema, self.call_format):
             message = f"calls of this model cannot be held to {keyword!r}; leave it or strict out"
             raise InvalidRequest(f"{field}.parameters", message)
 
@@ -153,7 +153,7 @@ class _GrammarCheck:
         """Raise InvalidRequest unless a text can be held to a grammar, where calls are held to any."""
         try:
             check_grammar(grammar)
-            if self.call_format not in (TAGGED_CALLS, UNGUIDED_CALLS):
+            if self.call_format not in TAGGED_CALLS | UNGUIDED_CALLS:
                 grammar = quote_grammar(grammar)
         except ValueError as error:
             raise InvalidRequest(field, f"the grammar cannot be followed: {error}") from error
@@ -173,7 +173,7 @@ def _check_choice(constraint: Constraint, names: Sequence[str], call_format: str
     missing = set(constraint.tools) - set(names)
     if missing:
         raise InvalidRequest("tool_choice", f"there is no tool {min(missing)!r}")
-    unguided = call_format == UNGUIDED_CALLS and constraint.tool_choice is not ToolChoice.NONE
+    unguided = call_format in UNGUIDED_CALLS and constraint.tool_choice is not ToolChoice.NONE
     if unguided and names and constraint.single_call:
         message = "calls of this model cannot be held to one; leave parallel_tool_calls out"
         raise InvalidRequest("parallel_tool_calls", message, openai_code="unsupported_parameter")

@@ -59,6 +59,7 @@ INTEGRATION_PATHS = (
     "telemetry",
     "workers/engine/test_engine.py",
     "workers/methods/test_contract.py",
+    "workers/model/test_families.py",
     "workers/model/test_layer_sensitivity.py",
     "workers/repair/test_scan.py",
 )

@@ -1,6 +1,7 @@
 """The served model and its aliases, with the members that clients of several APIs read."""
 
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,6 +33,7 @@ def add_model_routes(router: APIRouter, service: SessionService, settings: Gatew
             "context_length": context,  # OpenRouter, Together
             "max_completion_tokens": output,
             "meta": {"n_ctx": context, "n_ctx_train": context},  # llama.cpp
+            "layer_kinds": [asdict(kind) for kind in service.info.layer_kinds],
             "type": "model",  # from here on Anthropic
             "display_name": name,
             "created_at": datetime.fromtimestamp(started, UTC).isoformat(),

@@ -86,6 +86,7 @@ from kvrecall.client.sessions import (
     SessionPage,
 )
 from kvrecall.client.workers import (
+    LayerKind,
     Method,
     Methods,
     TierStats,
@@ -124,6 +125,7 @@ __all__ = [
     "KvrecallClient",
     "KvrecallError",
     "LayerCells",
+    "LayerKind",
     "LoggedTurn",
     "Logprobs",
     "Memory",

@@ -28,6 +28,19 @@ class Methods:
 
 
 @dataclass(frozen=True)
+class LayerKind:
+    """Layers of the model that keep the same of the tokens before: rows, a window, a state.
+
+    `token_bytes` are stored for each token, `state_bytes` for one recurrent state, in all of them.
+    """
+
+    name: str
+    layers: int
+    token_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
 class Worker:
     """Served model and its limits. Budgets in rows, `block_tokens` and `max_context` in tokens."""
 
@@ -41,6 +54,7 @@ class Worker:
     max_budget: int
     block_tokens: int
     max_context: int
+    layer_kinds: tuple[LayerKind, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,19 @@ class MethodInfo:
 
 
 @dataclass(frozen=True)
+class LayerKind:
+    """Layers of a model that keep the same of the tokens before.
+
+    `token_bytes`: stored for each token, `state_bytes`: of one recurrent state, both in all of them.
+    """
+
+    name: str
+    layers: int
+    token_bytes: int = 0
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class WorkerInfo:
     """Facts that are fixed while a worker lives.
 
@@ -46,3 +59,9 @@ class WorkerInfo:
     prefill: MethodInfo | None = None
     retrieve: MethodInfo | None = None
     sampling: SamplingDefaults = GREEDY
+    layer_kinds: tuple[LayerKind, ...] = ()
+
+    @property
+    def has_states(self) -> bool:
+        """True if some layers have a recurrent state."""
+        return any(kind.state_bytes for kind in self.layer_kinds)

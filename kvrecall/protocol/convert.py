@@ -24,7 +24,7 @@ from kvrecall.domain.reports import (
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.settings.repair import RepairSettings
-from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
+from kvrecall.domain.worker_info import LayerKind, MethodInfo, WorkerInfo
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 _WORKER_OPTIONS = TypeAdapter(WorkerOptions)
@@ -355,6 +355,10 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         prefill=method_info_from_wire(info.prefill) if info.HasField("prefill") else None,
         retrieve=method_info_from_wire(info.retrieve) if info.HasField("retrieve") else None,
         sampling=_sampling_defaults_from_wire(info.sampling),
+        layer_kinds=tuple(
+            LayerKind(kind.name, kind.layers, kind.token_bytes, kind.state_bytes)
+            for kind in info.layer_kinds
+        ),
     )
 
 

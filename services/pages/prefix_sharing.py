@@ -31,19 +31,25 @@ class FirstTurn:
     """What is known of the pages of a session's first prompt.
 
     `page_ids`: of those that other sessions have, joined, whose owners are `shared`; both empty if
-    none is known. The pages are referenced already.
+    none is known. The pages are referenced already. `snapshots`: of the owner's recurrent states, as its
+    worker state has them.
     """
 
     page_tokens: int
     page_ids: bytes = b""
     shared: tuple[SharedPages, ...] = ()
+    snapshots: tuple[int, ...] = ()
 
     @property
     def offered(self) -> pb.Prefix | None:
         """The pages that the worker may take."""
         if not self.shared:
             return None
-        return pb.Prefix(page_ids=self.page_ids, shared=shared_pages_to_wire(self.shared))
+        return pb.Prefix(
+            page_ids=self.page_ids,
+            shared=shared_pages_to_wire(self.shared),
+            snapshots=self.snapshots,
+        )
 
     def complete(self, commit: TurnCommit, done: pb.TurnDone) -> TurnCommit:
         """Add the pages that the session shares since the turn to a commit."""
@@ -82,12 +88,23 @@ class PrefixSharing:
             held = await self._catalog.sessions.get_page_ids(owner.id)
             pages = count_common(split_ids(page_ids), split_ids(held))
             shared = await list_owners(self._catalog, owner, pages, info.page_tokens)
+            snapshots = await self._read_snapshots(owner.id) if info.has_states else ()
         except UnknownSession:  # deleted since
             return first
         for each in shared:
             if not await self._catalog.page_refs.reserve(session.id, each):
                 return first
-        return replace(first, page_ids=page_ids[: pages * ID_BYTES], shared=shared)
+        return replace(
+            first,
+            page_ids=page_ids[: pages * ID_BYTES],
+            shared=shared,
+            snapshots=snapshots,
+        )
+
+    async def _read_snapshots(self, session_id: str) -> tuple[int, ...]:
+        """Read which recurrent states a session has stored. Raises UnknownSession."""
+        packed = await self._catalog.sessions.get_worker_state(session_id)
+        return tuple(pb.SessionState.FromString(packed).snapshots)
 
     async def _name(self, session: Session, request: TurnRequest, plan: TurnPlan) -> bytes:
         """Name the whole pages of the prompt. Raises WorkerRefused as the turn would."""

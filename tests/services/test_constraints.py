@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice
+from kvrecall.domain.answer.constraints import (
+    FREE,
+    KEYED_CALLS,
+    TAGGED_CALLS,
+    UNGUIDED_CALLS,
+    Constraint,
+    ToolChoice,
+)
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.sandbox.settings import SandboxSettings
 from services.grammars import ConstraintChecks, GrammarChecks
@@ -71,10 +78,10 @@ async def test_a_strict_tools_schema_is_refused_where_it_may_be_called() -> None
     await check_constraint(FREE, tools, "")
 
 
-async def test_what_only_a_grammar_can_hold_is_refused_where_calls_have_none() -> None:
-    """Calls of a tokenizer's own template are read, but nothing holds them to anything."""
+@pytest.mark.parametrize("template", sorted(UNGUIDED_CALLS))
+async def test_what_only_a_grammar_can_hold_is_refused_where_calls_have_none(template: str) -> None:
+    """Calls of such a form are read, but nothing holds them to anything."""
     plain, strict = make_tool("plain"), make_tool("odd", strict=True)
-    template = "response_template"
     assert (await refuse(FREE, plain, strict, call_format=template))[
         0
     ] == "tools[1].function.strict"
@@ -91,6 +98,7 @@ async def test_what_only_a_grammar_can_hold_is_refused_where_calls_have_none() -
     await check_constraint(FREE, [plain], template)
 
 
+@pytest.mark.parametrize("call_format", sorted(TAGGED_CALLS | KEYED_CALLS))
 @pytest.mark.parametrize(
     ("parameters", "keyword"),
     [
@@ -103,16 +111,16 @@ async def test_what_only_a_grammar_can_hold_is_refused_where_calls_have_none() -
         ({"properties": {"a": {"type": "array", "items": {"type": "string"}, "maxItems": 2}}}, ""),
     ],
 )
-async def test_a_strict_tool_of_tagged_calls_is_held_to_all_its_keywords_or_refused(
-    parameters: dict[str, Any], keyword: str
+async def test_a_strict_tool_of_single_arguments_is_held_to_all_its_keywords_or_refused(
+    parameters: dict[str, Any], keyword: str, call_format: str
 ) -> None:
     tool = make_tool("f", strict=True, parameters={"type": "object", **parameters})
     await check_constraint(FREE, [tool], "hermes")
-    await check_constraint(FREE, [make_tool("f", parameters=parameters)], "qwen-xml")
-    if not keyword:
-        await check_constraint(FREE, [tool], "qwen-xml")
+    await check_constraint(FREE, [make_tool("f", parameters=parameters)], call_format)
+    if not keyword or (call_format in KEYED_CALLS and keyword.startswith("properties.")):
+        await check_constraint(FREE, [tool], call_format)
         return
-    field, message = await refuse(FREE, tool, call_format="qwen-xml")
+    field, message = await refuse(FREE, tool, call_format=call_format)
     assert field == "tools[0].function.parameters"
     assert f"'{keyword}'" in message
 
@@ -135,7 +143,7 @@ def make_text_tool(grammar: str) -> str:
     return make_tool("edit", parameters={"type": "object", "properties": {"input": text}})
 
 
-@pytest.mark.parametrize("call_format", ["hermes", "qwen-xml"])
+@pytest.mark.parametrize("call_format", ["hermes", "qwen-xml", "lfm2"])
 @pytest.mark.parametrize(
     ("grammar", "named"),
     [

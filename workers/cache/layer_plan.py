@@ -39,7 +39,7 @@ class LayerPlan:
         """Name the kind of a layer, for messages."""
         kinds = [
             *(["full attention"] if layer in self.rows else []),
-            *([self.windows[layer].describe()] if layer in self.windows else []),
+            *([f"a {self.windows[layer].describe()}"] if layer in self.windows else []),
             *(["a recurrent state"] if layer in self.states else []),
             *([f"the rows of layer {self.shared[layer]}"] if layer in self.shared else []),
         ]

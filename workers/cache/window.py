@@ -27,4 +27,4 @@ class Window:
 
     def describe(self) -> str:
         """Describe the reach in words."""
-        return f"a {'chunk' if self.chunked else 'window'} of {self.size} tokens"
+        return f"{'chunk' if self.chunked else 'window'} of {self.size} tokens"

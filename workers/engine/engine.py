@@ -443,15 +443,17 @@ class Engine:
         if free < rows:
             self.evict(resident)
 
-    def keep_snapshot(self, session: WorkerSession) -> None:
+    def keep_snapshot(self, session: WorkerSession, *, shared: bool = False) -> None:
         """Keep a copy of the recurrent states that the session's slot has now, if it has any.
 
-        It is stored at once if rows outweigh states since the last one that is stored.
+        It is stored at once if rows outweigh states since the last one that is stored, and where other
+        sessions may begin as well (`shared`).
         """
         if self.caches.side is None or self.caches.side.states is None:
             return
         keep_snapshot(self.caches.side, session)
-        if session.length - max(session.snapshots, default=0) >= self.state_interval:
+        since = session.length - max(session.snapshots, default=0)
+        if shared or since >= self.state_interval:
             self.store_snapshot(session)
 
     def store_snapshot(self, session: WorkerSession) -> None:

@@ -71,6 +71,7 @@ def decode(
     where the answer's grammar fails.
     """
     stream, sampler = start.stream, start.sampler
+    closing = tokenizer.keep_end(tokenizer.eos_token_ids[0])
     token_ids: list[int] = []
     reasoning_tokens = 0
     token = sample(start.logits[None], [sampler])[0]
@@ -80,7 +81,8 @@ def decode(
             sampler.finish()
             reason = "stop"
             closed = token in tokenizer.eos_token_ids
-            session.pending = [token, *(() if closed else tokenizer.eos_token_ids[:1])]
+            token_ids[-1] = tokenizer.keep_end(token)
+            session.pending = [token_ids[-1], *(() if closed else (closing,))]
             break
         in_reasoning = stream.reasoning
         piece = stream.push(token)
@@ -89,12 +91,12 @@ def decode(
         if stream.stopped:
             reason = "stop"
             kept, rest = stream.split_at_stop()
-            session.pending = [*tokenizer.encode(rest), tokenizer.eos_token_ids[0]]
+            session.pending = [*tokenizer.encode(rest), closing]
             token_ids = [*token_ids[:kept], session.pending[0]]
             break
         if len(token_ids) == start.max_tokens:
             reason = "length"
-            session.pending = [token, tokenizer.eos_token_ids[0]]
+            session.pending = [token, closing]
             break
         sampler.accept(token)
         if between is not None:

@@ -16,9 +16,10 @@ class Guide:
     """The tokens that an answer may go on with, as its constraint and what was generated say.
 
     It depends on the constraint and the tokens alone. A grammar of the whole answer begins behind
-    the reasoning, if the answer reasons; one of calls begins at the first mark of a call. From
-    there to the answer's end nothing else can be generated. What follows a mark in the mark's own
-    token, and cannot be the beginning of a call, leaves the answer free: it stays text.
+    the reasoning, if the answer reasons, unless it is one of that, too; one of calls begins at the
+    first mark of a call. From there to the answer's end nothing else can be generated. What follows
+    a mark in the mark's own token, and cannot be the beginning of a call, leaves the answer free: it
+    stays text.
     """
 
     def __init__(
@@ -29,16 +30,19 @@ class Guide:
         *,
         banned: int | None = None,
         opens_reasoning: int | None = None,
+        whole_reasoning: bool = False,
     ) -> None:
         """Guide the answer of `stream`.
 
-        banned: a token that never comes; opens_reasoning: the one that begins a reasoning.
+        banned: a token that never comes; opens_reasoning: the one that begins a reasoning;
+        whole_reasoning: the grammar of the whole answer is one of its reasoning, too.
         """
         self._grammars = grammars
         self._wanted = wanted
         self._stream = stream
         self._banned = banned
         self._opens_reasoning = opens_reasoning
+        self._whole_reasoning = whole_reasoning
         self._matcher: LLMatcher | None = None
         self._failure = ""
         if wanted.whole is not None and stream.reasoning is not True:
@@ -73,7 +77,7 @@ class Guide:
         """Go on by a token that the stream has. Raises BadSettings where the grammar fails."""
         self.require_sound()
         if self._matcher is not None:
-            if self._stream.reasoning is False:
+            if self._whole_reasoning or self._stream.reasoning is False:
                 self._consume(token)
             else:
                 self._matcher = None  # the answer reasons first
@@ -117,8 +121,17 @@ def build_guide(
     banned = ids.get(form.mark) if constraint.tool_choice is ToolChoice.NONE else None
     if wanted == CompiledGrammars() and banned is None:
         return None
-    opening = ids.get(form.reasoning[0]) if form.reasoning else None
-    return Guide(grammars, wanted, stream, banned=banned, opens_reasoning=opening)
+    opening = form.reasoning[0] if form.reasoning else ""
+    opens = next((id for mark, id in ids.items() if opening.startswith(mark)), None)
+    several = form.channels is not None and wanted.whole is not None
+    return Guide(
+        grammars,
+        wanted,
+        stream,
+        banned=banned,
+        opens_reasoning=opens,
+        whole_reasoning=several,
+    )
 
 
 def _set(allowed: NDArray[np.int32], token: int, value: bool) -> None:

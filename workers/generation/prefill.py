@@ -58,6 +58,7 @@ def prefill(
     before_step: Callable[[int], Steps[None]] | None = None,
     source: LayerSource | None = None,
     score: Callable[[Tensor, Sequence[int]], None] | None = None,
+    beginning: int = 0,
 ) -> Steps[PrefillResult]:
     """Append the pending tokens and the segments; yields between blocks.
 
@@ -73,16 +74,18 @@ def prefill(
     blocks do. `before_step` runs before each step, with the number of recorded tokens that are
     appended already, negative in the prompt. source: of the stored rows that blocks attend to, the
     engine's store unless given. `score` is called with the logits at all tokens but the last, block
-    by block, `[t, vocabulary]`, and the token that follows each.
+    by block, `[t, vocabulary]`, and the token that follows each. `beginning`: first tokens that other
+    sessions may begin with, where recurrent states are stored.
     """
     token_ids, recorded = _take_tokens(resident.session, segments)
     expected: list[Tensor] = []
     prompt = recorded.index(True) if True in recorded else len(recorded)
     stepped = len(recorded) - prompt if keep_distribution and _steps_differ(resident.config) else 0
     decoded = stepped + _count_prompt_steps(resident.config, answers=answers or stepped > 0)
-    boundary = _find_boundary(engine, resident, len(token_ids) - decoded)
+    ends = _find_boundaries(engine, resident, (beginning, len(token_ids) - decoded))
+    page_tokens = engine.store.layout.page_tokens
     logits = torch.empty(0)
-    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, boundary):
+    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, ends):
         # The logits at a token are the distribution of the next one.
         following = recorded[block.start + 1 : block.stop + 1] if keep_distribution else []
         wanted = [i for i, is_recorded in enumerate(following) if is_recorded]
@@ -102,8 +105,8 @@ def prefill(
         logits = block_logits[-1]
         if not block.decodes:
             engine.evict(resident)
-            if block.stop % engine.store.layout.page_tokens == 0 and block.stop <= boundary:
-                engine.keep_snapshot(resident.session)
+            if ends and block.stop <= ends[-1] and block.stop % page_tokens == 0:
+                engine.keep_snapshot(resident.session, shared=block.stop in ends[:-1])
         yield engine.store_io.backlog(resident.session)
     distribution = None
     if expected:
@@ -160,24 +163,26 @@ def _count_prompt_steps(config: SessionConfig, *, answers: bool) -> int:
     return config.retrieval.prompt_tokens
 
 
-def _find_boundary(engine: Engine, resident: ResidentSession, tokens: int) -> int:
-    """Find the last page boundary among so many tokens, where recurrent states are kept; 0 for none."""
+def _find_boundaries(
+    engine: Engine, resident: ResidentSession, tokens: Sequence[int]
+) -> tuple[int, ...]:
+    """Find the last page boundaries among so many first tokens, of models with recurrent states."""
     if not engine.has_states:
-        return 0
-    assert resident.session.length % engine.store.layout.page_tokens == 0, (
-        "turns begin at boundaries"
-    )
-    return max(0, tokens - tokens % engine.store.layout.page_tokens)
+        return ()
+    page = engine.store.layout.page_tokens
+    assert resident.session.length % page == 0, "turns begin at page boundaries"
+    return tuple(sorted({count - count % page for count in tokens if count >= page}))
 
 
-def _split(tokens: int, size: int, decoded: int, boundary: int) -> list[_Block]:
+def _split(tokens: int, size: int, decoded: int, ends: Sequence[int]) -> list[_Block]:
     """Split so many tokens into blocks; the last `decoded` are steps of their own.
 
-    A block ends at `boundary`, if there is one.
+    A block ends at each of `ends`.
     """
     first = max(0, tokens - decoded)
-    starts = sorted({*range(0, boundary or first, size), *range(boundary, first, size)})
-    return [
-        *(_Block(a, b) for a, b in pairwise([*starts, first]) if a < b),
-        *(_Block(start, start + 1, decodes=True) for start in range(first, tokens)),
+    blocks = [
+        _Block(start, min(stop, start + size))
+        for begin, stop in pairwise(sorted({0, *ends, first}))
+        for start in range(begin, stop, size)
     ]
+    return [*blocks, *(_Block(start, start + 1, decodes=True) for start in range(first, tokens))]

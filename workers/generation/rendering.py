@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TypeVar
 
 from kvrecall.domain.answer.constraints import FREE
@@ -11,7 +13,7 @@ from kvrecall.sandbox.tenant_queue import QueueFull
 from kvrecall.sandbox.tenant_threads import TenantThreads
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
-from workers.errors import Overloaded
+from workers.errors import BadMessages, Overloaded
 from workers.generation.steps import Steps
 from workers.model.grammars import CompiledGrammars
 from workers.model.tokenizer import ChatMessage, Segment
@@ -37,7 +39,49 @@ def render_prompt(
             recent, messages, tools, generate, arguments=arguments, opening=opening
         )
 
-    return (yield from _off_thread(engine.renderer, session.config.share.tenant, render))
+    segments = yield from _off_thread(engine.renderer, session.config.share.tenant, render)
+    return join_turns(session.pending, segments, engine.tokenizer.eos_token_ids)
+
+
+def join_turns(
+    pending: Sequence[int], segments: list[Segment], ends: Sequence[int]
+) -> list[Segment]:
+    """Leave out the first token of a turn where the answer before it has ended with that one.
+
+    In some templates no token ends a turn, and a model ends its answer by beginning the next turn
+    (GLM: `<|user|>`, `<|observation|>`).
+    """
+    if not segments or not pending or pending[-1] not in ends:
+        return segments
+    first = segments[0]
+    if first.token_ids[0] != pending[-1]:
+        return segments
+    rest = replace(first, token_ids=first.token_ids[1:])
+    return [*([rest] if rest.token_ids else []), *segments[1:]]
+
+
+def count_beginning(
+    engine: Engine,
+    session: WorkerSession,
+    messages: Sequence[ChatMessage],
+    prompt: Sequence[int],
+) -> Steps[int]:
+    """Count the first tokens of a session's first prompt that its system message and tools give.
+
+    Other conversations begin with them too, so recurrent states are stored there. 0 for models without
+    any, for later prompts, and for a template that does not render the system message alone.
+    """
+    if not engine.has_states or session.length or session.pending or len(messages) < 2:
+        return 0
+    if messages[0]["role"] != "system":
+        return 0
+    try:
+        segments = yield from render_prompt(engine, session, messages[:1], generate=False)
+    except BadMessages:
+        return 0
+    alone = [token for segment in segments for token in segment.token_ids]
+    pairs = zip(alone, prompt, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def encode_text(engine: Engine, session: WorkerSession, text: str) -> Steps[list[int]]:

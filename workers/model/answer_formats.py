@@ -9,132 +9,261 @@ Llama 3 and many models that were trained to other forms.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from kvrecall.domain.answer.constraints import TAGGED_CALLS, UNGUIDED_CALLS
-from workers.model.call_parsing import (
-    CallSink,
-    Reader,
-    read_hermes,
-    read_llama,
-    read_mistral,
-    read_mistral_args,
-    read_qwen_xml,
-    read_template_region,
+from workers.model.answer_format import AnswerFormat, Channels
+from workers.model.calls.by_first import ByFirst
+from workers.model.calls.grammar import LINE, NUMBER, CallGrammar, Parameters
+from workers.model.calls.ids import CallIds
+from workers.model.calls.keyed_calls import KeyedCalls
+from workers.model.calls.named_calls import NamedCalls, read_harmony, read_mistral_args
+from workers.model.calls.object_calls import ObjectCalls
+from workers.model.calls.sink import CallSink
+from workers.model.calls.source import CallSource, Reading
+from workers.model.calls.tagged_calls import TaggedCalls
+from workers.model.calls.template_region import read_template_region
+from workers.model.calls.values import Values
+
+_OBJECT = CallGrammar(opening=('{{"name": "{name}", "arguments": ',), closing=("}}",))
+_LIST = replace(_OBJECT, separator=(", ",), before="[", after="]")
+_PROGRAM = CallGrammar(
+    opening=("{name}(",),
+    closing=(")",),
+    parameters=Parameters("", "=", separator=", ", quoted=True),
 )
-from workers.model.call_source import CallSource, Reading
-
-# In a `CallGrammar`: a line break that may be there.
-LINE = "\n?"
-
-
-@dataclass(frozen=True)
-class CallGrammar:
-    """The text of an answer's calls behind the first mark, in pieces; `LINE` may be left out.
-
-    Each call is `opening`, in which `{name}` stands for the tool's, its arguments, and `closing`.
-    `separator`: between two calls; None if there is one at most. `xml`: arguments are parameters in
-    tags, not a JSON object.
-    """
-
-    opening: tuple[str, ...]
-    closing: tuple[str, ...]
-    separator: tuple[str, ...] | None = None
-    before: str = ""
-    after: str = ""
-    xml: bool = False
-
-
-@dataclass(frozen=True)
-class AnswerFormat:
-    """A family's form of answers.
-
-    - `mark`: the text that opens a call; empty if calls are not known.
-    - `read`: reads the calls that a mark opens, up to the end of their text.
-    - `grammar`: of the text behind the mark; None if it is not known.
-    - `bare`: a call may be an answer that is one JSON object, without a mark.
-    - `reasoning`: the texts around an answer's reasoning, at its beginning; None without.
-    - `inner_marks`: texts within a call that may be tokens of their own.
-    - `short_ids`: the chat template takes only ids of calls with 9 letters and digits.
-    """
-
-    name: str
-    mark: str = ""
-    read: Reader | None = None
-    grammar: CallGrammar | None = None
-    bare: bool = False
-    reasoning: tuple[str, str] | None = None
-    inner_marks: tuple[str, ...] = ()
-    short_ids: bool = False
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """All texts that an answer's parts are told by."""
-        outer = (self.mark, *(self.reasoning or ()))
-        return (*(text for text in outer if text), *self.inner_marks)
-
 
 HERMES = AnswerFormat(
     "hermes",
     "<tool_call>",
-    read_hermes,
+    ObjectCalls(closing="</tool_call>"),
     CallGrammar(
-        opening=(LINE, '{{"name": "{name}", "arguments": '),
-        closing=("}}", LINE, "</tool_call>"),
+        opening=(LINE, *_OBJECT.opening),
+        closing=(*_OBJECT.closing, LINE, "</tool_call>"),
         separator=(LINE, "<tool_call>"),
     ),
 )
 _QWEN_XML = AnswerFormat(
-    TAGGED_CALLS,
+    "qwen-xml",
     "<tool_call>",
-    read_qwen_xml,
+    TaggedCalls(
+        call=("<function=", ">", "</function>"),
+        parameter=("<parameter=", ">", "</parameter>"),
+        ending="</tool_call>",
+        padded=True,
+    ),
     CallGrammar(
         opening=(LINE, "<function={name}>\n"),
         closing=("</function>", LINE, "</tool_call>"),
         separator=(LINE, "<tool_call>"),
-        xml=True,
+        parameters=Parameters("<parameter=", ">\n", "\n</parameter>\n"),
     ),
 )
+_GLM = AnswerFormat(
+    "glm",
+    "<tool_call>",
+    TaggedCalls(
+        call=("", "", "</tool_call>"),
+        parameter=("<arg_key>", "</arg_key>", "</arg_value>"),
+        value="<arg_value>",
+    ),
+    CallGrammar(
+        opening=("{name}", LINE),
+        closing=("</tool_call>",),
+        separator=(LINE, "<tool_call>"),
+        parameters=Parameters("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+    ),
+    inner_marks=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+_MINIMAX = AnswerFormat(
+    "minimax",
+    "<minimax:tool_call>",
+    TaggedCalls(
+        call=('<invoke name="', '">', "</invoke>"),
+        parameter=('<parameter name="', '">', "</parameter>"),
+        ending="</minimax:tool_call>",
+        several=True,
+    ),
+    CallGrammar(
+        opening=('<invoke name="{name}">\n',),
+        closing=("</invoke>\n",),
+        separator=(),
+        before="\n",
+        after="</minimax:tool_call>",
+        parameters=Parameters('<parameter name="', '">', "</parameter>\n"),
+    ),
+    inner_marks=("</minimax:tool_call>",),
+)
+_READ_LLAMA = ObjectCalls(members=("parameters", "arguments"), others=("type",), separator=";")
 _LLAMA = AnswerFormat(
     "llama",
     "<|python_tag|>",
-    read_llama,
+    _READ_LLAMA,
     CallGrammar(opening=('{{"name": "{name}", "parameters": ',), closing=("}}",)),
-    bare=True,
+    bare="{",
 )
-_MISTRAL = AnswerFormat(
-    "mistral",
-    "[TOOL_CALLS]",
-    read_mistral,
-    CallGrammar(
-        opening=('{{"name": "{name}", "arguments": ',),
-        closing=("}}",),
-        separator=(", ",),
-        before="[",
-        after="]",
-    ),
-    short_ids=True,
+_LLAMA4 = replace(
+    _LLAMA,
+    name="llama4",
+    mark="<|python_start|>",
+    read=ByFirst({"[": KeyedCalls()}, _READ_LLAMA),
+    bare="{[",
 )
+_READ_LIST = ObjectCalls(listed=True)
+_MISTRAL = AnswerFormat("mistral", "[TOOL_CALLS]", _READ_LIST, _LIST, call_ids=CallIds.SHORT)
 _MISTRAL_ARGS = replace(
     _MISTRAL,
     name="mistral-args",
-    read=read_mistral_args,
-    grammar=CallGrammar(opening=("{name}[ARGS]",), closing=(), separator=("[TOOL_CALLS]",)),
+    read=ByFirst({"[": _READ_LIST}, read_mistral_args),
+    grammar=CallGrammar(opening=("{name}[ARGS]",), separator=("[TOOL_CALLS]",)),
     inner_marks=("[ARGS]", "[CALL_ID]"),
+)
+_GRANITE = AnswerFormat("granite", "<|tool_call|>", _READ_LIST, _LIST)
+_NEMOTRON = AnswerFormat(
+    "nemotron",
+    "<TOOLCALL>",
+    ObjectCalls(listed=True, closing="</TOOLCALL>"),
+    replace(_LIST, after="]</TOOLCALL>"),
+    inner_marks=("</TOOLCALL>",),
+)
+_DEEPSEEK = AnswerFormat(
+    "deepseek",
+    "<｜tool▁calls▁begin｜>",
+    NamedCalls(
+        opening="<｜tool▁call▁begin｜>",
+        between="<｜tool▁sep｜>",
+        closing=("<｜tool▁call▁end｜>",),
+        ending="<｜tool▁calls▁end｜>",
+    ),
+    CallGrammar(
+        opening=("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",),
+        closing=("<｜tool▁call▁end｜>",),
+        separator=(),
+        after="<｜tool▁calls▁end｜>",
+    ),
+    inner_marks=(
+        *("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    ),
+)
+_DEEPSEEK_FENCED = replace(
+    _DEEPSEEK,
+    name="deepseek-fenced",
+    read=NamedCalls(
+        opening="<｜tool▁call▁begin｜>",
+        before="function<｜tool▁sep｜>",
+        between="```json",
+        closing=("```", "<｜tool▁call▁end｜>"),
+        ending="<｜tool▁calls▁end｜>",
+    ),
+    grammar=CallGrammar(
+        opening=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",),
+        closing=("\n```<｜tool▁call▁end｜>",),
+        separator=("\n",),
+        after="<｜tool▁calls▁end｜>",
+    ),
+)
+_KIMI = AnswerFormat(
+    "kimi",
+    "<|tool_calls_section_begin|>",
+    NamedCalls(
+        opening="<|tool_call_begin|>",
+        between="<|tool_call_argument_begin|>",
+        closing=("<|tool_call_end|>",),
+        ending="<|tool_calls_section_end|>",
+        numbered=True,
+    ),
+    CallGrammar(
+        opening=("<|tool_call_begin|>functions.{name}:", NUMBER, "<|tool_call_argument_begin|>"),
+        closing=("<|tool_call_end|>",),
+        separator=(),
+        after="<|tool_calls_section_end|>",
+    ),
+    inner_marks=(
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        "<|tool_calls_section_end|>",
+    ),
+    call_ids=CallIds.NUMBERED,
+)
+_LFM2 = AnswerFormat(
+    "lfm2",
+    "<|tool_call_start|>",
+    KeyedCalls(ending="<|tool_call_end|>"),
+    replace(_PROGRAM, separator=(", ",), before="[", after="]<|tool_call_end|>"),
+    inner_marks=("<|tool_call_end|>",),
+)
+_OLMO = AnswerFormat(
+    "olmo",
+    "<function_calls>",
+    KeyedCalls(ending="</function_calls>"),
+    replace(_PROGRAM, separator=("\n",), after="</function_calls>"),
+    inner_marks=("</function_calls>",),
+)
+# Strings within quotes of their own, also those in arrays and objects: no grammar of JSON holds them.
+_GEMMA = AnswerFormat(
+    "gemma",
+    "<|tool_call>",
+    KeyedCalls(
+        Values(raw_quotes=('<|"|>',), bare_keys=True), "call:", ("{", "}"), ":", "<tool_call|>"
+    ),
+    inner_marks=("<tool_call|>", '<|"|>', "<|channel>"),
+)
+_FUNCTION_GEMMA = replace(
+    _GEMMA,
+    name="function-gemma",
+    mark="<start_function_call>",
+    read=KeyedCalls(
+        Values(raw_quotes=("<escape>",), bare_keys=True),
+        *("call:", ("{", "}"), ":", "<end_function_call>"),
+    ),
+    inner_marks=("<end_function_call>", "<escape>"),
+)
+_HARMONY = AnswerFormat(
+    "harmony",
+    " to=functions.",
+    read_harmony,
+    CallGrammar(opening=("{name} <|constrain|>json<|message|>",)),
+    channels=Channels(
+        reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        text="<|channel|>final<|message|>",
+        call="<|channel|>commentary",
+        end="<|end|>",
+        last="<|return|>",
+    ),
+    inner_marks=(
+        *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"),
+        *("<|end|>", "<|call|>", "<|return|>"),
+    ),
 )
 _PLAIN = AnswerFormat("plain")
 # The first row whose texts are all in the chat template is the model's.
 _FAMILIES: tuple[tuple[tuple[str, ...], AnswerFormat], ...] = (
+    (("<|channel|>", "<|message|>"), _HARMONY),
+    (("<|tool_call>", "<tool_call|>"), _GEMMA),
+    (("<start_function_call>", "<end_function_call>"), _FUNCTION_GEMMA),
+    (("<|tool_calls_section_begin|>",), _KIMI),
+    (("<｜tool▁calls▁begin｜>", "```json"), _DEEPSEEK_FENCED),
+    (("<｜tool▁calls▁begin｜>",), _DEEPSEEK),
+    (("<minimax:tool_call>",), _MINIMAX),
+    (("<TOOLCALL>",), _NEMOTRON),
+    (("<|tool_call_start|>",), _LFM2),
+    (("<|tool_list_start|>",), _LFM2),
+    (("<function_calls>",), _OLMO),
+    (("<|tool_call|>",), _GRANITE),
+    (("<tool_call>", "<arg_key>"), _GLM),
     (("<tool_call>", "<function=", "<parameter="), _QWEN_XML),
     (("<tool_call>",), HERMES),
     (("[TOOL_CALLS]", "[ARGS]"), _MISTRAL_ARGS),
     (("[TOOL_CALLS]",), _MISTRAL),
+    (("<|header_start|>", '"parameters"'), _LLAMA4),
     (("<|start_header_id|>", '"parameters"'), _LLAMA),
 )
-_REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_REASONING = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>thought", "<channel|>"),
+)
 
 
 def find_format(tokenizer: PreTrainedTokenizerFast) -> AnswerFormat:
@@ -163,11 +292,11 @@ def _from_template(template: dict[str, Any], known: AnswerFormat) -> AnswerForma
         same = mark == known.mark
         known = replace(
             known,
-            name=known.name if same else UNGUIDED_CALLS,
+            name=known.name if same else "response_template",
             mark=mark,
             read=read,
             grammar=known.grammar if same else None,
-            bare=known.bare and same,
+            bare=known.bare if same else "",
         )
     for name in ("reasoning_content", "thinking", "reasoning"):
         region = fields.get(name) or {}

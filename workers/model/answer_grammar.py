@@ -6,7 +6,7 @@ text that follows a grammar of its own is a grammar beside it, so that their nam
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,14 @@ from kvrecall.domain.answer.constraints import (
 from kvrecall.domain.answer.text_grammars import close_grammar, quote_grammar
 from workers.client_json import read_json
 from workers.errors import BadSettings
-from workers.model.answer_formats import LINE, AnswerFormat, CallGrammar
-from workers.model.call_parsing import is_text
+from workers.model.answer_format import AnswerFormat, Channels
+from workers.model.calls.grammar import LINE, NUMBER, CallGrammar, Parameters
+from workers.model.calls.tools import is_text
 
 # Members of a schema that its parts may refer to.
 _DEFINITIONS = ("$defs", "definitions")
+# Pieces of a form that are no fixed text.
+_PATTERNS = {LINE: r"/\n?/", NUMBER: "/[0-9]+/"}
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,13 @@ class AnswerGrammars:
 
 @dataclass
 class _Rules:
-    """Rules of a grammar, under names of their own. `tokens`: ids of the tokens that are marks."""
+    """Rules of a grammar, under names of their own.
+
+    `tokens`: ids of the tokens that are marks; `special`: those of them that no text matches.
+    """
 
     tokens: Mapping[str, int]
+    special: Collection[str] = ()
     lines: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
@@ -63,8 +70,8 @@ class _Rules:
         """Write pieces of text, with marks as their tokens."""
         written: list[str] = []
         for piece in pieces:
-            if piece == LINE:
-                written.append("/\\n?/")
+            if piece in _PATTERNS:
+                written.append(_PATTERNS[piece])
                 continue
             pattern = "|".join(map(re.escape, self.tokens)) or "(?!)"
             for part in re.split(f"({pattern})", piece):
@@ -73,6 +80,12 @@ class _Rules:
                 elif part:
                     written.append(json.dumps(part))
         return " ".join(written)
+
+    def any_until(self, closing: str) -> str:
+        """Add the rule of any text up to `closing`, whatever it is; returns it with that."""
+        if any(closing.startswith(mark) for mark in self.special):
+            return f"{self.add('/(?s:.*)/')} {self.text(closing)}"
+        return self.add("/(?s:.*)/", f"[suffix={json.dumps(closing)}]")
 
     def framed(self, before: str, plain: str, after: str) -> str:
         """Write a client's text between two of the form's: a mark in it is text like any other."""
@@ -84,15 +97,17 @@ def build_grammars(
     tools: Sequence[str],
     form: AnswerFormat,
     tokens: Mapping[str, int],
+    special: Collection[str] = (),
 ) -> AnswerGrammars:
     """Build the grammars of an answer.
 
-    tools: JSON texts of the session's tools; tokens: ids of the vocabulary's tokens that are marks.
+    tools: JSON texts of the session's tools; tokens: ids of the vocabulary's tokens that are marks;
+    special: those of them that are special ones.
     Without a known form of calls, answers that may call tools are free. Raises BadSettings where
     one has to, or for a tool that the session has not.
     """
     chosen = _choose(constraint, tools)
-    rules = _Rules(tokens)
+    rules = _Rules(tokens, special)
     calls = ""
     if constraint.tool_choice is not ToolChoice.NONE and chosen and form.grammar is not None:
         calls = _add_calls(rules, form.grammar, chosen, constraint.single_call)
@@ -104,6 +119,10 @@ def build_grammars(
         )
     opened = "" if form.bare else rules.text(form.mark)
     lead = "/\\n{0,2}/ " if form.reasoning else ""
+    said = ""
+    if form.channels is not None:
+        lead, said = _add_lead(rules, form.channels), rules.text(form.channels.text)
+        opened = rules.text(form.channels.call + form.mark)
     if constraint.tool_choice is ToolChoice.REQUIRED:
         return AnswerGrammars(_join(rules, f"{lead}{opened} {calls}"))
     if constraint.schema or constraint.grammar:
@@ -112,8 +131,10 @@ def build_grammars(
             if constraint.schema
             else rules.nest(constraint.grammar)
         )
-        either = f"({answer} | {rules.text(form.mark)} {calls})" if calls else answer
-        return AnswerGrammars(_join(rules, f"{lead}{either}"))
+        answer = f"{said} {answer}"
+        if calls:
+            answer = f"({answer} | {opened or rules.text(form.mark)} {calls})"
+        return AnswerGrammars(_join(rules, f"{lead}{answer}"))
     return AnswerGrammars(behind_mark=_join(rules, calls) if calls else "")
 
 
@@ -140,6 +161,12 @@ def _join(rules: _Rules, start: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}, *texts]})
 
 
+def _add_lead(rules: _Rules, channels: Channels) -> str:
+    """Add the rule of messages that reason, before the answer's; returns it with any number of them."""
+    opening, closing = channels.reasoning
+    return f"({rules.text(opening)} {rules.any_until(closing)})* "
+
+
 def _add_calls(rules: _Rules, grammar: CallGrammar, tools: Sequence[_Tool], single: bool) -> str:
     """Add the rule of the calls behind the first mark; returns its name."""
     call = rules.add(" | ".join(_add_call(rules, grammar, tool) for tool in tools))
@@ -150,17 +177,18 @@ def _add_calls(rules: _Rules, grammar: CallGrammar, tools: Sequence[_Tool], sing
 
 
 def _add_call(rules: _Rules, grammar: CallGrammar, tool: _Tool) -> str:
-    name = tool.name if grammar.xml else json.dumps(tool.name)[1:-1]
+    own = grammar.parameters
+    name = tool.name if own else json.dumps(tool.name)[1:-1]
     opening = " ".join(_write_opening(rules, piece, name) for piece in grammar.opening)
     closing = [piece.format() for piece in grammar.closing]
-    arguments = _add_parameters(rules, tool) if grammar.xml else _add_arguments(rules, tool)
+    arguments = _add_parameters(rules, tool, own) if own else _add_arguments(rules, tool)
     return rules.add(f"{opening} {arguments} {rules.text(*closing)}")
 
 
 def _write_opening(rules: _Rules, piece: str, name: str) -> str:
     before, named, after = piece.partition("{name}")
     if not named:
-        return rules.text(piece if piece == LINE else piece.format())
+        return rules.text(piece if piece in _PATTERNS else piece.format())
     return rules.framed(before.format(), name, after.format())
 
 
@@ -174,30 +202,49 @@ def _add_arguments(rules: _Rules, tool: _Tool) -> str:
     return rules.add(f"{opening} {rules.nest(quote_grammar(grammar))} {rules.text(chr(34) + '}')}")
 
 
-def _add_parameters(rules: _Rules, tool: _Tool) -> str:
-    """Add the rule of a call's parameters in tags, in the order of the schema; returns its name."""
+def _add_parameters(rules: _Rules, tool: _Tool, form: Parameters) -> str:
+    """Add the rule of a call's parameters, in the order of the schema; returns its name."""
     properties = tool.schema.get("properties")
     if not isinstance(properties, dict):
         properties = {}
     required = tool.schema.get("required") or ()
-    shared = {key: value for key, value in tool.schema.items() if key in _DEFINITIONS}
-    pieces = []
-    for key, schema in properties.items():
+    first = following = '""'
+    for key, schema in reversed(properties.items()):
         schema = schema if isinstance(schema, dict) else {}
-        opening = rules.framed("<parameter=", key, ">\n")
-        closing = "\n</parameter>\n"
-        choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()
-        if is_text(schema) and isinstance(grammar := schema.get(TEXT_GRAMMAR), str):
-            rule = f"{opening} {rules.nest(close_grammar(grammar, closing))}"
-        elif is_text(schema) and not choices:
-            # The text ends where its tag does, whatever it is.
-            value = rules.add("/(?s:.*)/", f"[suffix={json.dumps(closing)}]")
-            rule = f"{opening} {value}"
-        elif is_text(schema):
-            value = " | ".join(json.dumps(str(choice)) for choice in choices)
-            rule = f"{opening} ({value}) {rules.text(closing)}"
-        else:
-            value = rules.json({**shared, **schema}, tool.strict)
-            rule = f"{opening} {value} {rules.text(closing)}"
-        pieces.append(rules.add(rule) + ("" if key in required else "?"))
-    return rules.add(" ".join(pieces) or '""')
+        rule = _add_parameter(rules, tool, form, key, schema)
+        first, following = _put_before(rules, rule, (first, following), form, key in required)
+    return first
+
+
+def _put_before(
+    rules: _Rules, rule: str, rest: tuple[str, str], form: Parameters, required: bool
+) -> tuple[str, str]:
+    """Add the rules of a parameter and those behind it: where it is the first one, and where not."""
+    first, following = rest
+    left_out = ("", "") if required else (f" | {first}", f" | {following}")
+    begun = rules.add(f"{rule} {following}{left_out[0]}")
+    if not form.separator:
+        return begun, begun
+    return begun, rules.add(f"{rules.text(form.separator)} {rule} {following}{left_out[1]}")
+
+
+def _add_parameter(
+    rules: _Rules, tool: _Tool, form: Parameters, key: str, schema: dict[str, Any]
+) -> str:
+    """Add the rule of one parameter; returns its name."""
+    opening = rules.framed(form.before, key, form.between)
+    closing = form.after
+    choices = [schema["const"]] if "const" in schema else schema.get("enum") or ()
+    grammar = schema.get(TEXT_GRAMMAR) if is_text(schema) else None
+    if isinstance(grammar, str) and form.quoted:
+        value = f"{rules.text(chr(34))} {rules.nest(quote_grammar(grammar))} {rules.text(chr(34))}"
+    elif isinstance(grammar, str):
+        return rules.add(f"{opening} {rules.nest(close_grammar(grammar, closing))}")
+    elif is_text(schema) and not choices and not form.quoted:
+        return rules.add(f"{opening} {rules.any_until(closing)}")
+    elif is_text(schema) and not form.quoted:
+        value = f"({' | '.join(json.dumps(str(choice)) for choice in choices)})"
+    else:
+        shared = {key: value for key, value in tool.schema.items() if key in _DEFINITIONS}
+        value = rules.json({**shared, **schema}, tool.strict)
+    return rules.add(f"{opening} {value} {rules.text(closing)}")

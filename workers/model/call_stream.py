@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from workers.model.answer_formats import AnswerFormat
-from workers.model.call_parsing import CallPiece, CallSink, ParsedCall, get_name
-from workers.model.call_source import CallSource, Ended, Malformed, Reading
+from workers.model.answer_format import AnswerFormat
+from workers.model.calls.sink import CallPiece, CallSink, ParsedCall
+from workers.model.calls.source import CallSource, Ended, Malformed, Reading
+from workers.model.calls.tools import get_name
 
 
 class CallStream:
@@ -14,9 +15,6 @@ class CallStream:
     A call is begun where its arguments begin, under a name that is known, and from there on it stays
     one: if it is cut off or malformed, the call ends with the arguments that it has. What is
     malformed before is plain text. Plain text behind a call comes with the end.
-
-    Attributes:
-        mark_at: Where the first mark of a call begins in the text; None without one.
     """
 
     def __init__(self, form: AnswerFormat, tools: Sequence[Any], *, enabled: bool) -> None:
@@ -24,7 +22,7 @@ class CallStream:
         self._form = form
         self._tools = tools
         self._mark = form.mark if enabled else ""
-        self._may_be_bare = form.bare and enabled
+        self._bare = form.bare if enabled else ""
         self._source = CallSource()
         self._sink = CallSink()
         self._reading: Reading[None] | None = None
@@ -33,7 +31,7 @@ class CallStream:
         self._plain: list[str] = []
         self._behind: list[str] = []
         self._said: list[str] = []
-        self.mark_at: int | None = None
+        self._marked: int | None = None  # the end of the first mark
 
     @property
     def text(self) -> str:
@@ -49,6 +47,12 @@ class CallStream:
     def in_call(self) -> bool:
         """True behind the mark of a call, unless what follows it has turned out to be text."""
         return self._reading is not None or self._sink.begun > 0
+
+    @property
+    def since_mark(self) -> int | None:
+        """Number of characters that have come since the first mark of a call; None without one."""
+        come = self._source.place + self._source.waiting
+        return None if self._marked is None else come - self._marked
 
     @property
     def waiting(self) -> int:
@@ -86,16 +90,17 @@ class CallStream:
         return True
 
     def _look_for_call(self) -> bool:
-        if self._may_be_bare and (word := self._source.unread.lstrip()):
-            self._may_be_bare = False
-            if word.startswith("{"):
+        if self._bare and (word := self._source.unread.lstrip()):
+            begins, self._bare = word[0] in self._bare, ""
+            if begins:
                 self._read("", [get_name(tool) for tool in self._tools])
                 return True
         text, found = self._source.take_before(self._mark)
         self._add_plain(text)
         if found:
-            self.mark_at = self._source.place if self.mark_at is None else self.mark_at
-            self._read(self._source.take(len(self._mark)), None)
+            opening = self._source.take(len(self._mark))
+            self._marked = self._source.place if self._marked is None else self._marked
+            self._read(opening, None)
         return found
 
     def _read(self, opening: str, names: Sequence[str] | None) -> None:

@@ -53,6 +53,8 @@ class Grammars:
             sandbox or SandboxSettings(), vocabulary=self._describe_vocabulary
         )
         self._tokens = {text: id for id, text in self._token_texts().items()}
+        added = tokenizer.inner.added_tokens_decoder
+        self._special = frozenset(text for text, id in self._tokens.items() if added[id].special)
         self._kept: OrderedDict[tuple[Constraint, tuple[str, ...]], CompiledGrammars] = (
             OrderedDict()
         )
@@ -99,7 +101,8 @@ class Grammars:
     ) -> CompiledGrammars:
         verdict = Verdict()
         for usable in self._relax(tools, tenant):
-            grammars = build_grammars(constraint, usable, self._tokenizer.format, self._tokens)
+            form = self._tokenizer.format
+            grammars = build_grammars(constraint, usable, form, self._tokens, self._special)
             verdict = self._try(grammars.whole or grammars.behind_mark, tenant)
             if not verdict.problem:
                 return CompiledGrammars(
@@ -159,7 +162,7 @@ class Grammars:
         """Texts of the tokens that marks may be written as."""
         form = self._tokenizer.format
         added = self._tokenizer.inner.get_added_vocab()
-        pieces = (*form.grammar.opening, *form.grammar.closing) if form.grammar else ()
+        pieces = form.grammar.pieces if form.grammar else ()
         inside = (token for token in added if any(token in piece for piece in pieces))
         return {added[text]: text for text in (*form.marks, *inside) if text in added}
 

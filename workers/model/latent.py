@@ -22,6 +22,11 @@ def find_latent_layers(module: nn.Module) -> Iterator[Any]:
             yield part
 
 
+def find_read_weights(module: nn.Module) -> set[nn.Module]:
+    """Find the linear layers whose weights are read as such, so that none may be packed or quantized."""
+    return {part.kv_b_proj for part in find_latent_layers(module)}
+
+
 def keep_latents(module: nn.Module) -> bool:
     """Let a model's layers attend to their latents, not to expanded keys; False: it has none."""
     found = False

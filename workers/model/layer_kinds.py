@@ -34,10 +34,14 @@ def read_plan(config: PreTrainedConfig) -> LayerPlan:
         )
     rows = tuple(i for i, kind in enumerate(types) if kind in _ROWS)
     if not rows:
+        advice = (
+            " (where the checkpoint allows it, set sliding_window to null in its config.json)"
+            if set(types) == {"sliding_attention"}
+            else ""
+        )
         raise ModelRefused(
             f"{name} has no layer of full attention, only {', '.join(sorted(set(types)))}: there is "
-            "nothing to remember (where the checkpoint allows it, set sliding_window to null in its "
-            "config.json)"
+            f"nothing to remember{advice}"
         )
     return LayerPlan(
         n_layers=len(types),

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from workers.model.latent import find_read_weights
 from workers.primitives.products import cpu_has_bfloat16
 
 _ONEDNN = torch.ops.mkldnn  # what torch's own compiler packs the weights of a frozen model with
@@ -32,12 +33,13 @@ def can_pack(module: nn.Module) -> bool:
 
 
 def pack_linears(module: nn.Module) -> None:
-    """Replace every linear layer in the module by a packed one, layer by layer.
+    """Replace the linear layers in the module by packed ones, layer by layer.
 
-    A weight that is tied to an embedding is then in memory twice.
+    Projections of latents stay: their weights are read. A weight that is tied to an embedding is then
+    in memory twice.
     """
-    for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear):
-            setattr(module, name, PackedLinear(child))
-        else:
-            pack_linears(child)
+    kept = find_read_weights(module)
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and child not in kept:
+                setattr(parent, name, PackedLinear(child))

@@ -7,9 +7,14 @@ are slow at many tokens at once; those run over the same values in bfloat16.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import structlog
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from workers.model.latent import find_read_weights
+
+_log = structlog.get_logger(__name__)
 
 Quantization = Literal["int8", "int4"]
 
@@ -63,13 +68,26 @@ def quantize_linears(model: PreTrainedModel, quantization: Quantization) -> None
     """Replace the linear layers of a bfloat16 model on a CPU by quantized ones, layer by layer.
 
     The output layer, often tied to the embedding, stays as it is: its errors are errors of the
-    logits. So do layers of shapes that torch's kernels do not take.
+    logits. So do layers of shapes that torch's kernels do not take, the projections of latents, and
+    experts, whose weights are no linear layers: the log says what share of the numbers they are.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    kept = {head, *find_read_weights(model)}
+    _warn_of_experts(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and child is not head and _has_kernel(child):
+            if isinstance(child, nn.Linear) and child not in kept and _has_kernel(child):
                 setattr(parent, name, QuantizedLinear(child, quantization))
+
+
+def _warn_of_experts(model: PreTrainedModel) -> None:
+    """Log the share of a model's numbers that are experts' and stay as they are, if it has any."""
+    total = experts = 0
+    for name, weight in model.named_parameters():
+        total += weight.numel()
+        experts += weight.numel() if ".experts." in name and weight.dim() > 1 else 0
+    if experts:
+        _log.warning("experts are not quantized", share=round(experts / total, 3))
 
 
 def _has_kernel(linear: nn.Linear) -> bool:

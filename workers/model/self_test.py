@@ -49,7 +49,7 @@ class TestedModel(Protocol):
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Logits `[t, vocabulary]` and, where they were asked for, hidden states `[t, d]` by layer."""
+    """Logits `[t, vocabulary]` and, where they were asked for, hidden states `[..., t, d]` by layer."""
 
     logits: Tensor
     hidden: tuple[Tensor, ...]
@@ -62,7 +62,7 @@ class _Outputs:
         return cls(
             torch.cat([part.logits[0] for part in parts]).float(),
             tuple(
-                torch.cat([each[0] for each in layer]).float()
+                torch.cat(layer, -2).float()  # tokens are last but one, also of several streams
                 for layer in zip(*states, strict=True)
             ),
         )
@@ -71,7 +71,14 @@ class _Outputs:
 @torch.inference_mode()
 def check_model(model: TestedModel) -> None:
     """Compare the model's logits with transformers' own. Raises ModelRefused where they differ."""
-    difference, limit = _measure(model, hidden=False)
+    try:
+        difference, limit = _measure(model, hidden=False)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
+        raise ModelRefused(
+            f"{model.module.config.model_type} does not run with kvrecall's attention and cache: {error}"
+        ) from error
     if difference <= limit:
         return
     raise ModelRefused(

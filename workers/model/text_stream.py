@@ -6,8 +6,9 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from workers.model.call_parsing import CallPiece, ParsedCall
 from workers.model.call_stream import CallStream
+from workers.model.calls.sink import CallPiece, ParsedCall
+from workers.model.channel_stream import ChannelStream
 from workers.model.reasoning_stream import ReasoningStream, end_before
 from workers.model.tokenizer import ChatTokenizer
 
@@ -41,6 +42,7 @@ class TextStream:
         stopped: True once a stop string was found.
         stop_sequence: The stop string that was found; empty until then.
         body: Where the text behind the reasoning begins in `raw`.
+        call_at: Where the text behind the first mark of a call begins in `raw`; None without one.
     """
 
     def __init__(
@@ -62,13 +64,19 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._verbatim = verbatim
         self._stop = tuple(stop)
-        self._reasoning = ReasoningStream(tokenizer.format.reasoning, reasons)
-        self._calls = CallStream(tokenizer.format, tools, enabled=calls)
+        form = tokenizer.format
+        self._reasoning: ChannelStream | ReasoningStream = (
+            ChannelStream(form.mark)
+            if form.channels is not None and reasons is None
+            else ReasoningStream(form.reasoning, reasons)
+        )
+        self._calls = CallStream(form, tools, enabled=calls)
         self._pieces: list[str] = []
         self._length = 0
         self._lengths = [0]
         self._window = ""
         self._begun = False
+        self.call_at: int | None = None
         self.stopped = False
         self.stop_sequence = ""
         self.body = 0
@@ -84,12 +92,6 @@ class TextStream:
         return self._reasoning.active
 
     @property
-    def call_at(self) -> int | None:
-        """Where the text behind the first mark of a call begins in `raw`; None without one."""
-        at = self._calls.mark_at
-        return None if at is None else self.body + at + len(self._tokenizer.format.mark)
-
-    @property
     def in_text(self) -> bool:
         """True in plain text: neither in the reasoning nor behind the mark of a call."""
         return self.reasoning is False and not self._calls.in_call
@@ -103,13 +105,30 @@ class TextStream:
         """Add a token; returns what can be sent now. Sets `stopped` at a stop string."""
         piece = self._decode(token_id)
         self._pieces.append(piece)
+        self._lengths.append(self._length + len(piece))
+        # Of several messages, a piece may have the end of one and the beginning of another.
+        stretches = piece if isinstance(self._reasoning, ChannelStream) else (piece,)
+        found = [self._add(stretch) for stretch in stretches if not self.stopped]
+        return Piece(
+            "".join(each.text for each in found),
+            "".join(each.reasoning for each in found),
+            tuple(call for each in found for call in each.calls),
+        )
+
+    def _add(self, piece: str) -> Piece:
+        """Add a stretch of the answer; returns what can be sent now."""
         self._length += len(piece)
-        self._lengths.append(self._length)
         reasoning, text = self._reasoning.push(piece)
         if not self._begun:
-            self.body = self._length - len(text)
+            self.body = self._length - self._reasoning.window - len(text)
             self._begun = bool(text)
-        plain, calls = self._calls.push(self._cut_at_stop(text))
+        before = ""
+        if isinstance(self._reasoning, ChannelStream) and self._reasoning.gap is not None:
+            # What was held is no part of a stop string any more.
+            before, self._window = self._window + self._reasoning.gap, ""
+        plain, calls = self._calls.push(before + self._cut_at_stop(text))
+        if self.call_at is None and (since := self._calls.since_mark) is not None:
+            self.call_at = self._length - self._reasoning.window - len(self._window) - since
         return Piece(plain, reasoning, calls)
 
     def split_at_stop(self) -> tuple[int, str]:
@@ -122,9 +141,9 @@ class TextStream:
 
     def finish(self) -> tuple[Piece, ...]:
         """Return what was held back, in order: text, ends of calls, text behind these."""
-        reasoning, text = "", self._window
-        if self.reasoning is not False:
-            reasoning, text = self._reasoning.finish()
+        reasoning, rest = self._reasoning.finish()
+        text = self._window + rest
+        if not self._begun:
             self.body = self._length - len(text)
         plain, calls = self._calls.push(text)
         last, behind = self._calls.finish()
@@ -146,7 +165,7 @@ class TextStream:
     def _cut_at_stop(self, piece: str) -> str:
         """Add to the text behind the reasoning; returns what can be no part of a stop string."""
         text = self._window + piece
-        start = self._length - len(text)  # its place in `raw`
+        start = self._length - self._reasoning.window - len(text)  # its place in `raw`
         if found := [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]:
             at, self.stop_sequence = min(found)
             self.stopped = True

@@ -1,10 +1,10 @@
 """Chat messages to tokens and back, by a model's tokenizer and chat template."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from kvrecall.domain.tolerance.surrogates import replace_in_json
 from kvrecall.sandbox.deadline import DeadlinePassed, limit_seconds
 from workers.errors import BadMessages, ModelRefused
-from workers.model.answer_formats import HERMES, AnswerFormat, find_format
-from workers.model.tool_messages import FRAME, can_write_tools, write_tools
+from workers.model.answer_format import AnswerFormat
+from workers.model.answer_formats import HERMES, find_format
+from workers.model.calls.ids import write_ids
+from workers.model.calls.messages import (
+    FRAME,
+    can_write_tools,
+    split_calls,
+    takes_text_arguments,
+    write_tools,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -69,6 +77,7 @@ class ChatTokenizer:
         eos_texts: Texts of these tokens.
         format: How the model's answers write reasoning and tool calls.
         writes_tools: The chat template has no tools: messages are written with them before it.
+        text_arguments: The chat template takes the arguments of calls as JSON text, not as objects.
         mark_texts: Texts of the tokens that are marks of this format, by id.
         template_seconds: Seconds that the messages of one turn may take to be rendered and encoded.
     """
@@ -78,6 +87,7 @@ class ChatTokenizer:
     eos_texts: tuple[str, ...] = field(init=False)
     format: AnswerFormat = field(init=False)
     writes_tools: bool = field(init=False)
+    text_arguments: bool = field(init=False)
     mark_texts: Mapping[int, str] = field(init=False)
     template_seconds: float = 30.0
 
@@ -91,6 +101,7 @@ class ChatTokenizer:
             known = replace(HERMES, reasoning=known.reasoning)
         object.__setattr__(self, "format", known)
         object.__setattr__(self, "writes_tools", writes_tools)
+        object.__setattr__(self, "text_arguments", takes_text_arguments(self.inner))
         added = self.inner.get_added_vocab()
         marks = {added[mark]: mark for mark in self.format.marks if mark in added}
         object.__setattr__(self, "mark_texts", marks)
@@ -177,8 +188,18 @@ class ChatTokenizer:
         """Decode tokens to text, special tokens included."""
         return str(self.inner.decode(list(token_ids)))
 
+    def keep_end(self, token: int) -> int:
+        """Return the token that an answer's end is kept as: in history it may be another one."""
+        channels = self.format.channels
+        if channels is None:
+            return token
+        added = self.inner.get_added_vocab()
+        return added.get(channels.end, token) if added.get(channels.last) == token else token
+
     def opens_reasoning(self, prompt: Sequence[int]) -> bool | None:
         """Whether a prompt ends within the answer's reasoning; None if the answer itself tells."""
+        if self.format.channels is not None:
+            return None
         if self.format.reasoning is None:
             return False
         opening, closing = self.format.reasoning
@@ -222,9 +243,13 @@ class ChatTokenizer:
             asked = text[: self._find_prefix(text, asked)]
         start = self._find_prefix(asked, self._render_cached(before, setting))
         end = _find_end(text, self.eos_texts)
+        answered = text[len(asked) : end]
+        channels = self.format.channels
+        if channels is not None and answered.endswith(channels.last):
+            answered = answered.removesuffix(channels.last) + channels.end
         return [
             *self._encode_segment(asked[start:], recorded=False),
-            *self._encode_segment(text[len(asked) : end], recorded=True),
+            *self._encode_segment(answered, recorded=True),
         ]
 
     def _encode_segment(self, text: str, recorded: bool) -> list[Segment]:
@@ -276,8 +301,10 @@ class ChatTokenizer:
 
     def _find_same_turns(self, text: str, start: str) -> int:
         """Find the end of the prefix of `text` with as many ends of turn as `start`."""
-        ends = [m.end() for m in re.finditer("|".join(map(re.escape, self.eos_texts)), text)]
-        turns = sum(start.count(eos) for eos in self.eos_texts)
+        channels = self.format.channels
+        every = self.eos_texts if channels is None else (*self.eos_texts, channels.end)
+        ends = [m.end() for m in re.finditer("|".join(map(re.escape, every)), text)]
+        turns = sum(start.count(end) for end in every)
         if not 0 < turns <= len(ends):
             raise BadMessages(
                 "the chat template renders the earlier messages differently when new ones follow"
@@ -294,7 +321,10 @@ class ChatTokenizer:
     ) -> str:
         """Render messages; `continues`: up to the last one's text, which goes on."""
         try:
-            rendered = [self._part_marks(_to_template(m, self.format.short_ids)) for m in messages]
+            named = write_ids(messages, self.format.call_ids)
+            if self.format.channels is not None:
+                named = split_calls(named)
+            rendered = [self._part_marks(_to_template(m, self.text_arguments)) for m in named]
             tools = _part(setting.tools, self._in_text)
             if self.writes_tools:
                 rendered = write_tools(rendered, tools)
@@ -361,25 +391,25 @@ def keep_recent(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [messages[index] for index in sorted(leading | asked | set(rest))]
 
 
-def _to_template(message: ChatMessage, short_ids: bool) -> ChatMessage:
+def _to_template(message: ChatMessage, text_arguments: bool) -> ChatMessage:
     """Convert a message to the form that chat templates expect.
 
-    The arguments of a call are an object there, and the content is a string.
+    The arguments of a call are an object there, unless they are JSON text; the content is a string.
     """
     rendered = {**message, "content": message.get("content") or ""}
     if message.get("tool_calls"):
         rendered["tool_calls"] = [
-            _to_template_call(call, short_ids) for call in message["tool_calls"]
+            _to_template_call(call, text_arguments) for call in message["tool_calls"]
         ]
-    if short_ids and message.get("tool_call_id"):
-        rendered["tool_call_id"] = _shorten(message["tool_call_id"])
     return rendered
 
 
-def _to_template_call(call: dict[str, Any], short_ids: bool) -> dict[str, Any]:
+def _to_template_call(call: dict[str, Any], text_arguments: bool) -> dict[str, Any]:
     function = call["function"]
-    rendered = {**call, "function": {**function, "arguments": _to_object(function["arguments"])}}
-    return {**rendered, "id": _shorten(call["id"])} if short_ids else rendered
+    arguments = _to_object(function["arguments"])
+    if text_arguments and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _match_any(texts: Iterable[str]) -> re.Pattern[str]:
@@ -409,13 +439,6 @@ def _part(value: Any, marks: re.Pattern[str]) -> Any:
     if isinstance(value, list | tuple):
         return [_part(each, marks) for each in value]
     return value
-
-
-def _shorten(id: str) -> str:
-    """Return nine letters and digits for the id of a call, the same ones every time."""
-    return (
-        id if len(id) == 9 and id.isalnum() else blake2b(id.encode(), digest_size=5).hexdigest()[:9]
-    )
 
 
 def _to_object(arguments: str | dict[str, Any]) -> Any:

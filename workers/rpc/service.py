@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +22,8 @@ from workers.engine.page_naming import name_prompt
 from workers.engine.row_map import map_rows
 from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
+from workers.model.layer_report import describe_layers
+from workers.model.loader import LoadedModel
 from workers.model.tokenize import tokenize
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.metrics import ScrapedMetrics
@@ -87,6 +90,7 @@ class WorkerService:
             protocol_version=PROTOCOL_VERSION,
             sampling=sampling_defaults_to_wire(engine.model.sampling),
             call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
+            layer_kinds=_describe_layers(engine.model),
         )
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:
@@ -272,6 +276,11 @@ class WorkerService:
             await asyncio.to_thread(self._scheduler.engine.stored.close)
         except KvStoreError as error:
             _log.error("rows not stored", reason=str(error), effect="computed again at their use")
+
+
+def _describe_layers(model: LoadedModel) -> list[pb.LayerKind]:
+    kinds = describe_layers(model.plan, model.shape, model.side, model.dtype)
+    return [pb.LayerKind(**asdict(kind)) for kind in kinds]
 
 
 def _tier_stats(store: RowStore) -> dict[str, pb.TierStats]:

@@ -19,12 +19,13 @@ from workers.generation.decode import Answer, Emitted, Start, decode
 from workers.generation.guide import build_guide
 from workers.generation.logprobs import PromptScores, report_logprobs
 from workers.generation.prefill import PrefillResult, prefill
-from workers.generation.rendering import build_grammars, render_prompt
+from workers.generation.rendering import build_grammars, count_beginning, render_prompt
 from workers.generation.sampling import Sampler, require_valid
 from workers.generation.settling import end_rows, settle
 from workers.generation.steps import Steps, wait_for_writes
 from workers.generation.utterances import utterance_tokens
-from workers.model.call_parsing import CallPiece, ParsedCall
+from workers.model.calls.ids import name_call
+from workers.model.calls.sink import CallPiece, ParsedCall
 from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
@@ -41,6 +42,7 @@ class _TurnPlan:
     """A validated turn: rendered prompt, sampling, grammars, comparison and episode.
 
     `answer_start`: the position of the answer's first token, after pending tokens and prompt.
+    `beginning`: the prompt's first tokens that other conversations have as well.
     """
 
     request: pb.TurnRequest
@@ -52,6 +54,7 @@ class _TurnPlan:
     reference: Distribution | None
     episode: EpisodeRows | None
     answer_start: int
+    beginning: int
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ def _plan_turn(
         reference,
         episode,
         session.length + len(session.pending) + len(prompt),
+        (yield from count_beginning(engine, session, messages, prompt)),
     )
 
 
@@ -259,6 +263,7 @@ def _prefill(
         answers=request.generate,
         before_step=run.before_step,
         score=None if scores is None else scores.score,
+        beginning=max(0, plan.beginning - taken),
     )
     if scores is not None:
         run.done.prompt_logprobs.extend(scores.reported)
@@ -332,7 +337,7 @@ def _report_calls(pieces: Sequence[CallPiece], answer_start: int) -> Iterator[pb
         if piece.arguments:
             delta = pb.ArgumentsDelta(
                 index=piece.index,
-                id=_name_call(answer_start, piece.index),
+                id=name_call(answer_start, piece.index, piece.number),
                 name=piece.name,
                 arguments=piece.arguments,
             )
@@ -342,13 +347,8 @@ def _report_calls(pieces: Sequence[CallPiece], answer_start: int) -> Iterator[pb
 
 
 def _build_call(call: ParsedCall, answer_start: int, index: int) -> pb.ToolCall:
-    id = _name_call(answer_start, index)
+    id = name_call(answer_start, index, call.number)
     return pb.ToolCall(id=id, name=call.name, arguments=call.arguments)
-
-
-def _name_call(answer_start: int, index: int) -> str:
-    """Return an id that is unique in its session, and the same whenever the turn is run again."""
-    return f"call_{answer_start}_{index}"
 
 
 def _build_answer(

@@ -11,7 +11,8 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 
 def to_worker(info: WorkerInfo) -> client.Worker:
     """Convert the served model and its limits."""
-    return copy_to(client.Worker, info)
+    kinds = tuple(copy_to(client.LayerKind, kind) for kind in info.layer_kinds)
+    return copy_to(client.Worker, info, layer_kinds=kinds)
 
 
 def to_methods(info: WorkerInfo) -> client.Methods:

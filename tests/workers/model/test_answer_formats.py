@@ -2,15 +2,17 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.workers.model.written_calls import CALLS, MALFORMED, OBJECT, TEMPLATES
 from workers.model.answer_formats import find_format
-from workers.model.call_parsing import ParsedCall
 from workers.model.call_stream import CallStream
+from workers.model.calls.sink import ParsedCall
 from workers.model.text_stream import ParsedAnswer, TextStream
 from workers.model.tokenizer import ChatTokenizer
 
@@ -28,34 +30,9 @@ TOOLS = [
     }
 ]
 WANTED = ParsedCall("weather", '{"city": "Oslo", "days": 2}')
-# What a chat template of the family has in it, and tokens of its own.
-TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "hermes": ("<tool_call> <think>\n</think>", ()),
-    "qwen-xml": ("<tool_call> <function= <parameter= </think>", ()),
-    "llama": ('<|start_header_id|> {"name": x, "parameters": y}', ("<|python_tag|>",)),
-    "mistral": ("[TOOL_CALLS]", ("[TOOL_CALLS]",)),
-    "mistral-args": ("[TOOL_CALLS] [ARGS]", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
-    "plain": ("no calls", ()),
-}
-OBJECT = '{"city": "Oslo", "days": 2}'
-CALLS = {
-    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {OBJECT}}}\n</tool_call>',
-    "qwen-xml": "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n"
-    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
-    "llama": f'<|python_tag|>{{"name": "weather", "parameters": {OBJECT}}}',
-    "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {OBJECT}}}]',
-    "mistral-args": f"[TOOL_CALLS]weather[ARGS]{OBJECT}",
-}
-MALFORMED = {
-    "hermes": ("<tool_call>{weather}</tool_call>", '<tool_call>{"name": "weather"'),
-    "qwen-xml": (
-        "<tool_call><function=weather>Oslo</function></tool_call>",
-        "<tool_call><function=weather><parameter=city",
-    ),
-    "llama": ("<|python_tag|>weather.get()", '<|python_tag|>{"name": "weather", "par'),
-    "mistral": ("[TOOL_CALLS]{}", '[TOOL_CALLS][{"name": "weather", "arguments":'),
-    "mistral-args": ("[TOOL_CALLS]weather(Oslo)", "[TOOL_CALLS]weather[ARGS]"),
-}
+
+
+THINK = ("<think>", "</think>")
 
 
 def make(tokenizer: ChatTokenizer, family: str, template: Any = None) -> ChatTokenizer:
@@ -80,6 +57,10 @@ def stream(
     return sent, "".join(piece.reasoning for piece in pieces), streamed.parse(), streamed
 
 
+def unnumbered(parsed: ParsedAnswer) -> tuple[ParsedCall, ...]:
+    return tuple(replace(call, number="") for call in parsed.calls)
+
+
 @pytest.mark.parametrize("family", list(TEMPLATES))
 def test_a_family_is_known_by_its_chat_template(family: str, tokenizer: ChatTokenizer) -> None:
     assert make(tokenizer, family).format.name == family
@@ -94,15 +75,58 @@ def test_the_reference_model_writes_calls_as_hermes_does(tokenizer: ChatTokenize
 @pytest.mark.parametrize("before", ["", "Let me look. "])
 def test_a_call_is_parsed_and_not_sent(family: str, before: str, tokenizer: ChatTokenizer) -> None:
     sent, _, parsed, _ = stream(make(tokenizer, family), before + CALLS[family])
-    assert (parsed.text, parsed.calls) == (before.strip(), (WANTED,))
+    assert (parsed.text, unnumbered(parsed)) == (before.strip(), (WANTED,))
     assert sent == before
 
 
-@pytest.mark.parametrize("family", ["hermes", "qwen-xml", "mistral-args"])
+@pytest.mark.parametrize("family", sorted(set(CALLS) - {"llama", "llama4", "mistral", "harmony"}))
 def test_several_calls_are_parsed(family: str, tokenizer: ChatTokenizer) -> None:
     sent, _, parsed, _ = stream(make(tokenizer, family), f"So.\n{CALLS[family]}\n{CALLS[family]}")
-    assert parsed.calls == (WANTED, WANTED)
+    assert unnumbered(parsed) == (WANTED, WANTED)
     assert sent.strip() == parsed.text == "So."
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        (
+            "glm",
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value>"
+            "<arg_key>days</arg_key><arg_value>2</arg_value></tool_call>",
+        ),
+        ("kimi", CALLS["kimi"].replace(":0<", ":0 <")),
+        ("kimi", CALLS["kimi"].replace("functions.", "")),
+        ("kimi", CALLS["kimi"].replace(":0", "")),
+        ("deepseek", CALLS["deepseek"].removesuffix("<｜tool▁calls▁end｜>")),
+        ("deepseek-fenced", CALLS["deepseek-fenced"].replace("\n```<", "\n```\n<")),
+        ("granite", CALLS["granite"].replace("[{", " [\n {").replace("}]", "}\n]")),
+        ("lfm2", CALLS["lfm2"].replace('"', "'")),
+        ("lfm2", CALLS["lfm2"].replace("[", "").replace("]", "")),
+        ("olmo", CALLS["olmo"].replace(">w", ">\nw").replace(")<", ")\n<")),
+        ("llama4", f"{CALLS['llama4']}<|python_end|>"),
+        ("gemma", CALLS["gemma"].replace(":2", ": 2 ").replace(",", ", ")),
+        ("minimax", CALLS["minimax"].replace("\n", "")),
+    ],
+)
+def test_what_models_write_beside_their_templates_is_read(
+    family: str, text: str, tokenizer: ChatTokenizer
+) -> None:
+    sent, _, parsed, _ = stream(make(tokenizer, family), text)
+    assert (sent.strip(), unnumbered(parsed)) == ("", (WANTED,))
+
+
+REASONS = sorted(
+    family for family, (text, _) in TEMPLATES.items() if "</think>" in text and family in CALLS
+)
+
+
+@pytest.mark.parametrize("family", [*REASONS, "gemma"])
+def test_a_family_reasons_before_its_calls(family: str, tokenizer: ChatTokenizer) -> None:
+    opening, closing = ("<|channel>thought", "<channel|>") if family == "gemma" else THINK
+    text = f"{opening}\nIt may rain.\n{closing}\n\nLet me look. {CALLS[family]}"
+    sent, reasoning, parsed, _ = stream(make(tokenizer, family), text)
+    assert (sent, reasoning) == ("Let me look. ", "It may rain.")
+    assert (parsed.text, unnumbered(parsed)) == ("Let me look.", (WANTED,))
 
 
 @pytest.mark.parametrize(
@@ -137,9 +161,27 @@ def test_llamas_calls_of_known_tools_need_no_mark_at_an_answers_beginning(
     assert (sent, parsed.text, parsed.calls) == ("and more", "and more", (WANTED,))
 
 
-def test_values_in_tags_have_the_types_of_the_tools_schema(tokenizer: ChatTokenizer) -> None:
-    text = CALLS["qwen-xml"].replace("Oslo", "12").replace("\n2\n", "\nmany\n")
-    _, _, parsed, _ = stream(make(tokenizer, "qwen-xml"), text)
+def test_llama_4_writes_calls_as_a_program_or_as_json_with_or_without_a_mark(
+    tokenizer: ChatTokenizer,
+) -> None:
+    llama = make(tokenizer, "llama4")
+    program = "[weather(city='Oslo', days=2), weather(city='Oslo', days=2)]"
+    written = f'{{"name": "weather", "parameters": {OBJECT}}}'
+    for text, count in ((program, 2), (f"{written};{written}", 2), (written, 1)):
+        for mark in ("", "<|python_start|>"):
+            sent, _, parsed, _ = stream(llama, mark + text)
+            assert (sent, parsed.calls) == ("", (WANTED,) * count)
+    for text in ("[other(city='Oslo')]", "[1, 2]", "[weather](a link)", '["a", "b"]', "[weather]"):
+        sent, _, parsed, _ = stream(llama, text)
+        assert (sent, parsed.calls) == (text, ())
+
+
+@pytest.mark.parametrize("family", ["qwen-xml", "glm", "minimax"])
+def test_values_in_tags_have_the_types_of_the_tools_schema(
+    family: str, tokenizer: ChatTokenizer
+) -> None:
+    text = CALLS[family].replace("2", "many").replace("Oslo", "12")
+    _, _, parsed, _ = stream(make(tokenizer, family), text)
     assert [json.loads(call.arguments) for call in parsed.calls] == [{"city": "12", "days": "many"}]
 
 

@@ -77,4 +77,15 @@ def test_unsupported_attention_is_refused(
     step = ForwardStep(cache, [cache.claim([16, 12])], torch.arange(1)[None])
     rows = torch.ones(1, 2, 1, 4)
     with run_pass(step), pytest.raises(ModelRefused, match=extra):
-        active_attention(nn.Module(), torch.ones(1, 4, 1, 4), rows, rows, None, **{extra: 3.0})
+        active_attention(
+            nn.Module(),
+            torch.ones(1, 4, 1, 4),
+            rows,
+            rows,
+            None,
+            None,
+            0.0,
+            None,
+            None,
+            **{extra: 3.0},
+        )

@@ -6,13 +6,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from workers.model.answer_formats import _FAMILIES, AnswerFormat
-from workers.model.call_parsing import CallPiece, ParsedCall
+from tests.workers.model.written_calls import CALLS, SPELLED, TAGGED, write
+from workers.model.answer_format import AnswerFormat
+from workers.model.answer_formats import _FAMILIES
 from workers.model.call_stream import CallStream
+from workers.model.calls.keyed_calls import KeyedCalls
+from workers.model.calls.sink import CallPiece, ParsedCall
 
 TOOLS = [
     {
@@ -37,6 +40,9 @@ ODD = [
     "é",
     "😀",
     "\u2028",
+    "'",
+    "<|",
+    "</arg_value>",
     "[ARGS]",
     ";",
     "",
@@ -50,28 +56,6 @@ JSON = st.recursive(
     max_leaves=8,
 )
 CALL = st.tuples(st.sampled_from(["write", "run.it"]), st.dictionaries(TEXT, JSON, max_size=3))
-
-
-def write(form: str, calls: list[tuple[str, dict[str, Any]]], **style: Any) -> str:
-    """Write calls in a form; `style` is of `json.dumps`."""
-    if not calls:
-        return ""
-    match form:
-        case "hermes":
-            texts = [json.dumps({"name": name, "arguments": it}, **style) for name, it in calls]
-            return "".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
-        case "llama":
-            texts = [json.dumps({"name": name, "parameters": it}, **style) for name, it in calls]
-            return "<|python_tag|>" + ";".join(texts)
-        case "mistral":
-            return "[TOOL_CALLS]" + json.dumps(
-                [{"name": name, "arguments": it} for name, it in calls], **style
-            )
-        case "mistral-args":
-            return "".join(
-                f"[TOOL_CALLS]{name}[ARGS]{json.dumps(it, **style)}" for name, it in calls
-            )
-    raise AssertionError(form)
 
 
 @dataclass
@@ -122,6 +106,12 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[start:stop] for start, stop in pairwise(at)]
 
 
+def name_keys(form: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with other keys where a form has only names as keys."""
+    keyed = isinstance(FORMS[form].read, KeyedCalls) or form == "llama4"
+    return {f"k{n}": it for n, it in enumerate(arguments.values())} if keyed else arguments
+
+
 PLACES = st.lists(st.integers(0, 400), max_size=12)
 STYLE = st.sampled_from(
     [
@@ -135,7 +125,7 @@ STYLE = st.sampled_from(
 
 @settings(deadline=None, max_examples=150)
 @given(
-    st.sampled_from(["hermes", "llama", "mistral", "mistral-args"]),
+    st.sampled_from(sorted(SPELLED)),
     st.lists(CALL, max_size=3),
     STYLE,
     PLACES,
@@ -143,6 +133,7 @@ STYLE = st.sampled_from(
 def test_any_calls_are_told_whole_wherever_they_are_cut(
     form: str, calls: list[tuple[str, dict[str, Any]]], style: dict[str, Any], places: list[int]
 ) -> None:
+    calls = [(name, name_keys(form, arguments)) for name, arguments in calls]
     text = "So. " + write(form, calls, **style)
     told = tell(FORMS[form], cut(text, places))
     assert told.text == "So. "
@@ -163,7 +154,7 @@ def test_any_calls_are_told_whole_wherever_they_are_cut(
 def test_what_was_told_of_a_call_that_breaks_off_stays_true(
     form: str, calls: list[tuple[str, dict[str, Any]]], end: int, rest: str, places: list[int]
 ) -> None:
-    whole = write("hermes" if form == "qwen-xml" else form, calls)
+    whole = write(form, calls)
     text = whole[: end % len(whole)] + rest
     told = tell(FORMS[form], cut(text, places))
     at_once = tell(FORMS[form], [text])
@@ -173,21 +164,38 @@ def test_what_was_told_of_a_call_that_breaks_off_stays_true(
             assert isinstance(json.loads(call.arguments), dict)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=150)
 @given(
+    st.sampled_from(sorted(TAGGED)),
     st.lists(st.tuples(st.sampled_from(["text", "n"]), TEXT), max_size=3, unique_by=lambda x: x[0]),
     PLACES,
 )
 def test_values_in_tags_become_json_as_they_arrive(
-    values: list[tuple[str, str]], places: list[int]
+    form: str, values: list[tuple[str, str]], places: list[int]
 ) -> None:
-    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values)
-    text = f"<tool_call>\n<function=write>\n{written}</function>\n</tool_call>"
-    told = tell(FORMS["qwen-xml"], cut(text, places))
+    assume(form != "glm" or not any("</arg_value>" in value for _, value in values))
+    text = write(form, [("write", dict(values)), ("run.it", {})])
+    told = tell(FORMS[form], cut(text, places))
     assert told.text == ""
-    found = json.loads(told.whole[0].arguments)
+    found = [json.loads(call.arguments) for call in told.whole]
     expected = {key: value if key == "text" else _read(value) for key, value in values}
-    assert (told.names, found) == (["write"], expected)
+    assert (told.names, found) == (["write", "run.it"], [expected, {}])
+
+
+@pytest.mark.parametrize("form", sorted(CALLS))
+def test_a_call_is_told_alike_wherever_it_is_cut_in_two_or_ends(form: str) -> None:
+    family = FORMS[form]
+    written = CALLS[form].removeprefix("<|channel|>commentary").removesuffix("<|call|>")
+    answer = f"So. {written}"
+    whole = tell(family, [answer])
+    assert [call.name for call in whole.whole] == ["weather"]
+    for place in range(len(answer)):
+        assert tell(family, [answer[:place], answer[place:]]) == whole
+        cut_off, slowly = tell(family, [answer[:place]]), tell(family, list(answer[:place]))
+        assert (cut_off.whole, cut_off.text) == (slowly.whole, slowly.text)
+        for call in cut_off.whole:
+            assert whole.whole[0].arguments.startswith(call.arguments)
+            assert cut_off.text == "So. "
 
 
 def _read(value: str) -> Any:

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor, nn
 
+from tests.workers.model.architectures.building import build
+from tests.workers.model.architectures.latent import LATENTS
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
@@ -189,3 +192,15 @@ def run(model: LoadedModel, passes: list[int]) -> Tensor:
         step = ForwardStep(cache, [slot], piece[None] - 1)
         logits.append(model.forward(piece[None], step, logits_to_keep=len(piece))[0])
     return torch.cat(logits)
+
+
+def test_a_model_with_latents_is_quantized_but_for_what_is_read(tmp_path: Path) -> None:
+    """The projections of latents are weights of the attention itself; experts stay, and the log says so."""
+    build(LATENTS["deepseek_v3"]).save_pretrained(tmp_path)
+    with capture_logs() as logs:
+        model = load_model(tmp_path, device="cpu", quantize="int8")
+    layer = model.module.model.layers[0].self_attn
+    assert isinstance(layer.kv_b_proj, nn.Linear)
+    assert model.shape.latent
+    warned = [log for log in logs if log["event"] == "experts are not quantized"]
+    assert 0 < warned[0]["share"] < 1

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from workers.model.calls.messages import write_tools
 from workers.model.tokenizer import ChatMessage, ChatTokenizer, keep_recent
-from workers.model.tool_messages import write_tools
 
 NOT_REPEATED = """
 {%- for message in messages -%}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from workers.model.calls.messages import write_tools
 from workers.model.tokenizer import ChatTokenizer, keep_recent
-from workers.model.tool_messages import write_tools
 
 PLAIN = """\
 {%- if messages[0].role != 'system' %}system: You are kind.{{ eos_token }}{% endif -%}

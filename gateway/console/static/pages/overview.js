@@ -34,12 +34,19 @@ export function OverviewPage() {
 function Model({ model, release, workers }) {
   const up = workers?.workers.length;
   return html`<${Figures} items=${[
-    ['Model', model.model.split('/').at(-1) || model.model, `${model.layers} layers, ${model.kv_heads} KV heads`],
+    ['Model', model.model.split('/').at(-1) || model.model, describeLayers(model)],
     ['Context', count(model.max_context), 'tokens'],
     ['Budgets', `${count(model.min_budget)} to ${count(model.max_budget)}`, 'rows'],
     up !== undefined && ['Workers', html`<a href=${`${BASE}/workers`}>${up} up</a>`],
     release && ['kvrecall', release.version, release.revision],
   ]} />`;
+}
+
+/** What the layers keep; of full attention alone, the heads. */
+function describeLayers(model) {
+  const kinds = model.layer_kinds;
+  if (kinds.length < 2) return `${model.layers} layers, ${model.kv_heads} KV heads`;
+  return kinds.map((kind) => `${kind.layers} × ${kind.name}`).join(', ');
 }
 
 /** @param {{totals: any, workers: any[] | undefined, hidden: boolean}} props workers: undefined where they are not known yet */

@@ -30,13 +30,17 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 # A conversation that every template has to render where messages are written by this module.
 _TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
-_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"of": "the call"}}}
+_CALL: dict[str, Any] = {
+    "id": "probe0000",
+    "type": "function",
+    "function": {"name": "probe", "arguments": {"of": "the call"}},
+}
 _PROBE: tuple[ChatMessage, ...] = (
     {"role": "system", "content": "the system"},
     {"role": "user", "content": "the question"},
     {"role": "assistant", "content": "", "tool_calls": [_CALL, _CALL]},
-    {"role": "tool", "content": "the first result"},
-    {"role": "tool", "content": "the second result"},
+    {"role": "tool", "tool_call_id": "probe0000", "content": "the first result"},
+    {"role": "tool", "tool_call_id": "probe0000", "content": "the second result"},
     {"role": "assistant", "content": "the answer"},
     {"role": "user", "content": "another question"},
 )
@@ -48,11 +52,31 @@ def can_write_tools(tokenizer: PreTrainedTokenizerFast) -> bool:
     template = str(tokenizer.chat_template or "")
     if "tools" in template or "tool_calls" in template:
         return False
+    return _renders(tokenizer, write_tools(_PROBE, [_TOOL]), _PROBED)
+
+
+def takes_text_arguments(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Check if a chat template renders the arguments of calls as JSON text, and not as objects."""
+    if "tool_calls" not in str(tokenizer.chat_template or ""):
+        return False
+    call = {**_CALL["function"], "arguments": '{"of": "the call"}'}
+    texts = [{**message} for message in _PROBE]
+    texts[2]["tool_calls"] = [{**_CALL, "function": call}]
+    objects = [{**message} for message in _PROBE]
+    objects[2]["tool_calls"] = [_CALL]
+    # The first two results are of two calls; here there is one.
+    del texts[4], objects[4]
+    return not _renders(tokenizer, objects, ()) and _renders(tokenizer, texts, ("the call",))
+
+
+def _renders(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[ChatMessage], parts: Sequence[str]
+) -> bool:
     try:
-        text = tokenizer.apply_chat_template(write_tools(_PROBE, [_TOOL]), tokenize=False)
+        text = str(tokenizer.apply_chat_template(list(messages), tokenize=False))
     except (TemplateError, TypeError, ValueError, KeyError):
         return False
-    return all(part in str(text) for part in _PROBED)
+    return all(part in text for part in parts)
 
 
 def write_tools(messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[ChatMessage]:
@@ -68,6 +92,21 @@ def write_tools(messages: Sequence[ChatMessage], tools: Sequence[Any]) -> list[C
         content = f"{written[0]['content']}\n\n{text}".lstrip()
         return [{**written[0], "content": content}, *written[1:]]
     return [{"role": "system", "content": text}, *written]
+
+
+def split_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Put each call into a message of its own, behind one with the text.
+
+    A template of channels renders the first call only, and leaves out the text before it once the
+    conversation has gone on.
+    """
+    split: list[ChatMessage] = []
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if message.get("content") or not calls:
+            split.append({key: value for key, value in message.items() if key != "tool_calls"})
+        split += [{"role": message["role"], "content": "", "tool_calls": [call]} for call in calls]
+    return split
 
 
 def _write(message: ChatMessage) -> ChatMessage:

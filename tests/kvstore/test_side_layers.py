@@ -1,0 +1,146 @@
+"""Pages with layers that are read apart, and with rows that are keys and values at once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvstore.errors import ForeignPageError, RowRangeError, RowShapeError
+from kvstore.format.codec import Codec
+from kvstore.format.page import PageLayout
+from kvstore.index.arena import RowArena
+from kvstore.store import RowStore
+from kvstore.tiers.nvme.tier import NvmeTier
+from kvstore.tiers.ram import RamTier
+
+PAGE = 4
+
+
+def make_layout(
+    side_layers: int = 0, *, latent: bool = False, page_tokens: int = PAGE
+) -> PageLayout:
+    return PageLayout(2, 3, 8, torch.float32, "f00d", page_tokens, side_layers, latent)
+
+
+def open_store(layout: PageLayout, data: Path, codecs: Sequence[Codec] | None = None) -> RowStore:
+    return RowStore(layout, [RamTier(1 << 20), NvmeTier(data)], codecs=codecs)
+
+
+def draw(layout: PageLayout, tokens: int) -> Tensor:
+    return torch.randn(layout.rows_shape(tokens), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(params=[(3, False), (0, True), (3, True)], ids=["side", "latent", "both"])
+def layout(request: pytest.FixtureRequest) -> PageLayout:
+    side_layers, latent = request.param
+    return make_layout(side_layers, latent=latent)
+
+
+@pytest.fixture
+def stored(layout: PageLayout, tmp_path: Path) -> Iterator[tuple[RowStore, Tensor]]:
+    """A store that was closed and opened again, and the rows of its session."""
+    rows = draw(layout, 3 * PAGE)
+    first = open_store(layout, tmp_path)
+    first.open("a", epoch=1, length=0)
+    first.append("a", rows)
+    assert first.flush("a")
+    first.close()
+    store = open_store(layout, tmp_path)
+    store.open("a", epoch=2, length=3 * PAGE)
+    yield store, rows
+    store.close()
+
+
+@pytest.mark.parametrize("positions", [[1, 2, 3, 4, 5], [0, 7, 2, 11, -1]])
+def test_a_selection_has_the_rows_of_the_first_layers(
+    stored: tuple[RowStore, Tensor], positions: list[int]
+) -> None:
+    """As a run of tokens, which is read without an index for each row, and as any."""
+    store, rows = stored
+    wanted = torch.tensor(positions).expand(3, -1).contiguous()
+    found = store.gather_selection("a", [wanted] * 2)
+    assert len(found) == 2
+    there = [at for at in positions if at >= 0]
+    for layer, (keys, values) in enumerate(found):
+        assert torch.equal(keys[:, : len(there)], rows[layer, 0][:, there])
+        assert torch.equal(values[:, : len(there)], rows[layer, -1][:, there])
+
+
+def test_side_layers_are_read_by_runs_of_tokens(stored: tuple[RowStore, Tensor]) -> None:
+    store, rows = stored
+    assert torch.equal(store.gather_side("a", 3, 9), rows[2:, :, :, 3:9])
+    with pytest.raises(RowRangeError):
+        store.gather_side("a", 3, 13)
+
+
+def test_keys_are_those_of_the_first_layers(stored: tuple[RowStore, Tensor]) -> None:
+    store, rows = stored
+    assert torch.equal(store.read_keys("a", [1]).keys[0], rows[:2, 0, :, PAGE : 2 * PAGE])
+    scanned = [keys for _, keys in store.scan_keys("a")]
+    assert torch.equal(torch.cat(scanned, 2), rows[:2, 0])
+
+
+def test_int8_keeps_all_layers_near(layout: PageLayout, tmp_path: Path) -> None:
+    store = open_store(layout, tmp_path, [Codec.RAW, Codec.INT8])
+    rows = draw(layout, PAGE)
+    store.append("a", rows)
+    store.flush("a")
+    found = store.gather("a", torch.arange(PAGE))
+    assert found.shape == rows.shape
+    assert float((found - rows).abs().max()) < 0.05
+    store.close()
+
+
+def test_a_latent_takes_half_the_bytes() -> None:
+    pair, latent = make_layout(), make_layout(latent=True)
+    assert 2 * latent.token_bytes == pair.token_bytes
+    assert 2 * RowArena(latent).bytes_for(latent, 1000) == RowArena.bytes_for(pair, 1000)
+
+
+def test_an_arena_of_latents_gives_each_row_twice() -> None:
+    layout = make_layout(latent=True)
+    arena = RowArena(layout)
+    rows = draw(layout, 6)
+    arena.append([(rows[layer, 0], rows[layer, 0]) for layer in range(2)])
+    keys, values = arena.gather(1, torch.tensor([[5, 0]] * 3))
+    assert torch.equal(keys, rows[1, 0][:, [5, 0]])
+    assert torch.equal(values, keys)
+
+
+@pytest.mark.parametrize("other", [make_layout(2), make_layout(latent=True), make_layout(1)])
+def test_pages_with_other_layers_are_foreign(other: PageLayout, tmp_path: Path) -> None:
+    first = open_store(make_layout(), tmp_path)
+    first.append("a", draw(make_layout(), PAGE))
+    first.flush("a")
+    first.close()
+    with pytest.raises(ForeignPageError):
+        open_store(other, tmp_path)
+
+
+def test_a_page_has_at_most_255_side_layers() -> None:
+    with pytest.raises(RowShapeError, match="255 side layers"):
+        make_layout(256)
+
+
+def test_a_page_that_is_dropped_is_missing_and_can_be_written_again(tmp_path: Path) -> None:
+    layout = make_layout(latent=True, page_tokens=1)
+    rows = draw(layout, 3)
+    store = open_store(layout, tmp_path)
+    store.open("a", epoch=1, length=0)
+    store.append("a", rows)
+    store.drop_page("a", 1)
+    assert store.flush("a")
+    assert store.missing_pages("a") == [1]
+    assert torch.equal(store.gather("a", torch.tensor([0, 2])), rows[:, :, :, [0, 2]])
+    store.close()
+    store = open_store(layout, tmp_path)
+    store.open("a", epoch=2, length=3)
+    assert store.missing_pages("a") == [1]
+    store.restore("a", 1, rows[:, :, :, 1:2])
+    assert store.flush("a")
+    assert torch.equal(store.gather("a", torch.arange(3)), rows)
+    with pytest.raises(RowRangeError, match="page 3 of its own"):
+        store.drop_page("a", 3)
+    store.close()
