@@ -48,8 +48,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     found = project["tool"]["setuptools"]["packages"]["find"]["include"]
     for name in ("kvrecall", *(pattern.removesuffix("*") for pattern in found)):
-        built = ("__pycache__", "*.egg-info", "*.so", "build", "results", "runs")
-        unwanted = shutil.ignore_patterns(*built)
+        kept_out = ("__pycache__", "*.egg-info", "*.so", "build", "results", "runs")
+        unwanted = shutil.ignore_patterns(*kept_out)
         shutil.copytree(ROOT / name, copy / name, ignore=unwanted, symlinks=False)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)

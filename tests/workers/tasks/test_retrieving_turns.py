@@ -138,8 +138,8 @@ def test_a_batch_of_sessions_with_and_without_retrieval_decodes_as_each_alone(
             worker.open(name, **spec)
             worker.turn(name, words(60, seed=ord(name)), generate=False)
     for name in specs:
-        expected[name] = alone.turn(name, "and then", max_tokens=20)
-    running = {name: together.submit(name, "and then", max_tokens=20) for name in specs}
+        expected[name] = alone.turn(name, "and then", max_tokens=40)
+    running = {name: together.submit(name, "and then", max_tokens=40) for name in specs}
     for name, future in running.items():
         done = future.result(600)
         assert list(done.token_ids) == list(expected[name].token_ids)
