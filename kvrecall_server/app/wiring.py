@@ -132,12 +132,9 @@ def build_worker_service(
         states,
     )
     engine = Engine(parts)
-    level = (
-        "none: torch computes answers that retrieve"
-        if engine.native is None
-        else engine.native.level
-    )
-    structlog.get_logger().info("native attention", level=level)
+    native = engine.native
+    runs = "no: torch computes answers that retrieve" if native is None else f"for {native.level}"
+    structlog.get_logger().info("native attention", runs=runs)
     return WorkerService(
         Scheduler(engine),
         Embedder(settings.embedder, loaded.device),
