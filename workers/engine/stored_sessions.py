@@ -16,6 +16,7 @@ from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory, CommitPo
 from kvstore.format.page import PageLayout
 from kvstore.format.page_table import SharedPages
 from kvstore.hierarchy.group_commit import then
+from kvstore.hierarchy.metered import TierStatus
 from kvstore.store import RowStore
 from workers.engine.snapshots import count_stored
 
@@ -173,6 +174,16 @@ class StoredSessions:
         """Forget what memory has of an idle session."""
         for store in self._stores():
             store.unload(session)
+
+    def tiers(self) -> dict[str, TierStatus]:
+        """Contents and activity of each tier by its name; those of states begin with `states-`."""
+        states = {} if self.states is None else self.states.tiers()
+        return self.rows.tiers() | {f"states-{name}": tier for name, tier in states.items()}
+
+    def count_pending(self) -> tuple[int, int]:
+        """Count pages and states that are not in the lowest tier, and those in memory alone."""
+        counts = [store.count_pending() for store in self._stores()]
+        return sum(pending for pending, _ in counts), sum(undurable for _, undurable in counts)
 
     def close(self) -> None:
         """Close both stores. Raises as `RowStore.close`, once both are closed."""

@@ -7,9 +7,9 @@ import torch
 
 from kvrecall.metrics.page import Metrics
 from kvstore.hierarchy.metered import TierStatus
-from kvstore.store import RowStore
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
+from workers.engine.stored_sessions import StoredSessions
 from workers.scheduler.job import JobKind, JobState
 from workers.scheduler.scheduler import Scheduler
 
@@ -51,7 +51,7 @@ class ScrapedMetrics:
         metrics.advance("worker_rebuilt_pages_total", engine.rebuilt_pages)
         _set_memory(metrics, engine)
         _set_device(metrics, loaded.device)
-        _set_storage(metrics, engine.store)
+        _set_storage(metrics, engine.stored)
 
 
 def _set_memory(metrics: Metrics, engine: Engine) -> None:
@@ -93,7 +93,7 @@ def _set_device(metrics: Metrics, device: torch.device) -> None:
     metrics.set("worker_device_memory_bytes", total, kind="total")
 
 
-def _set_storage(metrics: Metrics, store: RowStore) -> None:
+def _set_storage(metrics: Metrics, store: StoredSessions) -> None:
     pending, undurable = store.count_pending()
     metrics.set("worker_pending_pages", pending)
     metrics.set("worker_undurable_pages", undurable)

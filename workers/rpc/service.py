@@ -16,10 +16,10 @@ from kvrecall.protocol.convert import sampling_defaults_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.sandbox.tenant_queue import QueueFull
 from kvstore.errors import KvStoreError
-from kvstore.store import RowStore
 from workers import methods
 from workers.engine.page_naming import name_prompt
 from workers.engine.row_map import map_rows
+from workers.engine.stored_sessions import StoredSessions
 from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
 from workers.model.layer_report import describe_layers
@@ -211,7 +211,7 @@ class WorkerService:
             slots_in_use=self._scheduler.slots_in_use(),
             sessions=len(engine.sessions),
             queued=self._scheduler.queued(),
-            tiers=_tier_stats(engine.store),
+            tiers=_tier_stats(engine.stored),
             lost_pages=engine.lost_pages,
             rebuilt_pages=engine.rebuilt_pages,
             prefilled_tokens=engine.prefilled_tokens,
@@ -283,7 +283,7 @@ def _describe_layers(model: LoadedModel) -> list[pb.LayerKind]:
     return [pb.LayerKind(**asdict(kind)) for kind in kinds]
 
 
-def _tier_stats(store: RowStore) -> dict[str, pb.TierStats]:
+def _tier_stats(store: StoredSessions) -> dict[str, pb.TierStats]:
     return {
         name: pb.TierStats(
             bytes=tier.used_bytes,

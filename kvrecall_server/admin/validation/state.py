@@ -36,6 +36,9 @@ def check_state(state: pb.SessionState, logged: int, bounds: Bounds) -> Iterator
     if len(state.layer_rows) not in (0, bounds.n_layers or len(state.layer_rows)):
         yield f"its state splits the budget over {len(state.layer_rows)} layers, not {bounds.n_layers}"
     yield from check_spans(state.segments, logged, "its state")
+    kept = [at for at in state.snapshots if at]
+    if kept != sorted(set(kept)) or (kept and kept[-1] > state.length):
+        yield f"its state has recurrent states after {kept[:4]} ... rows, and {state.length} rows"
     yield from _check_selection(state, bounds)
     if state.eviction_scores:
         yield from _check_scores(state)
