@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.benchmark import BadOptions
 from benchmarks.subjects import clock
 from benchmarks.throughput import speed_rows
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -72,7 +71,7 @@ def load(name: str) -> tuple[LoadedModel, ChatTokenizer]:
 def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Iterator[Row]:
     """Tokens per second of CPU time of each arm, which take their steps in rotation.
 
-    Raises BadOptions where there is no native code.
+    There must be native code.
     """
     shape = model.shape
     random = torch.Generator().manual_seed(sizes.seed)
@@ -82,8 +81,7 @@ def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Ite
         whole = open_engine(stack, model, tokenizer, sizes.batch, sizes.rows + 256)
         small = open_engine(stack, model, tokenizer, 2 * sizes.batch, sizes.budget)
         native = small.native
-        if native is None:
-            raise BadOptions("native code was not built: pip install -e . with a C++ compiler")
+        assert native is not None, "native code was built"
         sessions = {
             FULL: [open_session(whole, f"f{i}", "full", rows) for i in range(sizes.batch)],
             BUDGET: [

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import decode_steps
-from benchmarks.benchmark import Benchmark, Measured
+from benchmarks.benchmark import BadOptions, Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.subjects import clock
 from benchmarks.throughput import describe_model
@@ -69,7 +69,9 @@ def measure(plan: Plan) -> Measured:
 
 
 def measure_steps(plan: Plan) -> Measured:
-    """Measure whole steps of a model."""
+    """Measure whole steps of a model. Raises BadOptions where there is no native code."""
+    if NativeAttention.open(ROTATIONS) is None:
+        raise BadOptions("native code was not built: pip install -e . with a C++ compiler")
     model, tokenizer = decode_steps.load(plan.model)
     sizes = [
         decode_steps.Steps(rows, batch, plan.budget, plan.rounds, plan.seed)
