@@ -24,8 +24,8 @@ from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
 from workers.engine.settings import WorkerSettings
-from workers.engine.side_content import fill_side, keep_snapshot
-from workers.engine.snapshots import Snapshot, choose_dropped, count_stored
+from workers.engine.side_content import fill_side
+from workers.engine.snapshots import Snapshot
 from workers.engine.store_io import SlotContent, StoreIO, map_store_errors
 from workers.engine.stored_sessions import StoredSessions
 from workers.engine.usage import UsageMeter
@@ -442,32 +442,6 @@ class Engine:
         free = self.cache.free_rows(resident.slot) - self._prompt_rows(resident.session)
         if free < rows:
             self.evict(resident)
-
-    def keep_snapshot(self, session: WorkerSession, *, shared: bool = False) -> None:
-        """Keep a copy of the recurrent states that the session's slot has now, if it has any.
-
-        It is stored at once if rows outweigh states since the last one that is stored, and where other
-        sessions may begin as well (`shared`).
-        """
-        if self.caches.side is None or self.caches.side.states is None:
-            return
-        keep_snapshot(self.caches.side, session)
-        since = session.length - max(session.snapshots, default=0)
-        if shared or since >= self.state_interval:
-            self.store_snapshot(session)
-
-    def store_snapshot(self, session: WorkerSession) -> None:
-        """Store the kept states, unless they are stored, and drop those that are not needed any more."""
-        position = session.snapshot.position
-        stored = max(session.snapshots, default=0)
-        if not (self.has_states and session.stored) or position <= stored:
-            return
-        self.store_io.append_state(session, session.snapshot)
-        session.snapshots.append(position)
-        shared = count_stored(session.snapshots, session.shared_rows)
-        for index in choose_dropped(session.snapshots, shared, self.state_interval):
-            self.store_io.drop_state(session, index)
-            session.snapshots[index] = 0
 
     @property
     def state_interval(self) -> int:

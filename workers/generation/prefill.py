@@ -12,6 +12,7 @@ from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, SessionConfig, WorkerSession
 from workers.generation.block_attention import begin_block
+from workers.generation.kept_states import keep_states
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
 
@@ -106,7 +107,7 @@ def prefill(
         if not block.decodes:
             engine.evict(resident)
             if ends and block.stop <= ends[-1] and block.stop % page_tokens == 0:
-                engine.keep_snapshot(resident.session, shared=block.stop in ends[:-1])
+                keep_states(engine, resident.session, shared=block.stop in ends[:-1])
         yield engine.store_io.backlog(resident.session)
     distribution = None
     if expected:

@@ -14,6 +14,7 @@ from workers.engine.engine import Engine
 from workers.engine.page_naming import get_names
 from workers.engine.session import ResidentSession
 from workers.engine.truncation import truncate
+from workers.generation.kept_states import store_states
 from workers.generation.prefill import prefill
 from workers.generation.steps import Steps
 
@@ -37,7 +38,7 @@ def end_rows(
     length = max(start, kept - kept % engine.store.layout.page_tokens)
     _name_pages(engine, resident, token_ids[: length - start])
     drop_rows(engine, resident, length)
-    engine.store_snapshot(session)
+    store_states(engine, session)
     session.pending = list(token_ids[length - start :])
     session.unsettled = computed - length
 

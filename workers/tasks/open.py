@@ -15,6 +15,7 @@ from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.snapshots import count_stored
 from workers.engine.store_io import map_store_errors
 from workers.errors import RowsMissing
+from workers.generation.kept_states import store_states
 from workers.generation.steps import Steps
 from workers.tasks.replay import ReplayRows, replay, rows_after, skip_untouched
 
@@ -68,7 +69,7 @@ def run_fork_replaying(
     child.session.snapshots = parent.snapshots[: count_stored(parent.snapshots, length)]
     child.session.stored = True
     child.session.dirty = False
-    engine.store_snapshot(child.session)
+    store_states(engine, child.session)
     return (yield from _finish_fork(engine, child.session))
 
 

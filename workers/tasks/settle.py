@@ -3,6 +3,7 @@
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
+from workers.generation.kept_states import store_states
 from workers.generation.settling import settle
 from workers.generation.steps import Steps
 
@@ -13,7 +14,7 @@ def run_settle(engine: Engine, resident: ResidentSession) -> Steps[pb.SettleResu
     result = pb.SettleResult()
     result.settled_tokens = yield from settle(engine, resident)
     engine.metrics.inc("worker_settled_tokens_total", result.settled_tokens, when="pause")
-    engine.store_snapshot(session)
+    store_states(engine, session)
     yield engine.store_io.flush(session)
     result.durable = engine.store_io.wait_written(session)
     result.memory.CopyFrom(engine.memory(session))

@@ -1,0 +1,34 @@
+"""Recurrent states that a session keeps while it is computed, and those that are stored."""
+
+from workers.engine.engine import Engine
+from workers.engine.session import WorkerSession
+from workers.engine.side_content import keep_snapshot
+from workers.engine.snapshots import choose_dropped, count_stored
+
+
+def keep_states(engine: Engine, session: WorkerSession, *, shared: bool = False) -> None:
+    """Keep a copy of the recurrent states that the session's slot has now, if its model has any.
+
+    It is stored at once if rows outweigh states since the last one that is stored, and where other
+    sessions may begin as well (`shared`).
+    """
+    if engine.caches.side is None or not engine.has_states:
+        return
+    keep_snapshot(engine.caches.side, session)
+    since = session.length - max(session.snapshots, default=0)
+    if shared or since >= engine.state_interval:
+        store_states(engine, session)
+
+
+def store_states(engine: Engine, session: WorkerSession) -> None:
+    """Store the kept states, unless they are stored, and drop those that are not needed any more."""
+    position = session.snapshot.position
+    stored = max(session.snapshots, default=0)
+    if not (engine.has_states and session.stored) or position <= stored:
+        return
+    engine.store_io.append_state(session, session.snapshot)
+    session.snapshots.append(position)
+    shared = count_stored(session.snapshots, session.shared_rows)
+    for index in choose_dropped(session.snapshots, shared, engine.state_interval):
+        engine.store_io.drop_state(session, index)
+        session.snapshots[index] = 0
