@@ -1,0 +1,85 @@
+"""What files have lost or changed is computed again from the log, with the same tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.models.conversation import Conversation
+from tests.end_to_end.models.kinds import RECURRENT_KIND
+from tests.end_to_end.servers import Json, Server
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in every part of a file."""
+    content = bytearray(path.read_bytes())
+    for at in range(500, len(content), 1000):
+        content[at] ^= 4
+    path.write_bytes(content)
+
+
+def segments(folder: Path) -> list[Path]:
+    """The files that pages are in."""
+    found = list(folder.glob("segment-*.kv"))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("lose", [delete, damage])
+def test_lost_pages_are_computed_again(
+    server: Server,
+    begin: Callable[..., Conversation],
+    method: Json,
+    undisturbed: list[Json],
+    lose: Callable[[Path], None],
+) -> None:
+    conversation = begin(server, method, 2)
+    server.stop()
+    for path in segments(server.data / "pages"):
+        lose(path)
+    server.start()
+    assert conversation.until(3).answers == undisturbed[:3]
+    assert server.metric("kvrecall_worker_lost_pages_total") > 0
+    assert server.metric("kvrecall_rebuild_seconds_count") > 0
+
+
+@pytest.mark.parametrize("kind", [RECURRENT_KIND], indirect=True)
+@pytest.mark.parametrize("lose", [delete, damage])
+def test_lost_states_are_computed_again(
+    server: Server,
+    begin: Callable[..., Conversation],
+    method: Json,
+    undisturbed: list[Json],
+    lose: Callable[[Path], None],
+) -> None:
+    conversation = begin(server, method, 2)
+    server.stop()
+    for path in segments(server.data / "states" / "pages"):
+        lose(path)
+    server.start()
+    assert conversation.until(3).answers == undisturbed[:3]
+    assert server.metric("kvrecall_rebuild_seconds_count") == 1
+    assert server.metric("kvrecall_worker_rebuilt_pages_total") == 1
+    server.kill()
+    server.start()
+    assert conversation.until(4).answers == undisturbed
+    assert server.metric("kvrecall_rebuild_seconds_count") == 0, "the state is stored again"
+
+
+@pytest.mark.parametrize("kind", [RECURRENT_KIND], indirect=True)
+def test_lost_pages_and_states_are_computed_again_for_a_fork(
+    server: Server, begin: Callable[..., Conversation], recalled: list[Json]
+) -> None:
+    parent = begin(server, {}, 3)
+    child = parent.fork(2)
+    server.stop()
+    for folder in ("pages", "states/pages"):
+        for path in segments(server.data / folder):
+            path.unlink()
+    server.start()
+    assert child.until(3).answers == recalled[:3]
+    assert parent.until(4).answers == recalled

@@ -1,0 +1,65 @@
+"""A session whose worker is killed goes on in another one, which finds its rows and states in Redis."""
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from tests.end_to_end.models.conversation import Conversation
+from tests.end_to_end.servers import Cluster, Json
+
+
+@pytest.fixture(scope="session")
+def cluster(new_cluster: Callable[..., Cluster]) -> Cluster:
+    """Two workers of the model on Redis."""
+    cluster = new_cluster()
+    cluster.start()
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def whole(cluster: Cluster) -> Iterator[None]:
+    """Restore both workers after each test."""
+    yield
+    cluster.back()
+
+
+def test_a_session_moves_when_its_worker_is_killed(
+    cluster: Cluster, begin: Callable[..., Conversation], method: Json, undisturbed: list[Json]
+) -> None:
+    before = cluster.metric("kvrecall_rebuild_seconds_count")
+    conversation = begin(cluster, method, 2)
+    first = cluster.own.get_session(conversation.session).worker
+    cluster.owner(conversation.session).end(signal.SIGKILL)
+    assert conversation.until(3).answers == undisturbed[:3]
+    assert cluster.own.get_session(conversation.session).worker != first
+    assert cluster.metric("kvrecall_rebuild_seconds_count") == before, "nothing was computed again"
+
+
+def test_a_session_is_moved_to_and_fro(
+    cluster: Cluster, begin: Callable[..., Conversation], recalled: list[Json]
+) -> None:
+    conversation = begin(cluster, {}, 1)
+    for turns in (2, 3, 4):
+        cluster.own.move(conversation.session)
+        conversation.until(turns)
+    assert conversation.answers == recalled
+
+
+def test_what_redis_has_lost_is_computed_again(
+    cluster: Cluster, begin: Callable[..., Conversation], recalled: list[Json], redis_url: str
+) -> None:
+    before = cluster.metric("kvrecall_rebuild_seconds_count")
+    conversation = begin(cluster, {}, 2)
+    cluster.owner(conversation.session).end(signal.SIGKILL)
+    with redis.Redis.from_url(redis_url) as connection:
+        stored = [
+            key
+            for key in connection.scan_iter(f"*{conversation.session}*", 1000)
+            if b":catalog" not in key
+        ]
+        assert stored
+        connection.delete(*stored)
+    assert conversation.until(3).answers == recalled[:3]
+    assert cluster.metric("kvrecall_rebuild_seconds_count") == before + 1
