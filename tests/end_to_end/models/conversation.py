@@ -1,12 +1,19 @@
 """A conversation whose turns follow from their numbers, in a session of a server."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from kvrecall.client import KvrecallClient, Turn
 from tests.end_to_end.servers import Json
 
+RECALLING = "recalling"
+METHODS: dict[str, Json] = {
+    RECALLING: {},
+    "bounded": {"method": "snapkv", "budget": 128, "repair_rows": 32},
+}
+"""Settings of sessions: the service's own, and a method that evicts for good."""
 GREEDY: Json = {"max_tokens": 16, "stop": ["<tool_call>"]}
 _ROWS = ("length", "active_rows", "evicted_rows", "promoted_rows")
 
@@ -18,7 +25,7 @@ class Conversation:
     server: Any
     say: Any
     session: str
-    answers: list[Json] = field(default_factory=list)
+    answers: tuple[Json, ...] = ()
 
     @classmethod
     def begin(cls, server: Any, say: Any, settings: Json) -> "Conversation":
@@ -35,7 +42,7 @@ class Conversation:
     def until(self, turns: int) -> "Conversation":
         """Take turns until there are so many."""
         while len(self.answers) < turns:
-            self.answers.append(self.take(len(self.answers)))
+            self.answers += (self.take(len(self.answers)),)
         return self
 
     def take(self, number: int) -> Json:
@@ -56,3 +63,7 @@ def substance(turn: Turn) -> Json:
         "usage": turn.usage,
         "rows": {name: getattr(turn.memory, name) for name in _ROWS},
     }
+
+
+Begin = Callable[..., Conversation]
+Undisturbed = Callable[..., tuple[Json, ...]]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.models.conversation import Conversation
+from tests.end_to_end.models.conversation import Begin, Undisturbed
 from tests.end_to_end.models.kinds import RECURRENT_KIND
-from tests.end_to_end.servers import Json, Server
+from tests.end_to_end.servers import Server
 
 
 def delete(path: Path) -> None:
@@ -29,57 +29,62 @@ def segments(folder: Path) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("lose", [delete, damage])
+WAYS = pytest.mark.parametrize(
+    ("method", "lose"), [("recalling", delete), ("bounded", damage)], indirect=["method"]
+)
+
+
+@WAYS
 def test_lost_pages_are_computed_again(
     server: Server,
-    begin: Callable[..., Conversation],
-    method: Json,
-    undisturbed: list[Json],
+    begin: Begin,
+    method: str,
+    undisturbed: Undisturbed,
     lose: Callable[[Path], None],
 ) -> None:
     conversation = begin(server, method, 2)
-    server.stop()
+    server.kill()
     for path in segments(server.data / "pages"):
         lose(path)
     server.start()
-    assert conversation.until(3).answers == undisturbed[:3]
+    assert conversation.until(3).answers == undisturbed(method)[:3]
     assert server.metric("kvrecall_worker_lost_pages_total") > 0
     assert server.metric("kvrecall_rebuild_seconds_count") > 0
 
 
 @pytest.mark.parametrize("kind", [RECURRENT_KIND], indirect=True)
-@pytest.mark.parametrize("lose", [delete, damage])
+@WAYS
 def test_lost_states_are_computed_again(
     server: Server,
-    begin: Callable[..., Conversation],
-    method: Json,
-    undisturbed: list[Json],
+    begin: Begin,
+    method: str,
+    undisturbed: Undisturbed,
     lose: Callable[[Path], None],
 ) -> None:
     conversation = begin(server, method, 2)
-    server.stop()
+    server.kill()
     for path in segments(server.data / "states" / "pages"):
         lose(path)
     server.start()
-    assert conversation.until(3).answers == undisturbed[:3]
+    assert conversation.until(3).answers == undisturbed(method)[:3]
     assert server.metric("kvrecall_rebuild_seconds_count") == 1
     assert server.metric("kvrecall_worker_rebuilt_pages_total") == 1
     server.kill()
     server.start()
-    assert conversation.until(4).answers == undisturbed
+    assert conversation.until(4).answers == undisturbed(method)
     assert server.metric("kvrecall_rebuild_seconds_count") == 0, "the state is stored again"
 
 
 @pytest.mark.parametrize("kind", [RECURRENT_KIND], indirect=True)
 def test_lost_pages_and_states_are_computed_again_for_a_fork(
-    server: Server, begin: Callable[..., Conversation], recalled: list[Json]
+    server: Server, begin: Begin, undisturbed: Undisturbed
 ) -> None:
-    parent = begin(server, {}, 3)
+    parent = begin(server, turns=3)
     child = parent.fork(2)
-    server.stop()
+    server.kill()
     for folder in ("pages", "states/pages"):
         for path in segments(server.data / folder):
             path.unlink()
     server.start()
-    assert child.until(3).answers == recalled[:3]
-    assert parent.until(4).answers == recalled
+    assert child.until(3).answers == undisturbed()[:3]
+    assert parent.until(4).answers == undisturbed()

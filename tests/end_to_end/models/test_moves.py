@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from tests.end_to_end.models.conversation import Conversation
-from tests.end_to_end.servers import Cluster, Json
+from tests.end_to_end.models.conversation import Begin, Undisturbed
+from tests.end_to_end.servers import Cluster
 
 
 @pytest.fixture(scope="session")
@@ -26,32 +26,32 @@ def whole(cluster: Cluster) -> Iterator[None]:
 
 
 def test_a_session_moves_when_its_worker_is_killed(
-    cluster: Cluster, begin: Callable[..., Conversation], method: Json, undisturbed: list[Json]
+    cluster: Cluster, begin: Begin, method: str, undisturbed: Undisturbed
 ) -> None:
     before = cluster.metric("kvrecall_rebuild_seconds_count")
     conversation = begin(cluster, method, 2)
     first = cluster.own.get_session(conversation.session).worker
     cluster.owner(conversation.session).end(signal.SIGKILL)
-    assert conversation.until(3).answers == undisturbed[:3]
+    assert conversation.until(3).answers == undisturbed(method)[:3]
     assert cluster.own.get_session(conversation.session).worker != first
     assert cluster.metric("kvrecall_rebuild_seconds_count") == before, "nothing was computed again"
 
 
 def test_a_session_is_moved_to_and_fro(
-    cluster: Cluster, begin: Callable[..., Conversation], recalled: list[Json]
+    cluster: Cluster, begin: Begin, undisturbed: Undisturbed
 ) -> None:
-    conversation = begin(cluster, {}, 1)
+    conversation = begin(cluster, turns=1)
     for turns in (2, 3, 4):
         cluster.own.move(conversation.session)
         conversation.until(turns)
-    assert conversation.answers == recalled
+    assert conversation.answers == undisturbed()
 
 
 def test_what_redis_has_lost_is_computed_again(
-    cluster: Cluster, begin: Callable[..., Conversation], recalled: list[Json], redis_url: str
+    cluster: Cluster, begin: Begin, undisturbed: Undisturbed, redis_url: str
 ) -> None:
     before = cluster.metric("kvrecall_rebuild_seconds_count")
-    conversation = begin(cluster, {}, 2)
+    conversation = begin(cluster, turns=2)
     cluster.owner(conversation.session).end(signal.SIGKILL)
     with redis.Redis.from_url(redis_url) as connection:
         stored = [
@@ -61,5 +61,5 @@ def test_what_redis_has_lost_is_computed_again(
         ]
         assert stored
         connection.delete(*stored)
-    assert conversation.until(3).answers == recalled[:3]
+    assert conversation.until(3).answers == undisturbed()[:3]
     assert cluster.metric("kvrecall_rebuild_seconds_count") == before + 1

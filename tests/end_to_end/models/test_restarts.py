@@ -1,33 +1,32 @@
 """A server that is killed between two turns, or within one, goes on with the same tokens."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvrecall.client import KvrecallClient, KvrecallError, TextDelta, Turn
-from tests.end_to_end.models.conversation import Conversation
-from tests.end_to_end.servers import Json, Server
+from tests.end_to_end.models.conversation import Begin, Undisturbed
+from tests.end_to_end.servers import Server
 
 
 def test_a_session_goes_on_after_a_kill(
-    server: Server, begin: Callable[..., Conversation], method: Json, undisturbed: list[Json]
+    server: Server, begin: Begin, method: str, undisturbed: Undisturbed
 ) -> None:
     conversation = begin(server, method, 2)
     server.kill()
     server.start()
-    assert conversation.until(3).answers == undisturbed[:3]
+    assert conversation.until(3).answers == undisturbed(method)[:3]
     assert server.metric("kvrecall_worker_lost_pages_total") == 0
     assert server.metric("kvrecall_rebuild_seconds_count") == 0
 
 
 def test_a_turn_in_which_the_server_is_killed_can_be_retried(
-    server: Server, begin: Callable[..., Conversation], say: Any
+    server: Server, begin: Begin, say: Any
 ) -> None:
     def go_on(client: KvrecallClient, session: str) -> Turn:
         return client.turn(session, [say.user("Go on.")], max_tokens=96, key="broken")
 
-    conversation, twin = begin(server, {}, 1), begin(server, {}, 1)
+    conversation, twin = begin(server, turns=1), begin(server, turns=1)
     expected = go_on(server.own, twin.session)
     then = twin.take(1)
     stream = server.own.stream(
