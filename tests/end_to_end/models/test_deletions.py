@@ -1,26 +1,11 @@
 """Deleted sessions leave neither rows nor states."""
 
-from pathlib import Path
 from typing import Any
 
-from kvstore.fsck import check_directory, locked_directory
 from tests.end_to_end.models.conversation import Begin
+from tests.end_to_end.models.files import count_stored
 from tests.end_to_end.models.kinds import RECURRENT_KIND
 from tests.end_to_end.servers import Server
-
-
-def count_stored(server: Server) -> list[int]:
-    """Pages and states in the files of a killed server."""
-    folders = [server.data / "pages", server.data / "states" / "pages"]
-    return [count_pages(folder) for folder in folders]
-
-
-def count_pages(folder: Path) -> int:
-    """Pages in a folder of segment files; none where there is no folder."""
-    if not folder.is_dir():
-        return 0
-    with locked_directory(folder):
-        return len(check_directory(folder).pages)
 
 
 def test_nothing_is_stored_of_deleted_sessions(
@@ -30,7 +15,7 @@ def test_nothing_is_stored_of_deleted_sessions(
     child = parent.fork()
     child.until(3)
     server.kill()
-    pages, states = count_stored(server)
+    pages, states = count_stored(server.data)
     assert pages > 0
     assert (states > 0) == (kind == RECURRENT_KIND)
     server.start()
@@ -40,5 +25,5 @@ def test_nothing_is_stored_of_deleted_sessions(
         server.own.delete_session(view.id)
     say.until(lambda: server.metric("kvrecall_tier_bytes") == 0, "the sweep of shared pages")
     server.kill()
-    assert count_stored(server) == [0, 0]
+    assert count_stored(server.data) == [0, 0]
     server.start()

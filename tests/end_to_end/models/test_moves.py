@@ -2,11 +2,13 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
 
 from tests.end_to_end.models.conversation import Begin, Undisturbed
+from tests.end_to_end.models.files import count_stored
 from tests.end_to_end.servers import Cluster
 
 
@@ -54,12 +56,27 @@ def test_what_redis_has_lost_is_computed_again(
     conversation = begin(cluster, turns=2)
     cluster.owner(conversation.session).end(signal.SIGKILL)
     with redis.Redis.from_url(redis_url) as connection:
-        stored = [
-            key
-            for key in connection.scan_iter(f"*{conversation.session}*", 1000)
-            if b":catalog" not in key
-        ]
-        assert stored
-        connection.delete(*stored)
+        connection.delete(*find_rows(connection, conversation.session))
     assert conversation.until(3).answers == undisturbed()[:3]
     assert cluster.metric("kvrecall_rebuild_seconds_count") == before + 1
+
+
+def test_a_deleted_session_leaves_nothing_in_redis_or_either_worker(
+    cluster: Cluster, begin: Begin, say: Any, redis_url: str
+) -> None:
+    conversation = begin(cluster, turns=1)
+    cluster.own.move(conversation.session)
+    conversation.until(2)
+    with redis.Redis.from_url(redis_url) as connection:
+        assert find_rows(connection, conversation.session)
+        cluster.own.delete_session(conversation.session)
+        say.until(lambda: not find_rows(connection, conversation.session), "no key in Redis")
+    for name, process in cluster.of_name.items():
+        process.end(signal.SIGTERM)
+        assert count_stored(cluster.folder / name, conversation.session) == [0, 0]
+
+
+def find_rows(connection: redis.Redis, session: str) -> list[bytes]:
+    """Find the keys of a session's pages and states."""
+    keys = connection.scan_iter(f"*{session}*", 1000)
+    return [key for key in keys if b":catalog" not in key]
