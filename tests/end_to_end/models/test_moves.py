@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from faults.kinds.flips import page_names
 from tests.end_to_end.models.conversation import Begin, Undisturbed
 from tests.end_to_end.models.files import count_stored
 from tests.end_to_end.servers import Cluster
@@ -78,5 +79,4 @@ def test_a_deleted_session_leaves_nothing_in_redis_or_either_worker(
 
 def find_rows(connection: redis.Redis, session: str) -> list[bytes]:
     """Find the keys of a session's pages and states."""
-    keys = connection.scan_iter(f"*{session}*", 1000)
-    return [key for key in keys if b":catalog" not in key]
+    return [key for key in page_names(connection) if session.encode() in key]
