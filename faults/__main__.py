@@ -10,6 +10,7 @@ from rich.console import Console
 from faults import report
 from faults.runs import DRILL_ROUND, SETUPS, TURNS, Plan, Run
 from kvrecall_server.reporting.results import build_results
+from reference import MODEL_PATH
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "faults.json"
 UNFINISHED = 3
@@ -31,6 +32,7 @@ def main() -> None:
         "--setup", choices=(*SETUPS, DRILL_ROUND), action="append", help="default: all, in turn"
     )
     parser.add_argument("--kind", action="append", default=[], help="default: all of the set-up")
+    parser.add_argument("--model", type=Path, default=MODEL_PATH, help="folder of the served model")
     parser.add_argument(
         "--work", type=Path, help="folder of the rounds' findings; done rounds are not run again"
     )
@@ -44,6 +46,7 @@ def main() -> None:
         given.at_once,
         given.setup or TURNS,
         given.kind,
+        str(given.model.resolve()),
     )
     work = given.work or Path("runs") / "faults" / f"{plan.faults}-{plan.seed}"
     console = Console()
@@ -55,7 +58,8 @@ def main() -> None:
         console.print(f"rounds are left; the same command goes on ({work})", soft_wrap=True)
         sys.exit(UNFINISHED)
     report.print_report(found, console)
-    build_results("faults", plan.seed, "reference", report.build_rows(found)).write(given.out)
+    name = "reference" if given.model == MODEL_PATH else given.model.name
+    build_results("faults", plan.seed, name, report.build_rows(found)).write(given.out)
     sys.exit(0 if found.clean else 1)
 
 

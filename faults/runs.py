@@ -34,6 +34,7 @@ from faults.rig.shim import PRELOAD, compile_shim
 from faults.rig.zygote import Zygote
 from faults.rounds import Round
 from faults.undisturbed import Undisturbed, undisturbed_service
+from reference import MODEL_PATH
 
 SCRIPTS = 8
 TALKS = 9
@@ -66,7 +67,8 @@ TURNS = (
 class Plan:
     """Numbers of faults in total and in a round, of concurrent rounds, and the set-ups in turn.
 
-    Everything else follows from the seed. `kinds` are the only kinds of faults, if there are any.
+    Everything else follows from the seed. `kinds` are the only kinds of faults, if there are any;
+    `model` is the served model's folder.
     """
 
     seed: int
@@ -75,6 +77,7 @@ class Plan:
     at_once: int
     setups: Sequence[str] = TURNS
     kinds: Sequence[str] = ()
+    model: str = str(MODEL_PATH)
 
     @property
     def rounds(self) -> list[int]:
@@ -84,13 +87,13 @@ class Plan:
 
 
 @contextmanager
-def open_rig(folder: Path) -> Iterator[Rig]:
+def open_rig(folder: Path, model: Path = MODEL_PATH) -> Iterator[Rig]:
     """Model, zygote and shim of a run."""
     shim = compile_shim(folder)
     # Preloaded here: a forked process runs no loader.
     zygote = Zygote(QUIET | ({} if shim is None else {PRELOAD: str(shim)}))
     try:
-        yield Rig(endless_model(folder), zygote, shim)
+        yield Rig(endless_model(folder, model), zygote, shim)
     finally:
         zygote.close()
 
@@ -127,7 +130,7 @@ class Run:
         calm = self.work / "undisturbed"
         shutil.rmtree(calm, ignore_errors=True)
         with (
-            open_rig(self.work) as rig,
+            open_rig(self.work, Path(self.plan.model)) as rig,
             undisturbed_service(
                 calm, rig, all_scripts, talk_scripts(self.plan.seed, TALKS)
             ) as undisturbed,

@@ -102,7 +102,7 @@ def _build(path: str, found: Json, headers: Mapping[str, str]) -> Answer:
         choice = found["choices"][0]
         text = choice["message"]["content"] or ""
         tokens = (usage["prompt_tokens"], usage["completion_tokens"])
-        return Answer(text.strip(), choice["finish_reason"], *tokens, *place, "")
+        return Answer(text.rstrip(), choice["finish_reason"], *tokens, *place, "")
     tokens = (usage["input_tokens"], usage["output_tokens"])
     return Answer(read_text(found["output"]), found["status"], *tokens, *place, found["id"])
 

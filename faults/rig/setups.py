@@ -142,12 +142,12 @@ def start_all(servers: Sequence[ServerProcess]) -> None:
         list(pool.map(ServerProcess.start, servers))
 
 
-def endless_model(folder: Path) -> Path:
-    """A copy of the reference model without end of turn: its answers have the maximum length."""
+def endless_model(folder: Path, source: Path = MODEL_PATH) -> Path:
+    """A copy of a model without end of turn: its answers have the maximum length."""
     model = folder / "endless"
     if model.exists():
         return model
-    shutil.copytree(MODEL_PATH, model)
+    shutil.copytree(source, model)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((model / name).read_text(encoding="utf-8"))
         (model / name).write_text(

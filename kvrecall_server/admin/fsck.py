@@ -36,7 +36,8 @@ class KnownSession:
     """A session in the catalog: `length` rows committed.
 
     `log_is_whole`: every row can be computed again from the turn log. `history` tells which rows of
-    its stored pages are committed ones.
+    its stored pages are committed ones. `snapshots`: of its recurrent states, as its worker's state
+    has them.
     """
 
     id: str
@@ -45,6 +46,7 @@ class KnownSession:
     shared: tuple[SharedPages, ...]
     log_is_whole: bool
     history: CommitHistory = ALL_COMMITTED
+    snapshots: tuple[int, ...] = ()
 
     def owner(self, index: int) -> tuple[str, CommitHistory]:
         """The session that wrote a page, an ancestor or this session, and its commits."""
@@ -206,7 +208,11 @@ def _by_reason(reasons: Iterator[tuple[int, str]]) -> list[tuple[str, list[int]]
 
 
 def _pages(indices: Sequence[int]) -> str:
-    """Text of page numbers: `page 3`, `pages 3 to 5, 7`."""
+    return list_numbers(indices, "page")
+
+
+def list_numbers(indices: Sequence[int], noun: str) -> str:
+    """List numbers of pages or states: `page 3`, `pages 3 to 5, 7`."""
     runs: list[list[int]] = []
     for index in sorted(indices):
         if runs and runs[-1][-1] == index - 1:
@@ -217,7 +223,7 @@ def _pages(indices: Sequence[int]) -> str:
     listed = ", ".join(texts[:_MAX_RUNS])
     if len(texts) >= _MAX_RUNS:
         listed += f" and more, {len(indices)} in all"
-    return f"page {listed}" if len(indices) == 1 else f"pages {listed}"
+    return f"{noun} {listed}" if len(indices) == 1 else f"{noun}s {listed}"
 
 
 _MAX_RUNS = 6

@@ -16,7 +16,7 @@ from kvrecall_server.app.models import check_model, resolve_model
 from kvrecall_server.app.progress import show_progress
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.preflight import read_shape, read_vocabulary
-from kvrecall_server.app.tiers import durable_tiers
+from kvrecall_server.app.tiers import STATES, durable_tiers
 from kvstore.errors import KvStoreError
 from kvstore.format.page import PageLayout
 from kvstore.tiers.base import Tier
@@ -34,6 +34,11 @@ def catalog_file(settings: Settings) -> Path:
 def pages_folder(settings: Settings) -> Path:
     """Folder of the NVMe tier's segment files."""
     return settings.data / "pages"
+
+
+def states_folder(settings: Settings) -> Path:
+    """Folder of the segment files of recurrent states."""
+    return settings.data / STATES / "pages"
 
 
 def has_catalog(settings: Settings) -> bool:
@@ -70,16 +75,19 @@ async def claimed(catalog: Catalog, session: str) -> AsyncIterator[None]:
 
 
 @contextmanager
-def open_tiers(settings: Settings) -> Iterator[list[Tier]]:
+def open_tiers(settings: Settings, *, states: bool = False) -> Iterator[list[Tier]]:
     """The durable tiers, fastest first, closed at the end; the last one is authoritative.
+
+    Those of rows, or of recurrent states.
 
     The model is loaded only where a tier is in Redis. Raises CannotServe, also for storage errors
     within.
     """
-    layout = None if settings.store.redis_url is None else load_layout(settings)
+    layout = None if settings.store.redis_url is None else load_layouts(settings)[states]
+    data = settings.data / STATES if states else settings.data
     tiers: list[Tier] = []
     try:
-        tiers = durable_tiers(layout, settings.data, settings.store)
+        tiers = durable_tiers(layout, data, settings.store)
         yield tiers
     except KvStoreError as error:
         raise CannotServe(f"pages cannot be used: {error}") from error
@@ -123,24 +131,30 @@ def find_bounds(settings: Settings, origin: Origin) -> Bounds:
 
 def load_layout(settings: Settings) -> PageLayout:
     """The page layout of the configured model, which is loaded on the CPU. Raises CannotServe."""
+    return load_layouts(settings)[0]
+
+
+def load_layouts(settings: Settings) -> tuple[PageLayout, PageLayout | None]:
+    """The same, and the layout of its recurrent states, if it has any. Raises CannotServe."""
     try:
         check_model(settings.model)
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
     with show_progress(f"loading {settings.model}, to know its rows"):
-        return _load_layout(settings)
+        return _load_layouts(settings)
 
 
-def _load_layout(settings: Settings) -> PageLayout:
+def _load_layouts(settings: Settings) -> tuple[PageLayout, PageLayout | None]:
     # torch takes seconds to import: data directories with pages do without.
     import torch
 
-    from kvrecall_server.app.wiring import page_layout
+    from kvrecall_server.app.wiring import page_layout, state_layout
     from workers.model.loader import load_model
 
     dtype = getattr(torch, settings.dtype) if settings.dtype else None
     try:
         path = resolve_model(settings.model)
-        return page_layout(load_model(path, dtype, "cpu", quantize=settings.quantize))
+        model = load_model(path, dtype, "cpu", quantize=settings.quantize)
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
+    return page_layout(model), state_layout(model)

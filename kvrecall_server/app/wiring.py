@@ -208,9 +208,9 @@ def build_state_store(
     model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS
 ) -> RowStore | None:
     """The store of a model's recurrent states, as `build_store`; None for a model without any."""
-    if not model.state_bytes:
+    layout = state_layout(model)
+    if layout is None:
         return None
-    layout = build_state_layout(model.state_bytes, model.fingerprint)
     stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data / STATES, tiers)]
     return RowStore(layout, stack)
 
@@ -231,6 +231,11 @@ def page_layout(model: LoadedModel) -> PageLayout:
         side_layers=model.side_layers,
         latent=shape.latent,
     )
+
+
+def state_layout(model: LoadedModel) -> PageLayout | None:
+    """The page layout of a model's recurrent states; None for a model without any."""
+    return build_state_layout(model.state_bytes, model.fingerprint) if model.state_bytes else None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

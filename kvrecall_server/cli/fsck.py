@@ -5,6 +5,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kvrecall.domain.session import SharedPages
     from kvrecall_server.admin.fsck import Finding, KnownSession, Stored
     from kvrecall_server.admin.validation.bounds import Bounds
+    from kvstore.format.page import PageKey, PageLayout
     from kvstore.fsck import PagesReport
     from services.catalog.base import Catalog
 
@@ -32,7 +34,8 @@ def fsck_command(
     data: Data = None,
     model: Model = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Delete orphaned pages: pages of no session.")
+        bool,
+        typer.Option("--repair", help="Delete orphaned pages and states: those of no session."),
     ] = False,
 ) -> None:
     """Check segment files and catalog of a data directory, and compare them with each other.
@@ -68,19 +71,28 @@ async def _check(
 
     Raises CannotCheck.
     """
-    from kvrecall_server.admin.fsck import merge_reports, tier_findings
+    from kvrecall_server.admin.fsck import merge_reports, orphaned_pages, tier_findings
+    from kvrecall_server.admin.fsck_states import orphaned_states, state_findings
 
     findings = _catalog_findings(settings)
-    reports = _pages(settings, report)
-    pages = merge_reports(reports)
+    rows_reports, state_reports = _read_reports(settings, report)
+    reports = [*rows_reports, *state_reports]
+    pages, states = merge_reports(rows_reports), merge_reports(state_reports)
     for each in reports:
         findings += tier_findings(each)
-    known = await _known(settings, _find_bounds(settings, reports), findings)
+    known = await _known(settings, _find_bounds(settings, rows_reports), findings)
     if known is None:
         return reports, findings, "no catalog, so only the pages were checked"
     findings += _compare(*known, pages)
+    findings += state_findings(*known, states, pages.page_tokens)
     if repair:
-        findings += _delete_orphans(settings, *known, pages)
+        sessions = {session.id for session in known[0]}
+        for orphans, of_states in (
+            (orphaned_pages(*known, pages), False),
+            (orphaned_states(*known, states), True),
+        ):
+            keys = [key for key in orphans if key.session not in sessions]
+            findings += _delete(settings, keys, of_states=of_states)
     return reports, findings, f"{len(known[0])} sessions"
 
 
@@ -127,33 +139,43 @@ def _is_false_alarm(connection: sqlite3.Connection, report: str) -> bool:
     return not nulls
 
 
-def _pages(settings: Settings, report: Report) -> "list[PagesReport]":
-    """Reports on the durable tiers, fastest first; segment files are reported as they are read.
+def _read_reports(
+    settings: Settings, report: Report
+) -> "tuple[list[PagesReport], list[PagesReport]]":
+    """Reports on the durable tiers, fastest first: those of rows, and those of recurrent states.
 
-    Raises CannotCheck when a process uses the directory or a tier does not answer.
+    Segment files are reported as they are read. Raises CannotCheck when a process uses the directory or
+    a tier does not answer.
     """
-    from kvrecall_server.admin.offline import has_pages, load_layout, pages_folder
+    from kvrecall_server.admin.fsck_states import label_states
+    from kvrecall_server.admin.offline import load_layouts, pages_folder, states_folder
     from kvstore.errors import KvStoreError
+
+    try:
+        layouts = (None, None) if settings.store.redis_url is None else load_layouts(settings)
+        rows = _read_tiers(settings, pages_folder(settings), layouts[0], report)
+        states = _read_tiers(settings, states_folder(settings), layouts[1], report)
+    except (KvStoreError, CannotServe) as error:
+        raise CannotCheck(f"pages cannot be checked: {error}") from error
+    return rows, [label_states(each) for each in states]
+
+
+def _read_tiers(
+    settings: Settings, folder: Path, layout: "PageLayout | None", report: Report
+) -> "list[PagesReport]":
+    """Reports on the files of a folder, where it exists, and on the pages of a layout in Redis."""
     from kvstore.fsck import check_directory, check_tier, locked_directory
     from kvstore.tiers.redis.tier import RedisTier
 
     reports = list["PagesReport"]()
-    folder = pages_folder(settings)
     store = settings.store
-    try:
-        if has_pages(settings):
-            with locked_directory(folder):
-                reports.append(check_directory(folder, report))
-        if store.redis_url:
-            tier = RedisTier(
-                store.redis_url.get_secret_value(),
-                load_layout(settings),
-                namespace=store.redis_namespace,
-            )
-            with closing(tier):
-                reports.append(check_tier(tier))
-    except (KvStoreError, CannotServe) as error:
-        raise CannotCheck(f"pages cannot be checked: {error}") from error
+    if folder.is_dir():
+        with locked_directory(folder):
+            reports.append(check_directory(folder, report))
+    if store.redis_url and layout is not None:
+        url = store.redis_url.get_secret_value()
+        with closing(RedisTier(url, layout, namespace=store.redis_namespace)) as tier:
+            reports.append(check_tier(tier))
     return reports
 
 
@@ -218,6 +240,7 @@ async def _known_session(
         dump.session.shared,
         log_is_whole=state is not None and logged == state.length + len(state.pending),
         history=to_commit_history(dump.history),
+        snapshots=() if state is None else tuple(state.snapshots),
     )
 
 
@@ -230,29 +253,22 @@ def _compare(
     return [*findings, *orphan_findings(sessions, retained, pages)]
 
 
-def _delete_orphans(
-    settings: Settings,
-    sessions: "list[KnownSession]",
-    retained: "list[SharedPages]",
-    pages: "Stored",
-) -> "list[Finding]":
-    """Delete the pages of no session from every durable tier. Raises CannotCheck."""
-    from kvrecall_server.admin.fsck import Finding, orphaned_pages
+def _delete(settings: Settings, keys: "Sequence[PageKey]", *, of_states: bool) -> "list[Finding]":
+    """Delete pages or states of no session from every durable tier. Raises CannotCheck."""
+    from kvrecall_server.admin.fsck import Finding
     from kvrecall_server.admin.offline import open_tiers
 
-    known = {session.id for session in sessions}
-    orphans = orphaned_pages(sessions, retained, pages)
-    keys = [key for key in orphans if key.session not in known]
     if not keys:
         return []
     try:
-        with open_tiers(settings) as tiers:
+        with open_tiers(settings, states=of_states) as tiers:
             for tier in tiers:
                 tier.delete(keys)
                 tier.flush()
     except CannotServe as error:
         raise CannotCheck(str(error)) from error
-    return [Finding("--repair", f"{len(keys)} pages of no session", "deleted now", problem=False)]
+    what = f"{len(keys)} {'states' if of_states else 'pages'} of no session"
+    return [Finding("--repair", what, "deleted now", problem=False)]
 
 
 def _print_findings(

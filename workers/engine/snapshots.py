@@ -6,8 +6,10 @@ it, or 0 for one that was dropped. All are whole pages. The last one is where th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # checks of a stopped service's files need the numbers alone
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +22,7 @@ class Snapshot:
     """
 
     position: int = 0
-    state: tuple[Tensor, ...] = ()
+    state: "tuple[Tensor, ...]" = ()
 
     def to_host(self) -> "Snapshot":
         """Move the tensors to host memory."""

@@ -87,12 +87,18 @@ class StoredSessions:
         if self.states is not None:
             self._open_states(spec.session, spec.epoch, length, shared, snapshots, None)
 
-    def lacks_state(self, session: str, length: int, snapshots: Sequence[int]) -> bool:
-        """Check if the state after `length` tokens is known to be lost; reads nothing."""
+    def lacks_state(
+        self, session: str, length: int, snapshots: Sequence[int], *, verify: bool = False
+    ) -> bool:
+        """Check if the state after `length` tokens is lost: known to be, or by reading all states.
+
+        What `verify` reads it repairs. Raises as `RowStore.repair_pages`.
+        """
         if self.states is None or not length:
             return False
+        find_missing = self.states.repair_pages if verify else self.states.missing_pages
         index = self.find_state(length, snapshots)
-        return index is None or index in self.states.missing_pages(session)
+        return index is None or index in find_missing(session)
 
     def find_state(self, length: int, snapshots: Sequence[int]) -> int | None:
         """Find the index of the state after `length` tokens."""

@@ -85,24 +85,32 @@ def run_rebuild(
     state = request.state
     session = resident.session
     yield from _open_store(engine, spec, state)
-    search = engine.store_io.submit(lambda: engine.store.repair_pages(session.name))
+    search = engine.store_io.submit(lambda: _find_lost(engine, session.name, state))
     yield search
-    lost = search.result()
-    engine.lost_pages += len(lost)
-    lacks_state = engine.stored.lacks_state(session.name, state.length, state.snapshots)
+    lost, lacks_state = search.result()
+    losses = len(lost) + lacks_state
+    engine.lost_pages += losses
     if lost or lacks_state:
-        yield from _replay_lost(engine, resident, request.turns, lost, whole=lacks_state)
+        length = state.length if lacks_state else 0
+        yield from _replay_lost(engine, resident, request.turns, lost, length)
     if lacks_state:
         yield from _restore_state(engine, session, state)
     flushed = engine.store_io.flush(session)  # also pages that only memory still had
     yield flushed
     flushed.result()
-    engine.rebuilt_pages += len(lost)
+    engine.rebuilt_pages += losses
     rebuilt = engine.create_empty(spec, state)
     engine.restore(rebuilt, state)
     seconds = time.perf_counter() - started
     _log.warning("pages rebuilt", session=session.name, pages=lost, seconds=round(seconds, 3))
     return pb.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
+
+
+def _find_lost(engine: Engine, name: str, state: pb.SessionState) -> tuple[list[int], bool]:
+    """Read all that is stored of a session; returns its lost pages, and whether its state is lost."""
+    lost = engine.store.repair_pages(name)
+    lacks_state = engine.stored.lacks_state(name, state.length, state.snapshots, verify=True)
+    return lost, lacks_state
 
 
 def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[None]:
@@ -159,10 +167,9 @@ def _replay_lost(
     resident: ResidentSession,
     turns: Sequence[pb.LoggedTurn],
     lost: Sequence[int],
-    *,
-    whole: bool = False,
+    length: int,
 ) -> Steps[None]:
-    """Replay turns until the lost pages are restored, or the `whole` log.
+    """Replay turns until the lost pages are restored, and to the state after `length` rows.
 
     Raises RowsMissing if the log ends before.
     """
@@ -173,7 +180,7 @@ def _replay_lost(
         stop = min(lost) * engine.store.layout.page_tokens
         skipped = yield from skip_untouched(engine, resident, turns, stop)
     with map_store_errors():
-        yield from replay(engine, resident, turns[skipped:], rows, whole=whole)
+        yield from replay(engine, resident, turns[skipped:], rows, length=length)
     if rows.missing:
         raise RowsMissing(
             f"the log of session {name} ends before its pages {_format_pages(sorted(rows.missing))}"

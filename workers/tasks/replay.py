@@ -68,14 +68,15 @@ def replay(
     turns: Sequence[pb.LoggedTurn],
     rows: "ReplayRows",
     *,
-    whole: bool = False,
+    length: int = 0,
 ) -> Steps[None]:
     """Replay turns: all of them, to restore the state after them; or until no row is missing.
 
-    `whole`: rows are missing, and the state after them is as well.
+    `length`: rows are missing, and the state after so many rows is as well: behind the last turn, or
+    behind what was settled after it.
     """
     session = resident.session
-    restores = bool(rows.missing) and not whole
+    restores = bool(rows.missing) and not length
     session.keep_rows = rows.keep
     for turn in turns:
         if restores and not rows.missing:
@@ -86,7 +87,7 @@ def replay(
         # A turn that defers its repair has no answer: its tokens follow those deferred before.
         deferred = [*session.deferred_signal, *turn.token_ids]
         session.deferred_signal = deferred[len(deferred) - turn.deferred_tokens :]
-    if rows.missing or whole:  # what was settled after the last turn
+    if rows.missing or session.length < length:  # what was settled after the last turn
         rows.begin_turn()
         yield from settle(engine, resident, source=rows)
     session.keep_rows = None
