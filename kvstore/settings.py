@@ -68,6 +68,15 @@ class StoreSettings(BaseModel):
         "reading or writing it, or a session that shares them, restarts the period.",
     )
 
+    def halve(self) -> "StoreSettings":
+        """Divide the limits between two stores that have the same tiers: those of each."""
+        halves = {
+            name: limit // 2
+            for name in ("nvme_bytes", "redis_bytes")
+            if (limit := getattr(self, name)) is not None
+        }
+        return self.model_copy(update=halves)
+
     @property
     def codecs(self) -> "list[Codec]":
         """One codec per configured tier, fastest tier first."""

@@ -116,8 +116,9 @@ def build_worker_service(
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     metrics = metrics or create_metrics()
-    # Of a model with recurrent states these have a share of the memory.
+    # Of a model with recurrent states these have a share of the memory, and of the tiers' limits.
     state_ram_bytes = ram_bytes // _STATE_SHARE if loaded.state_bytes else 0
+    tiers = tiers.halve() if loaded.state_bytes else tiers
     store = build_store(loaded, data, ram_bytes - state_ram_bytes, tiers, metrics)
     states = build_state_store(loaded, data, state_ram_bytes, tiers)
     parts = Parts(
