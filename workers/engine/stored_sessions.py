@@ -87,18 +87,18 @@ class StoredSessions:
         if self.states is not None:
             self._open_states(spec.session, spec.epoch, length, shared, snapshots, None)
 
-    def lacks_state(
-        self, session: str, length: int, snapshots: Sequence[int], *, verify: bool = False
-    ) -> bool:
-        """Check if the state after `length` tokens is lost: known to be, or by reading all states.
+    def find_intact(
+        self, session: str, snapshots: Sequence[int], *, verify: bool = False
+    ) -> tuple[int, ...]:
+        """Find the positions of the states that are not known to be lost; `verify`: by reading them.
 
         What `verify` reads it repairs. Raises as `RowStore.repair_pages`.
         """
-        if self.states is None or not length:
-            return False
+        if self.states is None:
+            return ()
         find_missing = self.states.repair_pages if verify else self.states.missing_pages
-        index = self.find_state(length, snapshots)
-        return index is None or index in find_missing(session)
+        missing = set(find_missing(session))
+        return tuple(at for index, at in enumerate(snapshots) if at and index not in missing)
 
     def find_state(self, length: int, snapshots: Sequence[int]) -> int | None:
         """Find the index of the state after `length` tokens."""

@@ -5,7 +5,7 @@ other session.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import structlog
 
@@ -32,7 +32,8 @@ def run_open(
             f"session {session.name} has lost pages {_format_pages(missing)}; "
             "they must be computed again"
         )
-    if engine.stored.lacks_state(session.name, request.state.length, request.state.snapshots):
+    intact = engine.stored.find_intact(session.name, request.state.snapshots)
+    if _lacks_state(engine, request.state, intact):
         raise RowsMissing(
             f"session {session.name} has lost its recurrent state; it must be computed again"
         )
@@ -87,12 +88,14 @@ def run_rebuild(
     yield from _open_store(engine, spec, state)
     search = engine.store_io.submit(lambda: _find_lost(engine, session.name, state))
     yield search
-    lost, lacks_state = search.result()
+    lost, intact = search.result()
+    lacks_state = _lacks_state(engine, state, intact)
     losses = len(lost) + lacks_state
     engine.lost_pages += losses
+    session.snapshots = list(state.snapshots)
     if lost or lacks_state:
         length = state.length if lacks_state else 0
-        yield from _replay_lost(engine, resident, request.turns, lost, length)
+        yield from _replay_lost(engine, resident, request.turns, lost, length, intact)
     if lacks_state:
         yield from _restore_state(engine, session, state)
     flushed = engine.store_io.flush(session)  # also pages that only memory still had
@@ -106,11 +109,17 @@ def run_rebuild(
     return pb.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
 
 
-def _find_lost(engine: Engine, name: str, state: pb.SessionState) -> tuple[list[int], bool]:
-    """Read all that is stored of a session; returns its lost pages, and whether its state is lost."""
+def _find_lost(
+    engine: Engine, name: str, state: pb.SessionState
+) -> tuple[list[int], tuple[int, ...]]:
+    """Read all that is stored of a session: its lost pages, and the positions of its intact states."""
     lost = engine.store.repair_pages(name)
-    lacks_state = engine.stored.lacks_state(name, state.length, state.snapshots, verify=True)
-    return lost, lacks_state
+    return lost, engine.stored.find_intact(name, state.snapshots, verify=True)
+
+
+def _lacks_state(engine: Engine, state: pb.SessionState, intact: Collection[int]) -> bool:
+    """Check if the recurrent state that the next turn begins with is lost."""
+    return engine.has_states and state.length > 0 and state.length not in intact
 
 
 def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[None]:
@@ -168,17 +177,17 @@ def _replay_lost(
     turns: Sequence[pb.LoggedTurn],
     lost: Sequence[int],
     length: int,
+    intact: Collection[int],
 ) -> Steps[None]:
     """Replay turns until the lost pages are restored, and to the state after `length` rows.
 
-    Raises RowsMissing if the log ends before.
+    From a turn's end before, of models with recurrent states from one with an intact state. Raises
+    RowsMissing if the log ends before.
     """
     name = resident.session.name
     rows = ReplayRows(engine.store, name, dict.fromkeys(lost))
-    skipped = 0
-    if lost:
-        stop = min(lost) * engine.store.layout.page_tokens
-        skipped = yield from skip_untouched(engine, resident, turns, stop)
+    stop = min(lost) * engine.store.layout.page_tokens if lost else length
+    skipped = yield from skip_untouched(engine, resident, turns, stop, intact)
     with map_store_errors():
         yield from replay(engine, resident, turns[skipped:], rows, length=length)
     if rows.missing:

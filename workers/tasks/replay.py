@@ -9,7 +9,7 @@ other rows were active then.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -177,16 +177,20 @@ def _promote_logged(
 
 
 def skip_untouched(
-    engine: Engine, resident: ResidentSession, turns: Sequence[pb.LoggedTurn], stop: int
+    engine: Engine,
+    resident: ResidentSession,
+    turns: Sequence[pb.LoggedTurn],
+    stop: int,
+    intact: Collection[int] = (),
 ) -> Steps[int]:
     """Load the rows of the first turns, as far as it is known which are active; returns their number.
 
     All of them, while nothing was evicted; any number for a session that recalls. Rows from position
-    `stop` on are not read. None can be skipped for methods that accumulate over every query, nor of a
-    model with recurrent states, which follow from all tokens.
+    `stop` on are not read. None can be skipped for methods that accumulate over every query. Of a model
+    with recurrent states as many are as end with one that is stored (`intact`).
     """
     config = resident.config
-    if config.method.observation.accumulate or engine.has_states:
+    if config.method.observation.accumulate:
         return 0
     bounded = config.method.evicts and not config.recalls
     skipped = rows = unsettled = 0
@@ -194,7 +198,8 @@ def skip_untouched(
         length, dropped = rows_after(turns[:number]), turn.unsettled_tokens
         if length > stop or (bounded and length + dropped > min(config.layer_rows)):
             break
-        skipped, rows, unsettled = number, length, dropped
+        if not engine.has_states or length in intact:
+            skipped, rows, unsettled = number, length, dropped
     yield from load_rows(engine, resident, rows, unsettled)
     resident.session.pending = pending_after(turns[:skipped])
     resident.session.unsettled = unsettled

@@ -61,7 +61,7 @@ def test_the_state_after_the_sessions_rows_is_read_again(tmp_path: Path) -> None
     first.close()
     again = open_sessions(tmp_path)
     again.open(pb.SessionSpec(session="a", epoch=2), 2 * PAGE, positions[:2])
-    assert not again.lacks_state("a", 2 * PAGE, positions[:2])
+    assert again.find_intact("a", positions[:2]) == (PAGE, 2 * PAGE)
     assert read(again, "a", 2 * PAGE, positions[:2]) == 2
     again.close()
 
@@ -88,21 +88,20 @@ def test_a_fork_has_its_parents_states_and_its_own(sessions: StoredSessions) -> 
     assert read(sessions, "a", 3 * PAGE, positions) == 3
 
 
-def test_a_state_that_was_dropped_is_lacking_and_can_be_restored(sessions: StoredSessions) -> None:
+def test_a_state_that_was_dropped_can_be_restored(sessions: StoredSessions) -> None:
     positions = write(sessions, "a", 3)
     sessions.drop_state("a", 2)
-    assert sessions.lacks_state("a", 3 * PAGE, positions)
+    assert sessions.find_intact("a", positions) == (PAGE, 2 * PAGE)
     with pytest.raises(MissingPageError):
         read(sessions, "a", 3 * PAGE, positions)
     sessions.restore_state("a", 2, state(5))
-    assert not sessions.lacks_state("a", 3 * PAGE, positions)
+    assert sessions.find_intact("a", positions, verify=True) == tuple(positions)
     assert read(sessions, "a", 3 * PAGE, positions) == 5
 
 
-def test_a_position_without_a_state_is_lacking(sessions: StoredSessions) -> None:
-    positions = write(sessions, "a", 3)
-    assert sessions.lacks_state("a", 2 * PAGE, [PAGE, 0, 3 * PAGE])
-    assert not sessions.lacks_state("a", 0, positions)
+def test_what_a_session_has_dropped_is_not_intact(sessions: StoredSessions) -> None:
+    write(sessions, "a", 3)
+    assert sessions.find_intact("a", [PAGE, 0, 3 * PAGE]) == (PAGE, 3 * PAGE)
 
 
 def test_a_deleted_session_leaves_neither_rows_nor_states(tmp_path: Path) -> None:

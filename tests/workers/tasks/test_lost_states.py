@@ -1,0 +1,77 @@
+"""Recurrent states that the store has lost are computed again, from the last one that is left."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from reference import MODEL_PATH
+from tests.workers.model.architectures.family import BUDGET, Family, words
+from tests.workers.model.architectures.recurrent import RECURRENT
+from tests.workers.tasks.turn_log import logged, rebuild
+from workers.errors import RowsMissing
+from workers.model.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Family]:
+    made = Family(RECURRENT["lfm2"], load_tokenizer(MODEL_PATH, (1,)), tmp_path)
+    yield made
+    made.close()
+
+
+def lose(family: Family, *indices: int) -> None:
+    """Lose states of the session, which is no longer in memory."""
+    stored = family.worker.engine.stored
+    assert stored.states is not None
+    for index in indices:
+        stored.states.drop_page("s", index)
+        stored.states.flush("s")
+    stored.release("s")
+
+
+def talk(family: Family) -> tuple[list[pb.TurnDone], list[pb.LoggedTurn]]:
+    """Run four turns."""
+    family.open("s")
+    texts = [words(60, seed) for seed in range(4)]
+    done = [family.turn("s", text) for text in texts]
+    return done, [logged(*turn) for turn in zip(done, texts, strict=True)]
+
+
+@pytest.mark.parametrize("turns_back", [1, 2])
+def test_a_session_goes_on_from_the_last_state_that_is_left(
+    family: Family, turns_back: int
+) -> None:
+    """From the end of a turn: those after it are computed again."""
+    done, turns = talk(family)
+    state = done[-1].state
+    following = family.turn("s", words(8, 9))
+    left = done[-1 - turns_back].state
+    lost = [index for index, at in enumerate(state.snapshots) if at > left.length]
+    lose(family, *lost)
+    committed = [pb.CommitPoint(epoch=1, length=state.length)]
+    with pytest.raises(RowsMissing, match="lost its recurrent state"):
+        family.open("s", state=state, epoch=3, history=committed)
+    before = family.worker.engine.prefilled_tokens
+    rebuild(family.worker, state, turns, epoch=3, history=committed, budget=BUDGET)
+    computed = family.worker.engine.prefilled_tokens - before
+    # Each turn computes again what was pending before it.
+    pending = sum(len(each.state.pending) for each in done[-1 - turns_back :])
+    assert 0 < computed <= state.length - left.length + pending
+    again = family.turn("s", words(8, 9), epoch=3)
+    assert list(again.token_ids) == list(following.token_ids)
+    family.worker.check()
+
+
+def test_without_any_state_the_whole_log_is_computed(family: Family) -> None:
+    done, turns = talk(family)
+    state = done[-1].state
+    following = family.turn("s", words(8, 9))
+    lose(family, *(index for index, at in enumerate(state.snapshots) if at))
+    committed = [pb.CommitPoint(epoch=1, length=state.length)]
+    before = family.worker.engine.prefilled_tokens
+    rebuild(family.worker, state, turns, epoch=3, history=committed, budget=BUDGET)
+    assert family.worker.engine.prefilled_tokens - before >= state.length
+    again = family.turn("s", words(8, 9), epoch=3)
+    assert list(again.token_ids) == list(following.token_ids)
