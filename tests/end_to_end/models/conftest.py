@@ -1,7 +1,7 @@
 """Servers over tiny models of four kinds, one after the other, and what undisturbed sessions say."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,31 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def model(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the model."""
     return save(KINDS[kind], tmp_path_factory.mktemp("model") / kind)
 
 
+# Other tests of the session have servers of another model, by the fixtures that are called here.
 @pytest.fixture(scope="session")
-def server(new_server: Callable[..., Server]) -> Server:
+def new_server(new_server: Callable[..., Server], folder: Path) -> Callable[..., Server]:
+    """Makes servers of the model, not started; keywords: environment."""
+    return partial(new_server, KVRECALL_MODEL=str(folder))
+
+
+@pytest.fixture(scope="session")
+def new_cluster(new_cluster: Callable[..., Cluster], folder: Path) -> Callable[..., Cluster]:
+    """Makes empty clusters of the model, not started; keywords: environment of all processes."""
+    return partial(new_cluster, KVRECALL_MODEL=str(folder))
+
+
+@pytest.fixture(scope="session")
+def server(new_server: Callable[..., Server]) -> Iterator[Server]:
     """A server of the model, which tests kill and start again."""
     server = new_server()
     server.start()
-    return server
+    yield server
+    server.kill()
 
 
 @pytest.fixture(params=list(METHODS))

@@ -14,11 +14,12 @@ from tests.end_to_end.servers import Cluster
 
 
 @pytest.fixture(scope="session")
-def cluster(new_cluster: Callable[..., Cluster]) -> Cluster:
+def cluster(new_cluster: Callable[..., Cluster]) -> Iterator[Cluster]:
     """Two workers of the model on Redis."""
     cluster = new_cluster()
     cluster.start()
-    return cluster
+    yield cluster
+    cluster.kill()
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,12 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, model: Path) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Run:
     """run(command, ..., data): run a command of kvrecall; its exit code and its output."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def command(*arguments: str | Path, data: Path) -> tuple[int, str]:
-        options = [*arguments, "--data", data, "--model", model]
+        options = [*arguments, "--data", data, "--model", folder]
         found = CliRunner().invoke(app, [str(each) for each in options])
         assert "Traceback" not in found.output
         return found.exit_code, " ".join(found.output.split())
