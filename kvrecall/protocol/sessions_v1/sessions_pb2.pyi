@@ -972,7 +972,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "min_budget", "max_budget", "block_tokens", "max_context")
+    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "min_budget", "max_budget", "block_tokens", "max_context", "layer_kinds")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -983,6 +983,7 @@ class Model(_message.Message):
     MAX_BUDGET_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    LAYER_KINDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     layers: int
@@ -993,7 +994,20 @@ class Model(_message.Message):
     max_budget: int
     block_tokens: int
     max_context: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., min_budget: _Optional[int] = ..., max_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ...) -> None: ...
+    layer_kinds: _containers.RepeatedCompositeFieldContainer[LayerKind]
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., min_budget: _Optional[int] = ..., max_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., layer_kinds: _Optional[_Iterable[_Union[LayerKind, _Mapping]]] = ...) -> None: ...
+
+class LayerKind(_message.Message):
+    __slots__ = ("name", "layers", "token_bytes", "state_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    layers: int
+    token_bytes: int
+    state_bytes: int
+    def __init__(self, name: _Optional[str] = ..., layers: _Optional[int] = ..., token_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class ListMethodsRequest(_message.Message):
     __slots__ = ()

@@ -55,6 +55,7 @@ PAIRS: list[tuple[type, Any, set[str], set[str]]] = [
     (client.Repairs, pb.ListRepairsResponse, set(), set()),
     (client.EventReceipt, pb.EventReceipt, set(), set()),
     (client.Worker, pb.Model, set(), set()),
+    (client.LayerKind, pb.LayerKind, set(), set()),
     (client.Workers, pb.ListWorkersResponse, set(), set()),
     (client.WorkerLoad, pb.Worker, set(), set()),
     (client.WorkerStats, pb.WorkerStats, set(), set()),
