@@ -30,11 +30,6 @@ class LayerPlan:
         """Build the plan of a model whose layers all attend to all rows."""
         return cls(n_layers, tuple(range(n_layers)))
 
-    @property
-    def has_side(self) -> bool:
-        """True if some layer keeps anything beside managed rows."""
-        return bool(self.windows or self.states)
-
     def describe(self, layer: int) -> str:
         """Name the kind of a layer, for messages."""
         kinds = [

@@ -68,10 +68,6 @@ class StatePool:
         self._begun = [False] * slots
         self.nbytes = sum(each.nbytes for each in tensors)
 
-    def has_state(self, slot: int) -> bool:
-        """Check if the slot's session has a token."""
-        return self._begun[slot]
-
     def clear(self, slot: int) -> None:
         """Return the slot to the state before the first token."""
         self._begun[slot] = False

@@ -133,11 +133,6 @@ class StoredSessions:
         assert self.states is not None, "only models with recurrent states have them stored"
         self.states.drop_page(session, index)
 
-    def truncate_states(self, session: str, count: int) -> None:
-        """Keep the first `count` states of a session."""
-        if self.states is not None:
-            self.states.truncate(session, count)
-
     def begin_flush(self, session: str) -> "Future[bool]":
         """Begin to make rows and states durable, as `RowStore.begin_flush`."""
         if self.states is None:
@@ -147,9 +142,11 @@ class StoredSessions:
 
     def begin_delete(self, session: str, keep_pages: int = 0) -> "Future[None]":
         """Begin to delete a session, but for pages that others share and all states with them."""
-        if self.states is not None and not keep_pages:
-            self.states.begin_delete(session).result()
-        return self.rows.begin_delete(session, keep_pages=keep_pages)
+        rows = self.rows.begin_delete(session, keep_pages=keep_pages)
+        if self.states is None or keep_pages:
+            return rows
+        states = self.states.begin_delete(session)
+        return then(rows, lambda _: states.result())
 
     def delete(self, session: str, *, keep_pages: int, fence: int) -> None:
         """Delete a session as `begin_delete`, and refuse later writes before `fence`."""

@@ -12,9 +12,10 @@ def keep_states(engine: Engine, session: WorkerSession, *, shared: bool = False)
     It is stored at once if rows outweigh states since the last one that is stored, and where other
     sessions may begin as well (`shared`).
     """
-    if engine.caches.side is None or not engine.has_states:
+    side = engine.caches.side
+    if side is None or side.states is None:
         return
-    keep_snapshot(engine.caches.side, session)
+    keep_snapshot(side, session)
     since = session.length - max(session.snapshots, default=0)
     if shared or since >= engine.state_interval:
         store_states(engine, session)

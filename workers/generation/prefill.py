@@ -73,9 +73,9 @@ def prefill(
     retrieve as the answer's will (`Retrieval.prompt_tokens`), unless blocks attend to every row. With
     `keep_distribution` recorded text is appended in steps, where decoding attends to other rows than
     blocks do. `before_step` runs before each step, with the number of recorded tokens that are
-    appended already, negative in the prompt. source: of the stored rows that blocks attend to, the
-    engine's store unless given. `score` is called with the logits at all tokens but the last, block
-    by block, `[t, vocabulary]`, and the token that follows each. `beginning`: first tokens that other
+    appended already, negative in the prompt. source: of the stored rows, the engine's store unless
+    given. `score` is called block by block with the logits at all tokens but the last,
+    `[t, vocabulary]`, and the tokens that follow. `beginning`: first tokens that other
     sessions may begin with, where recurrent states are stored.
     """
     token_ids, recorded = _take_tokens(resident.session, segments)
@@ -84,12 +84,9 @@ def prefill(
     stepped = len(recorded) - prompt if keep_distribution and _steps_differ(resident.config) else 0
     decoded = stepped + _count_prompt_steps(resident.config, answers=answers or stepped > 0)
     ends = _find_boundaries(engine, resident, (beginning, len(token_ids) - decoded))
-    page_tokens = engine.store.layout.page_tokens
     logits = torch.empty(0)
     for block in _split(len(token_ids), engine.settings.block_tokens, decoded, ends):
-        # The logits at a token are the distribution of the next one.
-        following = recorded[block.start + 1 : block.stop + 1] if keep_distribution else []
-        wanted = [i for i, is_recorded in enumerate(following) if is_recorded]
+        wanted = _find_wanted(block, recorded) if keep_distribution else []
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)
         block_logits = yield from _append(
@@ -105,15 +102,17 @@ def prefill(
             expected.append(block_logits[wanted].log_softmax(-1).cpu())
         logits = block_logits[-1]
         if not block.decodes:
-            engine.evict(resident)
-            if ends and block.stop <= ends[-1] and block.stop % page_tokens == 0:
-                keep_states(engine, resident.session, shared=block.stop in ends[:-1])
+            _end_block(engine, resident, block, ends)
         yield engine.store_io.backlog(resident.session)
-    distribution = None
-    if expected:
-        predicted = compress(token_ids[1:], recorded[1:])
-        distribution = Distribution(tuple(predicted), torch.cat(expected))
+    predicted = tuple(compress(token_ids[1:], recorded[1:]))
+    distribution = Distribution(predicted, torch.cat(expected)) if expected else None
     return PrefillResult(logits, distribution, len(token_ids), stepped)
+
+
+def _find_wanted(block: _Block, recorded: Sequence[bool]) -> list[int]:
+    """Find the block's logits that are the distribution of a recorded token: of the one that follows."""
+    following = recorded[block.start + 1 : block.stop + 1]
+    return [i for i, is_recorded in enumerate(following) if is_recorded]
 
 
 def _take_tokens(
@@ -146,6 +145,16 @@ def _append(
     engine.metrics.observe("worker_step_seconds", seconds, kind="prefill")
     engine.prefilled_tokens += block.tokens
     return logits
+
+
+def _end_block(
+    engine: Engine, resident: ResidentSession, block: _Block, ends: Sequence[int]
+) -> None:
+    """Evict down to the budget, and keep recurrent states at page boundaries up to the last of `ends`."""
+    engine.evict(resident)
+    whole = block.stop % engine.store.layout.page_tokens == 0
+    if whole and ends and block.stop <= ends[-1]:
+        keep_states(engine, resident.session, shared=block.stop in ends[:-1])
 
 
 def _steps_differ(config: SessionConfig) -> bool:

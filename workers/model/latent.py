@@ -27,14 +27,11 @@ def find_read_weights(module: nn.Module) -> set[nn.Module]:
     return {part.kv_b_proj for part in find_latent_layers(module)}
 
 
-def keep_latents(module: nn.Module) -> bool:
-    """Let a model's layers attend to their latents, not to expanded keys; False: it has none."""
-    found = False
+def keep_latents(module: nn.Module) -> None:
+    """Let a model's layers attend to their latents, not to expanded keys."""
     for part in find_latent_layers(module):
         part.expand_kv = _pass_on
         setattr(part, _MARK, True)
-        found = True
-    return found
 
 
 def expand_latents(module: nn.Module) -> None:

@@ -32,7 +32,7 @@ def test_the_tensors_are_those_that_a_pass_leaves() -> None:
 def test_a_pass_changes_no_state_before_it_is_kept() -> None:
     pool = StatePool(TENSORS, 3, "cpu")
     run(pool, [1], 5.0)
-    assert not pool.has_state(1)
+    assert pool.copy(1) == ()
     pool.keep(run(pool, [1], 2.0), [1])
     run(pool, [1], 7.0)
     assert [float(part.float().mean()) for part in pool.copy(1)] == [2.0, 2.0]
