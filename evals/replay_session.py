@@ -25,7 +25,7 @@ from kvrecall_server.app.wiring import build_store
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
-from workers.engine.eviction import active_rows
+from workers.engine.eviction.evict import active_rows
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession

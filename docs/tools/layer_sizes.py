@@ -12,10 +12,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from kvrecall.domain.worker_info import LayerKind
-from workers.model.layer_kinds import read_plan
-from workers.model.layer_report import describe_layers
+from workers.model.layers.kinds import read_plan
+from workers.model.layers.report import describe_layers
+from workers.model.layers.shape_probe import probe_shapes
 from workers.model.loader import cache_argument
-from workers.model.shape_probe import probe_shapes
 
 FAMILIES = (
     "qwen3",

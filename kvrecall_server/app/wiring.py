@@ -42,7 +42,7 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.ram import RamTier
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
-from workers.engine.stored_sessions import build_state_layout
+from workers.engine.stored.stored_sessions import build_state_layout
 from workers.errors import ModelRefused, ProfileRefused
 from workers.metrics.catalogue import create_metrics
 from workers.model import layer_sensitivity

@@ -17,7 +17,7 @@ from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine import memory_report, recording
-from workers.engine.eviction import evict, over_budget
+from workers.engine.eviction.evict import evict, over_budget
 from workers.engine.host_cache import HostCache
 from workers.engine.host_memory import get_host_cache_bytes
 from workers.engine.session import ResidentSession, WorkerSession
@@ -26,8 +26,8 @@ from workers.engine.session_state import build_state, restore_state, selection_f
 from workers.engine.settings import WorkerSettings
 from workers.engine.side_content import fill_side
 from workers.engine.snapshots import Snapshot
-from workers.engine.store_io import SlotContent, StoreIO, map_store_errors
-from workers.engine.stored_sessions import StoredSessions
+from workers.engine.stored.store_io import SlotContent, StoreIO, map_store_errors
+from workers.engine.stored.stored_sessions import StoredSessions
 from workers.engine.usage import UsageMeter
 from workers.errors import BadSettings, IncompatibleState, StaleEpoch, UnknownSession
 from workers.metrics.catalogue import create_metrics

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvrecall.metrics.page import Metrics
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
-from workers.engine.accumulation import received_weights
+from workers.engine.eviction.accumulation import received_weights
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.native.attention import NativeAttention

@@ -7,7 +7,7 @@ from workers.cache.side_cache import SideCache
 from workers.cache.slot_pool import KVRows, KVShape
 from workers.engine.session import WorkerSession
 from workers.engine.snapshots import Snapshot
-from workers.engine.store_io import SlotContent
+from workers.engine.stored.store_io import SlotContent
 
 
 def fill_side(side: SideCache, session: WorkerSession, content: SlotContent, rows: KVShape) -> None:

@@ -15,10 +15,10 @@ from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.engine.engine import Engine
-from workers.engine.eviction import active_rows
-from workers.engine.ranking import combine_scores, rank_rows
+from workers.engine.eviction.evict import active_rows
+from workers.engine.eviction.ranking import combine_scores, rank_rows
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.store_io import map_store_errors
+from workers.engine.stored.store_io import map_store_errors
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.selection import LayerSelector, select_from_all, select_indices
 from workers.errors import BadEpisode, BadSettings

@@ -12,7 +12,7 @@ from workers.engine.activation import become
 from workers.engine.engine import Engine
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.store_io import map_store_errors
+from workers.engine.stored.store_io import map_store_errors
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.selection import LayerSelector, select_with_newer
 from workers.errors import BadEpisode

@@ -7,7 +7,7 @@ from workers.cache.forward_step import BlockAttention
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
-from workers.engine.store_io import map_store_errors
+from workers.engine.stored.store_io import map_store_errors
 from workers.generation.exactness import note_block
 from workers.generation.host_copy import fill_host_copy
 from workers.generation.steps import Steps, wait_for_writes

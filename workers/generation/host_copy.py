@@ -5,7 +5,7 @@ import torch
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.store_io import map_store_errors
+from workers.engine.stored.store_io import map_store_errors
 from workers.generation.steps import Steps, wait_for_writes
 from workers.retrieval.host_copy import HostCopy
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
-from workers.engine.page_naming import get_names
 from workers.engine.session import ResidentSession
+from workers.engine.stored.page_naming import get_names
 from workers.engine.truncation import truncate
 from workers.generation.kept_states import store_states
 from workers.generation.prefill import prefill

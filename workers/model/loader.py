@@ -27,13 +27,13 @@ from workers.cache.row_packing import RowPacking
 from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
-from workers.model import attention
-from workers.model.latent import keep_latents
-from workers.model.layer_kinds import read_plan
+from workers.model.layers import attention
+from workers.model.layers.kinds import read_plan
+from workers.model.layers.latent import keep_latents
+from workers.model.layers.self_test import check_model
+from workers.model.layers.shape_probe import probe_shapes
 from workers.model.packed_linear import can_pack, pack_linears
 from workers.model.quantized_linear import Quantization, quantize_linears
-from workers.model.self_test import check_model
-from workers.model.shape_probe import probe_shapes
 from workers.model.weights import describe_pickle, find_pickle
 from workers.primitives.products import cpu_has_bfloat16
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from workers.model.latent import find_read_weights
+from workers.model.layers.latent import find_read_weights
 from workers.primitives.products import cpu_has_bfloat16
 
 _ONEDNN = torch.ops.mkldnn  # what torch's own compiler packs the weights of a frozen model with

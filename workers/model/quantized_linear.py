@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from workers.model.latent import find_read_weights
+from workers.model.layers.latent import find_read_weights
 
 _log = structlog.get_logger(__name__)
 

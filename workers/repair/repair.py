@@ -16,7 +16,7 @@ from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
-from workers.engine.store_io import map_store_errors
+from workers.engine.stored.store_io import map_store_errors
 from workers.generation.host_copy import open_host_copy
 from workers.generation.rendering import encode_text, render_prompt
 from workers.generation.steps import Steps, wait_for_writes

@@ -19,10 +19,10 @@ from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.activation import LayerSource, RowMoves, become
 from workers.engine.engine import Engine
-from workers.engine.eviction import protected_rows, record_evicted
-from workers.engine.ranking import combine_scores
+from workers.engine.eviction.evict import protected_rows, record_evicted
+from workers.engine.eviction.ranking import combine_scores
 from workers.engine.session import ResidentSession
-from workers.engine.store_io import map_store_errors
+from workers.engine.stored.store_io import map_store_errors
 from workers.generation.host_copy import fill_host_copy
 from workers.generation.steps import Steps
 from workers.primitives.observation import Observed

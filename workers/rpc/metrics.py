@@ -9,7 +9,7 @@ from kvrecall.metrics.page import Metrics
 from kvstore.hierarchy.metered import TierStatus
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
-from workers.engine.stored_sessions import StoredSessions
+from workers.engine.stored.stored_sessions import StoredSessions
 from workers.scheduler.job import JobKind, JobState
 from workers.scheduler.scheduler import Scheduler
 

@@ -17,12 +17,12 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.sandbox.tenant_queue import QueueFull
 from kvstore.errors import KvStoreError
 from workers import methods
-from workers.engine.page_naming import name_prompt
 from workers.engine.row_map import map_rows
-from workers.engine.stored_sessions import StoredSessions
+from workers.engine.stored.page_naming import name_prompt
+from workers.engine.stored.stored_sessions import StoredSessions
 from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
-from workers.model.layer_report import describe_layers
+from workers.model.layers.report import describe_layers
 from workers.model.loader import LoadedModel
 from workers.model.tokenize import tokenize
 from workers.rpc.catalog_binding import CatalogBinding

@@ -13,7 +13,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.snapshots import count_stored
-from workers.engine.store_io import map_store_errors
+from workers.engine.stored.store_io import map_store_errors
 from workers.errors import RowsMissing
 from workers.generation.kept_states import store_states
 from workers.generation.steps import Steps

@@ -7,10 +7,10 @@ from kvrecall.domain.page_ids import count_common, split_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
-from workers.engine.page_naming import get_names, name_tokens
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.snapshots import count_stored, find_last
-from workers.engine.stored_sessions import read_shared
+from workers.engine.stored.page_naming import get_names, name_tokens
+from workers.engine.stored.stored_sessions import read_shared
 from workers.errors import RowsMissing, StorageFailed
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment

@@ -22,10 +22,10 @@ from kvstore.sessions.gather import ReadKeys, split_by_page
 from kvstore.store import RowStore
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
-from workers.engine.eviction import kept_by_position
+from workers.engine.eviction.evict import kept_by_position
 from workers.engine.session import ResidentSession
 from workers.engine.side_content import fill_side
-from workers.engine.store_io import map_store_errors
+from workers.engine.stored.store_io import map_store_errors
 from workers.generation.prefill import prefill
 from workers.generation.settling import drop_rows, settle
 from workers.generation.steps import Steps

@@ -26,7 +26,7 @@ from workers.cache.forward_step import ForwardStep
 from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
 from workers.model import loader
-from workers.model.layer_kinds import read_plan
+from workers.model.layers.kinds import read_plan
 from workers.model.loader import (
     FALLBACK,
     LoadedModel,

@@ -11,7 +11,7 @@ from kvrecall.domain.page_ids import is_random, split_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.states import full_rows
 from tests.workers.tasks.turn_log import logged
-from workers.engine.page_naming import name_prompt
+from workers.engine.stored.page_naming import name_prompt
 
 PAGE = 64
 LIMITS: dict[str, Any] = {"block_tokens": 64, "recent": 8}

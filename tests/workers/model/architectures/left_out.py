@@ -10,8 +10,8 @@ from torch import Tensor
 from workers.cache import state_pool
 from workers.cache.logits import Logits, attend
 from workers.cache.window import Window
-from workers.model import attention
-from workers.model.latent import absorb
+from workers.model.layers import attention
+from workers.model.layers.latent import absorb
 
 
 def leave_out_sinks(patch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import torch
 
 from kvrecall.domain.episodes import EpisodeSegment
 from workers.cache.active_cache import EMPTY
-from workers.engine.ranking import combine_scores, segment_similarity
+from workers.engine.eviction.ranking import combine_scores, segment_similarity
 from workers.methods.epicache import EpiCache
 from workers.methods.keydiff import KeyDiff
 

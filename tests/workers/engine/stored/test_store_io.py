@@ -17,8 +17,8 @@ from kvstore.store import RowStore
 from kvstore.tiers.nvme.segment import SegmentFile
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-from workers.engine.store_io import StoreIO
-from workers.engine.stored_sessions import StoredSessions
+from workers.engine.stored.store_io import StoreIO
+from workers.engine.stored.stored_sessions import StoredSessions
 from workers.errors import StaleEpoch, StorageFailed
 
 LAYOUT = PageLayout(2, 2, 16, torch.float32, "model A")

@@ -16,8 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from workers.cache.caches import Caches
 from workers.cache.layer_plan import LayerPlan
 from workers.errors import ModelRefused
-from workers.model import attention
-from workers.model.latent import expand_latents, keep_latents
+from workers.model.layers import attention
+from workers.model.layers.latent import expand_latents, keep_latents
 
 _BLOCK = 32
 _BLOCKS = 3

@@ -13,7 +13,7 @@ from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-from workers.engine.stored_sessions import StoredSessions, build_state_layout
+from workers.engine.stored.stored_sessions import StoredSessions, build_state_layout
 
 PAGE = 4
 BYTES = 1003

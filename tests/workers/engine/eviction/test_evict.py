@@ -11,7 +11,7 @@ from kvrecall.domain.episodes import ActiveEpisode
 from workers import methods
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.forward_step import ForwardStep
-from workers.engine import eviction
+from workers.engine.eviction import evict as eviction
 from workers.engine.session import ResidentSession, SessionConfig, WorkerSession
 from workers.engine.settings import WorkerSettings
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.forward_step import ForwardStep
-from workers.engine.accumulation import received_weight, received_weights
+from workers.engine.eviction.accumulation import received_weight, received_weights
 from workers.primitives import scoring
 
 GROUP = 2

@@ -14,7 +14,7 @@ from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
 from workers.cache.state_pool import find_state_tensors
 from workers.errors import ModelRefused
-from workers.model.latent import find_latent_layers
+from workers.model.layers.latent import find_latent_layers
 
 _NAME = "kvrecall-probe"
 _TOKENS = 2

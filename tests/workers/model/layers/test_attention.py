@@ -10,7 +10,7 @@ from torch import nn
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
-from workers.model.attention import active_attention, run_pass
+from workers.model.layers.attention import active_attention, run_pass
 
 
 class Attention(nn.Module):

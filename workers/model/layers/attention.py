@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from workers.cache.forward_step import ForwardStep
 from workers.cache.logits import Logits, attend
 from workers.errors import ModelRefused
-from workers.model.latent import absorb, expand, is_latent
+from workers.model.layers.latent import absorb, expand, is_latent
 
 # The attention implementation's name in `AttentionInterface`. transformers builds no mask for it:
 # visibility follows from the step's lengths.

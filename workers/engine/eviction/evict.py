@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from workers.cache.active_cache import EMPTY, ActiveCache
-from workers.engine.ranking import rank_rows
+from workers.engine.eviction.ranking import rank_rows
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.methods import LayerRows

@@ -19,7 +19,7 @@ from workers.cache.side_cache import SideCache
 from workers.cache.transfers import Transfers
 from workers.engine.session import WorkerSession
 from workers.engine.snapshots import Snapshot
-from workers.engine.stored_sessions import StoredSessions
+from workers.engine.stored.stored_sessions import StoredSessions
 from workers.errors import RowsMissing, StaleEpoch, StorageFailed
 
 _T = TypeVar("_T")

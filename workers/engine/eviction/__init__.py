@@ -1,0 +1,1 @@
+"""Eviction: which rows of a slot stay, and what they are ranked by."""
