@@ -52,8 +52,8 @@ def split_ids(joined: bytes) -> tuple[bytes, ...]:
     return tuple(joined[at : at + ID_BYTES] for at in range(0, len(joined), ID_BYTES))
 
 
-def count_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Count the first ids that both have."""
+def count_common(one: Sequence[object], other: Sequence[object]) -> int:
+    """Count the first ids, of pages or tokens, that both have."""
     for index, (ours, theirs) in enumerate(zip(one, other, strict=False)):
         if ours != theirs:
             return index

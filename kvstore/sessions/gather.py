@@ -116,9 +116,15 @@ def _is_span(positions: Tensor, span: Tensor) -> bool:
 def _gather_span(
     layout: PageLayout, span: range, read: PageReader, layers: range
 ) -> list[tuple[Tensor, Tensor]]:
-    """Gather a run of tokens, all of a session that has evicted nothing, without an index a row.
+    """Gather a run of tokens, all of a session that has evicted nothing, layer by layer."""
+    rows = gather_run(layout, span, read, layers)
+    return list(zip(rows[0], rows[-1], strict=True))
 
-    One index a row takes several times as long.
+
+def gather_run(layout: PageLayout, span: range, read: PageReader, layers: range) -> Tensor:
+    """Gather a run of tokens of some layers, `[parts, n_layers, n_kv_heads, t, head_dim]`.
+
+    Without an index a row, which takes several times as long.
     """
     shape = (layout.parts, len(layers), layout.n_kv_heads, len(span), layout.head_dim)
     rows = empty_rows(shape, layout.dtype)
@@ -128,7 +134,7 @@ def _gather_span(
         source = page.narrow(0, layers.start, len(layers)).transpose(0, 1)
         source = source.narrow(3, begin % layout.page_tokens, end - begin)
         rows.narrow(3, begin - span.start, end - begin).copy_(source)
-    return list(zip(rows[0], rows[-1], strict=True))
+    return rows
 
 
 def _get_runs(targets: Sequence[int], sources: Sequence[int]) -> Iterator[tuple[int, int, int]]:

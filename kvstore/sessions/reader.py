@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from kvstore.errors import RowRangeError, RowShapeError
 from kvstore.format.page import HEADER_BYTES
 from kvstore.sessions.context import StoreContext
-from kvstore.sessions.gather import ReadKeys, gather_selection, gather_tokens
+from kvstore.sessions.gather import ReadKeys, gather_run, gather_selection, gather_tokens
 from kvstore.sessions.state import StoredSession
 
 
@@ -55,9 +54,19 @@ class RowReader:
         )
 
     def gather_side(self, state: StoredSession, start: int, stop: int) -> Tensor:
-        """Gather positions start..stop-1 of the side layers, `[side_layers, parts, n_kv_heads, t, head_dim]`."""
-        rows = self.gather(state, torch.arange(start, stop))
-        return rows[self._layout.n_layers :]
+        """Gather positions start..stop-1 of the side layers, `[side_layers, parts, n_kv_heads, t, head_dim]`.
+
+        Raises RowRangeError for positions that the session does not have.
+        """
+        if not 0 <= start <= stop <= state.length:
+            raise RowRangeError(
+                f"session {state.name!r} has {state.length} tokens, got positions {start} to {stop - 1}"
+            )
+        layers = range(self._layout.n_layers, self._layout.page_layers)
+        rows = gather_run(
+            self._layout, range(start, stop), lambda pages: self.pages(state, pages), layers
+        )
+        return rows.transpose(0, 1)
 
     def keys_between(self, state: StoredSession, begin: int, end: int) -> Tensor:
         """Copy the keys of positions begin..end-1, all in one page, without promotion.

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import TypeVar
 
 from kvrecall.domain.answer.constraints import FREE
 from kvrecall.domain.messages import Sampling
+from kvrecall.domain.page_ids import count_common
 from kvrecall.sandbox.tenant_queue import QueueFull
 from kvrecall.sandbox.tenant_threads import TenantThreads
 from workers.engine.engine import Engine
@@ -80,8 +80,7 @@ def count_beginning(
     except BadMessages:
         return 0
     alone = [token for segment in segments for token in segment.token_ids]
-    pairs = zip(alone, prompt, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return count_common(alone, prompt)
 
 
 def encode_text(engine: Engine, session: WorkerSession, text: str) -> Steps[list[int]]:
