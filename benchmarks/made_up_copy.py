@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.settings.retrieval import Retrieval
+from kvstore.format.buffers import empty_rows
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import PageVersion
 from workers.native.attention import NativeAttention
@@ -31,16 +32,13 @@ def add_rows(copy: HostCopy, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
     layout = copy.layout
     length = layers[0][0].shape[1]
     parts = [torch.stack(pair[: layout.parts]) for pair in layers]
-    pages = [
-        join_page(layout, [part[:, :, first : first + layout.page_tokens] for part in parts])
-        for first in range(0, length, layout.page_tokens)
-    ]
+    firsts = range(0, length, layout.page_tokens)
+    # In one piece, as those of the RAM tier are.
+    shape = (len(firsts), *layout.rows_shape(layout.page_tokens))
+    pages = list(empty_rows(shape, layout.dtype).fill_(torch.nan))
+    for page, first in zip(pages, firsts, strict=True):
+        for layer, part in enumerate(parts):
+            some = part[:, :, first : first + layout.page_tokens]
+            page[layer, :, :, : some.shape[2]] = some
     versions = [PageVersion(PageKey("made up", index), 1) for index in range(len(pages))]
     copy.append(versions, pages, length)
-
-
-def join_page(layout: PageLayout, layers: Sequence[Tensor]) -> Tensor:
-    """Join a page of rows, per layer `[parts, n_kv_heads, t, head_dim]`."""
-    page = torch.full(layout.rows_shape(layout.page_tokens), torch.nan, dtype=layout.dtype)
-    page[: len(layers), :, :, : layers[0].shape[2]] = torch.stack(list(layers))
-    return page

@@ -221,18 +221,25 @@ INLINE void score_rows(const T* const rows[4], int64_t dim, const float* queries
   }
 }
 
+// Fetches numbers that lie one after the other, into the first cache or, `later`, into the second one.
+template <bool later, typename T>
+INLINE void fetch(const T* from, int64_t numbers) {
+  for (int64_t c = 0; c < numbers; c += LINE / int64_t(sizeof(T))) __builtin_prefetch(from + c, 0, later ? 2 : 3);
+}
+
 template <int Q, typename T>
 INLINE void score_tile(const T* keys, int64_t n, int64_t dim, const float* queries, float* logits, int64_t stride,
-                       const T* ahead) {
+                       const T* next) {
   for (int64_t i = 0; i < n; i += 4) {
     const T* rows[4];  // behind the end the last one's, whose logits are overwritten
     for (int64_t r = 0; r < 4; ++r) rows[r] = keys + std::min(i + r, n - 1) * dim;
-    for (int64_t c = 0; ahead && c < 4 * dim; c += LINE / int64_t(sizeof(T))) __builtin_prefetch(ahead + i * dim + c);
+    if (next) fetch<true>(next + i * dim, 4 * dim);
     score_rows<Q>(rows, dim, queries, logits + i, stride);
   }
 }
 
-// Logits [group, stride] of keys [n, dim]. `next`: what is read after them.
+// Logits [group, stride] of keys [n, dim]. `next`: what is read after them. A tile is fetched while the one
+// before it is scored: pages lie anywhere, and no CPU guesses where the next one is.
 template <typename T>
 INLINE void score(const T* keys, int64_t n, int64_t dim, const float* queries, int64_t group, float* logits,
                   int64_t stride, const T* next) {
@@ -439,10 +446,7 @@ void attend_head(const Call& call, int64_t session, int64_t head, float* scratch
   }
   for (int64_t i = 0; i < active; ++i) add_row(values + i * dim, dim, group, joint + i, most, sums);
   for (int64_t j = 0; j < made; ++j) {
-    if (j + 4 < made) {
-      const T* ahead = stored.at<T>(stored.values, head, drawn[j + 4], dim);
-      for (int64_t c = 0; c < dim; c += LINE / int64_t(sizeof(T))) __builtin_prefetch(ahead + c);
-    }
+    if (j + 4 < made) fetch<false>(stored.at<T>(stored.values, head, drawn[j + 4], dim), dim);
     add_row(stored.at<T>(stored.values, head, drawn[j], dim), dim, group, joint + active + j, most, sums);
   }
   T* out = (T*)call.out + index * numbers;
