@@ -9,6 +9,7 @@ Models take turns in going first. Times are CPU time of the process. The result 
 """
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -61,6 +62,9 @@ UNITS = {
 # Slots hold every row: what retrieval takes is not measured here.
 METHOD = "full"
 _WARM = 1
+# Differences have no ratio: they may be next to nothing.
+_COMPARED = (SERVICE, PLAIN, SWAP)
+Found = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ class Plan:
     seed: int = 3500
     prompts: tuple[int, ...] = option((256, 512, 1024), "tokens of a turn's prompt")
     answer: int = option(32, "tokens of an answer")
-    turns: int = option(12, "turns of each session that are measured")
+    sessions: int = option(4, "sessions of each model and length of a prompt")
+    turns: int = option(3, "turns of each session that are measured, behind one that is not")
     hidden: int = option(512, "width of the models, a multiple of 256")
 
 
@@ -87,14 +92,18 @@ def compare(plan: Plan) -> Iterator[Row]:
         arms = open_arms(stack, plan)
         vocabulary = arms[DENSE].engine.model.vocabulary
         for prompt in plan.prompts:
-            for name, arm in arms.items():
-                arm.begin(f"{name}-{prompt}", METHOD)
-            for turn in range(_WARM + plan.turns):
-                tokens = torch.randint(10, vocabulary, (prompt,), generator=random).tolist()
-                run_turn(list(arms.values())[:: -1 if turn % 2 else 1], tokens, plan.answer)
-            for arm in arms.values():
-                arm.finish()
-            yield from build_rows(prompt, plan, {name: arm.found for name, arm in arms.items()})
+            found: Found = {name: defaultdict(list) for name in arms}
+            for session in range(plan.sessions):
+                for name, arm in arms.items():
+                    arm.begin(f"{name}-{prompt}-{session}", METHOD)
+                for turn in range(_WARM + plan.turns):
+                    tokens = torch.randint(10, vocabulary, (prompt,), generator=random).tolist()
+                    run_turn(list(arms.values())[:: -1 if turn % 2 else 1], tokens, plan.answer)
+                for name, arm in arms.items():
+                    arm.finish()
+                    for metric, values in arm.found.items():
+                        found[name][metric] += values[_WARM:]
+            yield from build_rows(prompt, plan, found)
         yield from size_rows(arms)
 
 
@@ -122,20 +131,18 @@ def run_turn(arms: Sequence[Arm], prompt: Sequence[int], answer: int) -> None:
         arm.swap()
 
 
-def build_rows(
-    prompt: int, plan: Plan, found: Mapping[str, Mapping[str, list[float]]]
-) -> list[Row]:
+def build_rows(prompt: int, plan: Plan, found: Found) -> list[Row]:
     """The rows of one size; ratios are medians over pairs of the same turn."""
     rows = list[Row]()
     for name, metrics in found.items():
         condition = f"{name}, {prompt} + {plan.answer} tokens"
         for metric, unit in UNITS.items():
-            values = metrics.get(metric, [])[_WARM:]
+            values = metrics.get(metric, [])
             if not values:
                 continue
             ratio = {}
-            if name == HYBRID and unit == "CPU seconds" and metric in found[DENSE]:
-                pairs = zip(values, found[DENSE][metric][_WARM:], strict=True)
+            if name == HYBRID and metric in _COMPARED:
+                pairs = zip(values, found[DENSE][metric], strict=True)
                 ratio = {
                     "ratio_to": DENSE,
                     "ratio": round(median(one / other for one, other in pairs), 3),

@@ -43,10 +43,10 @@ def test_plain_passes_go_back_to_where_a_pass_begins(name: str) -> None:
         torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
-def test_ratios_are_medians_of_pairs_behind_the_warm_turn() -> None:
+def test_ratios_are_medians_of_pairs() -> None:
     found = {
-        HYBRID: {SERVICE: [9.0, 2.0, 6.0], COPIES: [9.0, 0.1, 0.1]},
-        DENSE: {SERVICE: [1.0, 1.0, 2.0]},
+        HYBRID: {SERVICE: [2.0, 6.0], COPIES: [0.1, 0.1]},
+        DENSE: {SERVICE: [1.0, 2.0]},
     }
     rows = build_rows(64, Plan(), found)
     assert [(row["metric"], row.get("ratio"), row["n"]) for row in rows] == [
@@ -58,7 +58,18 @@ def test_ratios_are_medians_of_pairs_behind_the_warm_turn() -> None:
 
 def test_a_short_run_accounts_for_each_turn(tmp_path: Path) -> None:
     out = tmp_path / "hybrid.json"
-    sizes = ["--prompts", "100", "--turns", "2", "--answer", "4", "--hidden", "256"]
+    sizes = [
+        "--prompts",
+        "100",
+        "--turns",
+        "1",
+        "--sessions",
+        "2",
+        "--answer",
+        "4",
+        "--hidden",
+        "256",
+    ]
     assert main(["hybrid", *sizes, "--out", str(out)]) == 0
     rows = json.loads(out.read_text(encoding="utf-8"))["results"]
     hybrid = {row["metric"]: row for row in rows if row["condition"].startswith(f"{HYBRID},")}

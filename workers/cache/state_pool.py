@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
+from workers.cache.devices import Devices, get_device
 from workers.cache.layer_plan import LayerPlan
 
 
@@ -57,16 +58,19 @@ class StatePool:
         nbytes: Bytes of one session's states.
     """
 
-    def __init__(
-        self, tensors: Sequence[StateTensor], slots: int, device: torch.device | str
-    ) -> None:
-        """Allocate the slots."""
+    def __init__(self, tensors: Sequence[StateTensor], slots: int, device: Devices) -> None:
+        """Allocate the slots; device: of the model's layers."""
         self._tensors = tuple(tensors)
         self._pool = [
-            torch.zeros(slots, *each.shape, dtype=each.dtype, device=device) for each in tensors
+            torch.zeros(slots, *each.shape, dtype=each.dtype, device=get_device(device, each.layer))
+            for each in tensors
         ]
         self._begun = [False] * slots
         self.nbytes = sum(each.nbytes for each in tensors)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All slots' tensors, `[slots, ...]`, in the order of the layers."""
+        return tuple(self._pool)
 
     def clear(self, slot: int) -> None:
         """Return the slot to the state before the first token."""
