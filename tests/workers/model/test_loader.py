@@ -21,6 +21,7 @@ from transformers import (
 
 from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from kvrecall_server.app.models import check_model
+from reference import MODEL_PATH
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.cache.slot_pool import KVShape
