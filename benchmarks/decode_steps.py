@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.made_up_copy import build_copy
 from benchmarks.subjects import clock
 from benchmarks.throughput import speed_rows
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -26,7 +27,6 @@ from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
-from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
 
 FULL, BUDGET, TORCH, NATIVE = (
@@ -146,10 +146,8 @@ def open_session(engine: Engine, name: str, method: str, rows: Tensor) -> Reside
         engine.cache.fill(resident.slot, layer, KVRows(*held))
     settings = session.config.retrieval
     if settings is not None:
-        copy = HostCopy(engine.store.layout, settings)
-        copy.append([(keys, values) for keys, values in rows])
-        for _ in copy.index_rows():
-            pass
+        layers = [(keys, values) for keys, values in rows]
+        copy = build_copy(engine.store.layout, settings, layers, engine.native)
         retriever = Retriever(copy, settings, session.config.retrieved)
         retriever.ready = True
         session.capabilities = [RandomRows(retriever)]

@@ -28,9 +28,11 @@ from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 from workers.cache.transfers import Transfers
+from workers.engine.host_cache import HostCache
+from workers.generation.host_copy import PageTaker
 from workers.methods.repairkv import RepairKV
 from workers.primitives.observation import Observed
-from workers.repair.scan.keys import CopiedKeys, StoredKeys
+from workers.repair.scan.keys import CopiedKeys, KeySource, StoredKeys
 from workers.repair.scan.result import ScanResult
 from workers.repair.scan.softmax import Contrast, Signal
 from workers.repair.scan.tokens import scan_tokens
@@ -143,6 +145,8 @@ class Bench:
             self.store.append("s", torch.stack([piece, piece], dim=1))
             done += piece.shape[2]
         self.store.flush("s")
+        cache = HostCache(room, layout.page_bytes)
+        self.taker = PageTaker(self.copy, cache, self.store, "s", self.length)
         self.candidate_tokens = torch.zeros(self.length, dtype=torch.bool)
         self.candidate_tokens[SINKS : SINKS + candidates] = True
 
@@ -177,8 +181,11 @@ class Bench:
         """Scores of all tokens by a scan of the row store's pages, or of a copy of its rows."""
         n_kv_heads = self.keys.shape.n_kv_heads
         signal = Signal(self.keys.observed, n_kv_heads, self.device, contrast)
-        rows = (self.store, "s", self.length, self.transfers)
-        keys = StoredKeys(*rows) if place == PAGES else CopiedKeys(self.copy, *rows)
+        keys: KeySource
+        if place == PAGES:
+            keys = StoredKeys(self.store, "s", self.length, self.transfers)
+        else:
+            keys = CopiedKeys(self.copy, self.taker, self.transfers)
         return run_to_end(scan_tokens(keys, signal))
 
     def repair(

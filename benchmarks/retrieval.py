@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import decode_steps
 from benchmarks.benchmark import BadOptions, Benchmark, Measured
+from benchmarks.made_up_copy import build_copy
 from benchmarks.options import option
 from benchmarks.subjects import clock
 from benchmarks.throughput import describe_model
@@ -28,7 +29,6 @@ from kvstore.format.page import PageLayout
 from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
-from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import Retriever
 from workers.retrieval.sampling import ROTATIONS
 from workers.retrieval.step import RetrievalStep
@@ -117,10 +117,8 @@ def time_step(n: int, plan: Plan) -> Iterator[Row]:
     }
     for index in INDEXES:
         settings = Retrieval(index=index, scan=plan.scan)
-        stored = HostCopy(PageLayout(1, HEADS, HEAD_DIM, dtype, "made up"), settings)
-        stored.arena.append([(keys[0], values[0])])
-        for _ in stored.index_rows():
-            pass
+        layout = PageLayout(1, HEADS, HEAD_DIM, dtype, "made up")
+        stored = build_copy(layout, settings, [(keys[0], values[0])], native)
         retriever = Retriever(stored, settings, plan.budget * 3 // 4)
         arms |= retrieval_arms(index, retriever, queries, asked, rows)
         if index == "exact" and native is not None and not plan.gpu:
@@ -160,7 +158,7 @@ def retrieval_arms(
     return {
         name: partial(step.attend, 0, asked, rows, None, logits),
         f"{name}: search": lambda: retriever.search(0, queries[0], active, scale),
-        f"{name}: reading": lambda: retriever.rows.arena.gather(0, wanted),
+        f"{name}: reading": lambda: retriever.copy.rows.gather(0, wanted),
         f"{name}: attention": lambda: scaled_dot_product_attention(
             asked, extended[0], extended[1], attn_mask=extended[2]
         ),

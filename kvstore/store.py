@@ -15,7 +15,7 @@ from kvstore.errors import KvStoreError, RowRangeError, RowShapeError
 from kvstore.format.codec import Codec
 from kvstore.format.commit_history import CommitHistory
 from kvstore.format.page import PageLayout
-from kvstore.format.page_table import PageTable, SharedPages
+from kvstore.format.page_table import PageTable, PageVersion, SharedPages
 from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import CallObserver, TierStatus
@@ -340,6 +340,24 @@ class RowStore:
         """Read the keys of pages by index; nothing is promoted between tiers. Raises as `gather`."""
         with self._sessions.locked(session) as state:
             return self._reader.read_keys(state, pages)
+
+    def page_versions(self, session: str, pages: Sequence[int]) -> list[PageVersion]:
+        """Versions of pages by index, of which the last ones may be in memory alone; reads nothing.
+
+        Raises RowRangeError for a page that the session does not have.
+        """
+        with self._sessions.locked(session) as state:
+            self._reader.require_pages(state, pages)
+            return [state.table.version(index) for index in pages]
+
+    def hold_pages(self, session: str, pages: Sequence[int]) -> list[Tensor]:
+        """Read pages whole, `[page_layers, parts, n_kv_heads, page_tokens, head_dim]`, to be kept.
+
+        They are views of the RAM tier where it has them, whose memory is not used for others
+        meanwhile. A page that is not full has any numbers behind its rows. Raises as `gather`.
+        """
+        with self._sessions.locked(session) as state:
+            return self._reader.hold(state, pages)
 
     def prefetch(self, session: str) -> None:
         """Begin to copy the session's last pages into memory, up to half of its limit."""

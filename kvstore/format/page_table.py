@@ -44,6 +44,19 @@ class ExpectedPage:
         return header.sequence == self.sequence
 
 
+@dataclass(frozen=True, slots=True)
+class PageVersion:
+    """Names rows that never change; `sequence` None: of a page that is in memory alone, whose rows may."""
+
+    key: PageKey
+    sequence: int | None
+
+    @property
+    def final(self) -> bool:
+        """True if all readers of this version get the same rows."""
+        return self.sequence is not None
+
+
 class PageTable:
     """Versions of the pages of one session that were submitted to be stored, in order.
 
@@ -94,6 +107,11 @@ class PageTable:
                 "computed again"
             )
         return ExpectedPage(key, sequence, shared=index < self.shared_pages)
+
+    def version(self, index: int) -> PageVersion:
+        """Version of a page that is stored, missing or not, or in memory alone."""
+        stored = index < len(self._sequences)
+        return PageVersion(self.key(index), self._sequences[index] if stored else None)
 
     def missing(self) -> list[int]:
         """Indices of the pages whose version is unknown."""

@@ -80,6 +80,19 @@ class TierStack:
             raise failures.get(page.key, absent)
         return [rows[page.key] for page in pages]
 
+    def hold(self, pages: Sequence[ExpectedPage]) -> list[Tensor]:
+        """Read pages as `read`, in the memory of the fastest tier where it gives views of that."""
+        found, _ = self._read_from(0, pages)
+        missing = [page for page in pages if page.key not in found]
+        read = dict(zip(missing, self.read(missing), strict=True))
+        if missing and not self.tiers.all[0].durable:
+            copies = self.tiers.get(0, [page.key for page in missing])
+            found |= self._match_expected(missing, copies)
+        return [
+            decode_page(self._layout, *found[page.key]) if page.key in found else read[page]
+            for page in pages
+        ]
+
     def read_verified(self, page: ExpectedPage) -> tuple[Tensor, bool]:
         """Read a page; also return whether the tier that must hold it has it, not only a copy.
 

@@ -16,6 +16,10 @@ from kvstore.format.page import Blob, PageHeader, PageKey, parse_header, read_se
 from kvstore.tiers.arena import Arena
 from kvstore.tiers.base import one_per_session
 
+# Pages that are dropped for one, where the free memory is in pieces: that of pages which are still
+# read does not come free.
+_MOST_DROPPED = 4
+
 
 @dataclass(frozen=True)
 class _Resident:
@@ -158,8 +162,12 @@ class RamTier:
         """Copy a page into the arena, dropping the coldest backed pages until it fits."""
         while self._used_bytes + len(blob) > self.limit_bytes:
             self._drop_coldest()
-        while (part := self._arena.allocate(len(blob))) is None and self._backed:
+        dropped = 0
+        while (part := self._arena.allocate(len(blob))) is None and dropped < _MOST_DROPPED:
+            if not self._backed:
+                break
             self._drop_coldest()
+            dropped += 1
         if part is None:
             part = np.empty(len(blob), dtype=np.uint8)
         part[:] = np.frombuffer(blob, dtype=np.uint8)

@@ -10,7 +10,6 @@ from torch import Tensor
 from kvstore.errors import ForeignPageError, RowRangeError, RowShapeError
 from kvstore.format.codec import Codec
 from kvstore.format.page import PageLayout
-from kvstore.index.arena import RowArena
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
@@ -96,17 +95,6 @@ def test_int8_keeps_all_layers_near(layout: PageLayout, tmp_path: Path) -> None:
 def test_a_latent_takes_half_the_bytes() -> None:
     pair, latent = make_layout(), make_layout(latent=True)
     assert 2 * latent.token_bytes == pair.token_bytes
-    assert 2 * RowArena(latent).bytes_for(latent, 1000) == RowArena.bytes_for(pair, 1000)
-
-
-def test_an_arena_of_latents_gives_each_row_twice() -> None:
-    layout = make_layout(latent=True)
-    arena = RowArena(layout)
-    rows = draw(layout, 6)
-    arena.append([(rows[layer, 0], rows[layer, 0]) for layer in range(2)])
-    keys, values = arena.gather(1, torch.tensor([[5, 0]] * 3))
-    assert torch.equal(keys, rows[1, 0][:, [5, 0]])
-    assert torch.equal(values, keys)
 
 
 @pytest.mark.parametrize("other", [make_layout(2), make_layout(latent=True), make_layout(1)])

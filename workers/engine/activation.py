@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstore.format.page_table import PageVersion
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.engine.session import ResidentSession
 from workers.primitives.selection import gather_or_empty, is_among, mask_to_indices
@@ -23,10 +24,18 @@ class RowSource(Protocol):
 
 
 class LayerSource(RowSource, Protocol):
-    """A source that single layers can be read from as well."""
+    """A source that single layers and whole pages can be read from as well."""
 
     def gather_heads(self, session: str, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Read positions of one layer, as `gather_selection`."""
+        ...
+
+    def page_versions(self, session: str, pages: Sequence[int]) -> list[PageVersion]:
+        """Versions of pages; reads nothing."""
+        ...
+
+    def hold_pages(self, session: str, pages: Sequence[int]) -> list[Tensor]:
+        """Read pages to be kept, `[page_layers, parts, n_kv_heads, page_tokens, head_dim]`."""
         ...
 
 

@@ -84,7 +84,10 @@ class Engine:
         )
         self.native = NativeAttention.open(ROTATIONS) if settings.native_attention else None
         self.sessions: dict[str, WorkerSession] = {}
-        self.host_cache = HostCache(get_host_cache_bytes(settings.host_cache_bytes))
+        self.host_cache = HostCache(
+            get_host_cache_bytes(settings.host_cache_bytes),
+            parts.store.layout.page_bytes,
+        )
         self.host_cache.register(self._drop_copy)
         self.lost_pages = 0
         self.rebuilt_pages = 0

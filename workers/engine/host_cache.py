@@ -1,45 +1,62 @@
-"""Host cache: memory for copies of sessions' rows, under one bound for all sessions of a worker."""
+"""Host cache: pages of rows in host memory, under one bound for all sessions of a worker."""
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from threading import RLock
+
+from torch import Tensor
+
+from kvstore.format.page_table import PageVersion
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What one session holds: pages, and bytes of its own beside them."""
+
+    pages: frozenset[PageVersion] = frozenset()
+    own_bytes: int = 0
 
 
 class HostCache:
-    """Bytes of each session's copy of its rows; the least recently used session makes room.
+    """Pages that sessions hold, each once however many do; the least recently used session makes room.
 
-    A copy is derived from stored rows: it may be dropped at any time and is made again when it is
-    needed. Sessions with a running job are pinned: their copies stay, since the job reads them.
+    What is held can be read again: it may be dropped at any time. Sessions with a running job are
+    pinned: theirs stays, since the job reads it.
 
-    The owner of the copies (`register`) reserves before it allocates. Safe to call from several
-    threads.
+    A session's owner reserves before it reads (`reserve`). Safe to call from several threads.
 
     Attributes:
         limit_bytes: Most bytes of all sessions together.
         lock: Held while bytes are reserved or dropped.
-        evictions: Number of copies that were dropped to make room.
+        evictions: Number of sessions that were dropped to make room.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, page_bytes: int) -> None:
+        """Begin without a session; page_bytes: of the rows of a page."""
         self.limit_bytes = limit_bytes
         self.lock = RLock()
         self.evictions = 0
+        self._page_bytes = page_bytes
         self._drop: Callable[[str], None] = lambda _session: None
-        self._bytes: OrderedDict[str, int] = OrderedDict()
+        self._sessions: OrderedDict[str, _Held] = OrderedDict()
+        self._holders = Counter[PageVersion]()
+        self._rows: dict[PageVersion, Tensor] = {}
         self._pinned: set[str] = set()
 
     @property
     def used_bytes(self) -> int:
-        """Reserved bytes of all sessions."""
+        """Reserved bytes of all sessions: of each page once."""
         with self.lock:
-            return sum(self._bytes.values())
+            own = sum(held.own_bytes for held in self._sessions.values())
+            return len(self._holders) * self._page_bytes + own
 
     def register(self, drop: Callable[[str], None]) -> None:
-        """Set the function that frees a session's copy; called under `lock`, by any thread."""
+        """Set the function that frees what a session holds; called under `lock`, by any thread."""
         self._drop = drop
 
     def pin(self, session: str) -> None:
-        """Keep the copy of a session whose job starts; the session is the last used one."""
+        """Keep what a session holds whose job starts; the session is the last used one."""
         with self.lock:
             self._pinned.add(session)
             self._use(session)
@@ -50,40 +67,77 @@ class HostCache:
             self._pinned.discard(session)
             self._use(session)
 
-    def reserve(self, session: str, nbytes: int) -> bool:
-        """Reserve `nbytes` in all for a session's copy, and drop others' copies to make room.
+    def reserve(self, session: str, pages: Collection[PageVersion], own_bytes: int = 0) -> bool:
+        """Reserve memory for exactly these pages of a session, and drop others' to make room.
 
-        Returns False, and nothing is dropped or changed, where that does not give enough.
+        own_bytes: beside the pages. Returns False, and nothing is dropped or changed, where that does
+        not give enough.
         """
+        wanted = _Held(frozenset(pages), own_bytes)
         with self.lock:
-            victims = self._choose_victims(session, nbytes)
+            victims = self._choose_victims(session, wanted)
             if victims is None:
                 return False
             for name in victims:
                 self._drop(name)
-                del self._bytes[name]
+                self._forget(name)
                 self.evictions += 1
-            self._bytes[session] = nbytes
-            self._use(session)
+            # Before what it had is forgotten, which may be some of the same.
+            self._holders.update(wanted.pages)
+            self._forget(session)
+            self._sessions[session] = wanted
             return True
 
-    def free(self, session: str) -> None:
-        """Record that the owner has dropped a session's copy."""
+    def get(self, page: PageVersion) -> Tensor | None:
+        """Get the rows of a page that a session has read; None where none has."""
         with self.lock:
-            self._bytes.pop(session, None)
+            return self._rows.get(page)
+
+    def put(self, pages: Sequence[PageVersion], rows: Sequence[Tensor]) -> None:
+        """Keep pages for all sessions that hold them; of those that may change, nothing is kept."""
+        with self.lock:
+            for page, of_page in zip(pages, rows, strict=True):
+                if page.final and page in self._holders:
+                    self._rows.setdefault(page, of_page)
+
+    def free(self, session: str) -> None:
+        """Record that the owner has dropped what a session held."""
+        with self.lock:
+            self._forget(session)
 
     def _use(self, session: str) -> None:
-        if session in self._bytes:
-            self._bytes.move_to_end(session)
+        if session in self._sessions:
+            self._sessions.move_to_end(session)
 
-    def _choose_victims(self, session: str, nbytes: int) -> list[str] | None:
-        """Choose the copies to drop, so that the session may have `nbytes`; None: too few."""
-        excess = self.used_bytes + nbytes - self._bytes.get(session, 0) - self.limit_bytes
+    def _forget(self, session: str) -> None:
+        held = self._sessions.pop(session, None)
+        if held is not None:
+            for page in _release(self._holders, held.pages):
+                self._rows.pop(page, None)
+
+    def _choose_victims(self, session: str, wanted: _Held) -> list[str] | None:
+        """Choose the sessions to drop, so that this one may have what it wants; None: too few."""
+        holders = self._holders.copy()
+        holders.update(wanted.pages)
+        before = self._sessions.get(session, _Held())
+        _release(holders, before.pages)
+        free = self.limit_bytes - sum(held.own_bytes for held in self._sessions.values())
+        free += before.own_bytes - wanted.own_bytes
         victims = list[str]()
-        for name, held in self._bytes.items():
-            if excess <= 0:
+        for name, held in self._sessions.items():
+            if len(holders) * self._page_bytes <= free:
                 break
             if name != session and name not in self._pinned:
-                excess -= held
+                _release(holders, held.pages)
+                free += held.own_bytes
                 victims.append(name)
-        return victims if excess <= 0 else None
+        return victims if len(holders) * self._page_bytes <= free else None
+
+
+def _release(holders: Counter[PageVersion], pages: Collection[PageVersion]) -> list[PageVersion]:
+    """Count one holder less of each page; return those that none holds any more."""
+    holders.subtract(pages)
+    released = [page for page in pages if holders[page] <= 0]
+    for page in released:
+        del holders[page]
+    return released

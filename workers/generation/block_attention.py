@@ -33,27 +33,26 @@ def begin_block(
     engine.make_room(resident, tokens)
     if engine.cache.holds_all(resident.slot, session.length):
         return None
-    join = yield from _join_stored(engine, resident, tokens, source)
+    join = yield from _join_stored(engine, resident, source)
     return StoredBlock(session.length, join)
 
 
 def _join_stored(
-    engine: Engine, resident: ResidentSession, tokens: int, source: LayerSource | None
+    engine: Engine, resident: ResidentSession, source: LayerSource | None
 ) -> Steps[JoinRows]:
-    """Return what joins a layer's stored rows with those of a block of so many tokens.
+    """Return what joins a layer's stored rows with those of a block.
 
-    The stored rows are those of the session's arena, which reads each of them once. They are read from
-    the stored pages, in each layer anew, where there is no memory for the arena, and for a scratch
-    session, which has the rows of the session that it was made of.
+    The stored rows are those of the session's copy in host memory. They are read from the stored pages,
+    in each layer anew, where there is no memory for the copy, and for a scratch session, which has the
+    rows of the session that it was made of.
     """
     session = resident.session
     transfers = engine.cache.transfers
     owner = engine.sessions.get(session.name, session)
     if owner is session:
-        copy = yield from fill_host_copy(engine, resident, source, index=False, room=tokens)
+        copy = yield from fill_host_copy(engine, resident, source, index=False)
         if copy is not None:
-            on_host = transfers.device.type == "cpu"
-            return copy.arena.extend if on_host else concatenate(copy.arena.rows, transfers)
+            return concatenate(copy.rows.rows, transfers)
     yield from wait_for_writes(engine, owner)
     heads = engine.store.layout.n_kv_heads
     positions = torch.arange(session.length).expand(heads, -1).contiguous()

@@ -1,85 +1,123 @@
-"""Copies of a session's rows to host memory, for retrieval, prompts, repairs and re-selections."""
+"""A session's rows in host memory, for retrieval, prompts, repairs and re-selections."""
 
-import torch
+from collections.abc import Sequence
 
-from workers.engine.activation import RowSource
+from torch import Tensor
+
+from kvstore.format.page_table import PageVersion
+from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
+from workers.engine.host_cache import HostCache
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.stored.store_io import map_store_errors
 from workers.generation.steps import Steps, wait_for_writes
 from workers.retrieval.host_copy import HostCopy
 
-# Tokens whose rows are copied before others run.
-_TOKENS_AT_ONCE = 512
+# Pages that are read before others run.
+_PAGES_AT_ONCE = 8
+
+
+class PageTaker:
+    """Takes pages of a session for its copy: those that another session has from there, others are read.
+
+    Attributes:
+        length: Rows that the session has.
+    """
+
+    def __init__(
+        self, copy: HostCopy, cache: HostCache, source: LayerSource, name: str, length: int
+    ) -> None:
+        """Address the first rows of session `name`; the copy keeps pages that have not changed.
+
+        Reads nothing. Raises the errors of the source.
+        """
+        self.length = length
+        self._copy = copy
+        self._cache = cache
+        self._source = source
+        self._name = name
+        pages = range(-(-length // self._tokens))
+        self._versions = source.page_versions(name, pages)
+        copy.keep(self._versions, length)
+
+    @property
+    def versions(self) -> Sequence[PageVersion]:
+        """Versions of all of the session's pages."""
+        return self._versions
+
+    def take(self, stop: int) -> None:
+        """Take the pages before position `stop` that are missing. Raises the errors of the source."""
+        copy, first = self._copy, self._copy.pages
+        wanted = self._versions[first : -(-stop // self._tokens)]
+        if not wanted:
+            return
+        found: list[Tensor | None] = [self._cache.get(version) for version in wanted]
+        missing = [index for index, rows in enumerate(found) if rows is None]
+        read = self._source.hold_pages(self._name, [first + index for index in missing])
+        for index, rows in zip(missing, read, strict=True):
+            found[index] = rows
+        pages = [rows for rows in found if rows is not None]
+        self._cache.put(wanted, pages)
+        copy.append(wanted, pages, min(self.length, (first + len(wanted)) * self._tokens))
+
+    @property
+    def _tokens(self) -> int:
+        return self._copy.layout.page_tokens
 
 
 def open_host_copy(
-    engine: Engine, resident: ResidentSession, *, room: int = 0
-) -> Steps[HostCopy | None]:
-    """Wait for the session's writes, and reserve memory for a copy of all of its rows.
+    engine: Engine, resident: ResidentSession, source: LayerSource | None = None
+) -> Steps[tuple[HostCopy, PageTaker] | None]:
+    """Wait for the session's writes, and reserve memory for all of its rows.
 
-    The copy has the rows that were copied before, up to the page that was not full then: a store
-    that quantises changes rows when it is. room: for so many rows more (`RowArena.extend`).
-
-    Returns None, and the session has no copy, where the copies of running jobs leave no memory for
-    this one.
+    The copy has the pages that it had, but for those that may have changed. source: of the rows, the
+    engine's store unless given. Returns what takes the others, or None, and the session has no copy,
+    where the running jobs leave no memory for this one. Raises the errors of the source.
     """
-    session, layout = resident.session, engine.store.layout
+    session = resident.session
     yield from wait_for_writes(engine, session)
     settings = resident.config.retrieval
-    needed = HostCopy.bytes_for(layout, settings, session.length + room)
-    copy = session.host_copy
-    # Memory that is allocated stays so when rows are dropped.
-    if not _reserve_memory(engine, session, max(needed, copy.nbytes if copy else 0)):
+    copy = session.host_copy or HostCopy(engine.store.layout, settings, engine.native)
+    with map_store_errors():
+        source = source or engine.store
+        taker = PageTaker(copy, engine.host_cache, source, session.name, session.length)
+    own_bytes = max(copy.most_index_bytes(session.length), copy.index_bytes)
+    if not _reserve_memory(engine, session, taker, own_bytes):
         return None
-    if copy is None:
-        copy = session.host_copy = HostCopy(layout, settings)
-    # At once, so that others that run meanwhile see what it takes.
-    copy.arena.reserve(session.length + room)
-    first = min(copy.arena.length, session.length)
-    copy.truncate(first - first % layout.page_tokens)
-    return copy
-
-
-def copy_rows(copy: HostCopy, source: RowSource, session: str, stop: int) -> None:
-    """Copy the rows before position `stop` that are missing. Raises the errors of the source."""
-    if copy.arena.length < stop:
-        heads, layers = copy.layout.n_kv_heads, copy.layout.n_layers
-        span = torch.arange(copy.arena.length, stop).expand(heads, -1).contiguous()
-        copy.append(source.gather_selection(session, [span] * layers))
+    session.host_copy = copy
+    return copy, taker
 
 
 def fill_host_copy(
     engine: Engine,
     resident: ResidentSession,
-    source: RowSource | None = None,
+    source: LayerSource | None = None,
     *,
     index: bool = True,
-    room: int = 0,
 ) -> Steps[HostCopy | None]:
-    """Copy all of a session's rows to host memory, and index them; yields between copies.
+    """Take all of a session's rows, and index them; yields between reads.
 
-    source: of the rows, the engine's store unless given; index: False leaves the rows without an
-    index, for readers of all keys. Returns None, and takes `room`, as `open_host_copy`. Raises the
-    errors of the store.
+    index: False leaves the rows without an index, for readers of all keys. Returns None, and takes
+    `source`, as `open_host_copy`. Raises the errors of the source.
     """
-    session = resident.session
-    copy = yield from open_host_copy(engine, resident, room=room)
-    if copy is None:
+    opened = yield from open_host_copy(engine, resident, source)
+    if opened is None:
         return None
-    while copy.arena.length < session.length:
+    copy, taker = opened
+    while copy.rows.length < taker.length:
         with map_store_errors():
-            stop = min(session.length, copy.arena.length + _TOKENS_AT_ONCE)
-            copy_rows(copy, source or engine.store, session.name, stop)
+            taker.take(copy.rows.length + _PAGES_AT_ONCE * copy.layout.page_tokens)
         yield None
     if index:
         yield from copy.index_rows()
-    return copy if _reserve_memory(engine, session, copy.nbytes) else None
+    return copy if _reserve_memory(engine, resident.session, taker, copy.index_bytes) else None
 
 
-def _reserve_memory(engine: Engine, session: WorkerSession, nbytes: int) -> bool:
-    """Reserve bytes of the host cache for the session's copy; without room it has none."""
-    if engine.host_cache.reserve(session.name, nbytes):
+def _reserve_memory(
+    engine: Engine, session: WorkerSession, taker: PageTaker, own_bytes: int
+) -> bool:
+    """Reserve the host cache's memory for the session's copy; without room it has none."""
+    if engine.host_cache.reserve(session.name, taker.versions, own_bytes):
         return True
     engine.drop_host_copy(session)
     return False

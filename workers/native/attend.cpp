@@ -1,8 +1,8 @@
 // Attention of a decode step with retrieval: one call for a layer, with all of its sessions and heads.
 //
 // Logits of every stored key, softmax weights, priority sampling, and attention over active and drawn
-// rows in one softmax. Keys are read once, in the order that they lie in; of drawn rows, values alone are
-// read again. What is drawn is defined by workers/retrieval/sampling.py, whose results these are.
+// rows in one softmax. Keys are read once, from the pages that the row store has them in; of drawn rows,
+// values alone are read again. What is drawn is defined by workers/retrieval/sampling.py, whose results these are.
 //
 // Vectors are the compiler's (GCC, Clang) and no instruction set's: the same source is compiled for several
 // (setup.py), and library.py loads the one that the CPU has. A head is computed by one thread in one
@@ -21,12 +21,29 @@
 
 // Of one session, as `Searched` of searched.py.
 struct Searched {
-  const void* keys;    // [heads, capacity, dim]
-  const void* values;  // as keys
-  const float* ranks;  // of all positions, and of those that a rotation adds
-  int64_t capacity;    // rows of memory of a head
-  int64_t rows;        // that can be drawn; 0: none
-  int64_t count;       // that are drawn at most
+  const char* const* pages;  // [rows / page_rows, rounded up]
+  int64_t keys;              // bytes from a page to those of the layer, [heads, page_rows, dim]
+  int64_t values;            // as keys
+  const float* ranks;        // of all positions, and of those that a rotation adds
+  int64_t page_rows;         // rows of a head in a page
+  int64_t rows;              // that can be drawn; 0: none
+  int64_t count;             // that are drawn at most
+
+  // Row of a head; `part`: `keys` or `values`.
+  template <typename T>
+  const T* at(int64_t part, int64_t head, int64_t row, int64_t dim) const {
+    return (const T*)(pages[row / page_rows] + part) + (head * page_rows + row % page_rows) * dim;
+  }
+};
+
+// Rows of a head that are copied, as `Gather` of gather.py.
+struct Gather {
+  const char* const* pages;  // as those of `Searched`
+  int64_t part;              // bytes from a page to [heads, page_rows, row_bytes]
+  int64_t page_rows, row_bytes;
+  int64_t heads, count;
+  const int64_t* positions;  // [heads, count]
+  char* out;                 // [heads, count, row_bytes]
 };
 
 // Numbers of all sessions and heads, as `Heads` of heads.py; those of one head lie one after the other.
@@ -52,6 +69,7 @@ struct Call {
   int64_t rotations;     // they are rotated by less than that
   int64_t sessions, heads, group, dim, active;
   void* out;       // [sessions, heads, group, dim]
+  float* counts;   // [sessions, heads, most], for how many rows each drawn one counts: a search alone; or none
   int32_t* drawn;  // [sessions, heads, 1 + most]: number of drawn rows, and their positions; -1 for none
   int64_t most;    // the largest `count`
   float* scratch;  // [threads, scratch_size]
@@ -64,7 +82,6 @@ namespace {
 
 constexpr int64_t LANES = 8;
 constexpr int64_t TILE_BYTES = 16384;  // keys that stay in the first cache for all queries of a group
-constexpr int64_t AHEAD = 4096;        // bytes from the keys that are read to those that are fetched
 constexpr int64_t LINE = 64;           // bytes that are fetched at once
 constexpr int32_t EMPTY = std::numeric_limits<int32_t>::max();
 constexpr float NONE = -std::numeric_limits<float>::infinity();
@@ -204,37 +221,49 @@ INLINE void score_rows(const T* const rows[4], int64_t dim, const float* queries
   }
 }
 
+// Fetches numbers that lie one after the other, into the first cache or, `later`, into the second one.
+template <bool later, typename T>
+INLINE void fetch(const T* from, int64_t numbers) {
+  for (int64_t c = 0; c < numbers; c += LINE / int64_t(sizeof(T))) __builtin_prefetch(from + c, 0, later ? 2 : 3);
+}
+
 template <int Q, typename T>
 INLINE void score_tile(const T* keys, int64_t n, int64_t dim, const float* queries, float* logits, int64_t stride,
-                       bool first) {
+                       const T* next) {
   for (int64_t i = 0; i < n; i += 4) {
     const T* rows[4];  // behind the end the last one's, whose logits are overwritten
     for (int64_t r = 0; r < 4; ++r) rows[r] = keys + std::min(i + r, n - 1) * dim;
-    for (int64_t c = 0; first && c < 4 * dim; c += LINE / int64_t(sizeof(T)))
-      __builtin_prefetch(keys + i * dim + c + AHEAD / int64_t(sizeof(T)));
+    if (next) fetch<true>(next + i * dim, 4 * dim);
     score_rows<Q>(rows, dim, queries, logits + i, stride);
   }
 }
 
-// Logits [group, stride] of keys [n, dim]; -inf in the places behind, up to `stride`, a multiple of LANES.
+// Logits [group, stride] of keys [n, dim]. `next`: what is read after them. A tile is fetched while the one
+// before it is scored: pages lie anywhere, and no CPU guesses where the next one is.
 template <typename T>
 INLINE void score(const T* keys, int64_t n, int64_t dim, const float* queries, int64_t group, float* logits,
-                  int64_t stride) {
+                  int64_t stride, const T* next) {
   const int64_t tile = std::max<int64_t>(1, TILE_BYTES / (dim * int64_t(sizeof(T)) * 4)) * 4;
   for (int64_t first = 0; first < n; first += tile) {
     const T* some = keys + first * dim;
     const int64_t rows = std::min(tile, n - first);
+    const T* ahead = first + rows < n ? some + rows * dim : next;
     for (int64_t q = 0; q < group;) {
       const float* asked = queries + q * dim;
       float* into = logits + q * stride + first;
+      const T* fetched = q == 0 ? ahead : nullptr;
       switch (group - q) {  // three at once at most: their sums have to stay in registers
-        case 1: score_tile<1>(some, rows, dim, asked, into, stride, q == 0); q += 1; break;
+        case 1: score_tile<1>(some, rows, dim, asked, into, stride, fetched); q += 1; break;
         case 2:
-        case 4: score_tile<2>(some, rows, dim, asked, into, stride, q == 0); q += 2; break;
-        default: score_tile<3>(some, rows, dim, asked, into, stride, q == 0); q += 3;
+        case 4: score_tile<2>(some, rows, dim, asked, into, stride, fetched); q += 2; break;
+        default: score_tile<3>(some, rows, dim, asked, into, stride, fetched); q += 3;
       }
     }
   }
+}
+
+// Sets the places behind the first n of logits [group, stride] to -inf; stride: a multiple of LANES.
+INLINE void close_rows(float* logits, int64_t n, int64_t group, int64_t stride) {
   for (int64_t q = 0; q < group; ++q) std::fill(logits + q * stride + n, logits + (q + 1) * stride, NONE);
 }
 
@@ -347,8 +376,13 @@ INLINE int64_t search(const Call& call, int64_t session, int64_t head, const flo
   const int64_t stride = padded(stored.rows);
   float* weights = logits + call.group * stride;
   float* priorities = weights + stride;
-  const T* keys = (const T*)stored.keys + head * stored.capacity * call.dim;
-  score(keys, stored.rows, call.dim, queries, call.group, logits, stride);
+  for (int64_t first = 0, after; first < stored.rows; first = after) {
+    after = std::min(stored.rows, first + stored.page_rows);
+    const T* next = after < stored.rows ? stored.at<T>(stored.keys, head, after, call.dim) : nullptr;
+    const T* keys = stored.at<T>(stored.keys, head, first, call.dim);
+    score(keys, after - first, call.dim, queries, call.group, logits + first, stride, next);
+  }
+  close_rows(logits, stored.rows, call.group, stride);
   weigh(logits, call.group, stride, priorities, weights);
   const int32_t* active = call.positions.at<int32_t>(session, head);
   for (int64_t i = 0; i < call.active; ++i)
@@ -388,9 +422,13 @@ void attend_head(const Call& call, int64_t session, int64_t head, float* scratch
   const int64_t made = stored.rows ? search<T>(call, session, head, queries, logits, drawn, counts) : 0;
   std::fill(drawn + made, drawn + call.most, -1);
   drawn[-1] = int32_t(made);
+  if (call.counts) {
+    std::copy(counts, counts + made, call.counts + index * call.most);
+    return;
+  }
   const T* values = call.values.at<T>(session, head);
-  const T* others = (const T*)stored.values + head * stored.capacity * dim;
-  score(call.keys.at<T>(session, head), active, dim, queries, group, joint, most);
+  score<T>(call.keys.at<T>(session, head), active, dim, queries, group, joint, most, nullptr);
+  close_rows(joint, active, group, most);
   const float* mask = call.mask.data ? call.mask.at<float>(session, head) : nullptr;
   std::fill(sums, sums + numbers, 0.f);
   for (int64_t q = 0; q < group; ++q) {
@@ -408,9 +446,8 @@ void attend_head(const Call& call, int64_t session, int64_t head, float* scratch
   }
   for (int64_t i = 0; i < active; ++i) add_row(values + i * dim, dim, group, joint + i, most, sums);
   for (int64_t j = 0; j < made; ++j) {
-    if (j + 4 < made)
-      for (int64_t c = 0; c < dim; c += LINE / int64_t(sizeof(T))) __builtin_prefetch(others + drawn[j + 4] * dim + c);
-    add_row(others + drawn[j] * dim, dim, group, joint + active + j, most, sums);
+    if (j + 4 < made) fetch<false>(stored.at<T>(stored.values, head, drawn[j + 4], dim), dim);
+    add_row(stored.at<T>(stored.values, head, drawn[j], dim), dim, group, joint + active + j, most, sums);
   }
   T* out = (T*)call.out + index * numbers;
   for (int64_t i = 0; i < numbers; ++i) narrow(sums[i], out + i);
@@ -435,9 +472,19 @@ void attend(const Call& call) {
   for (std::thread& helper : helpers) helper.join();
 }
 
+void gather(const Gather& call) {
+  for (int64_t i = 0; i < call.heads * call.count; ++i) {
+    const int64_t row = call.positions[i], head = i / call.count;
+    const char* page = call.pages[row / call.page_rows] + call.part;
+    std::memcpy(call.out + i * call.row_bytes, page + (head * call.page_rows + row % call.page_rows) * call.row_bytes,
+                size_t(call.row_bytes));
+  }
+}
+
 }  // namespace
 
 extern "C" {
 __attribute__((visibility("default"))) void attend_float32(const Call* call) { attend<float>(*call); }
 __attribute__((visibility("default"))) void attend_bfloat16(const Call* call) { attend<uint16_t>(*call); }
+__attribute__((visibility("default"))) void gather_rows(const Gather* call) { gather(*call); }
 }

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvstore.format.page import PageLayout
+from kvstore.index.paged_rows import PagedRows
 from workers.native.call import Call
+from workers.native.gather import Gather
 from workers.native.heads import Heads
 from workers.native.library import open_library
 from workers.native.searched import Searched
@@ -39,6 +42,9 @@ class NativeAttention:
         for function in self._functions.values():
             function.argtypes = [ctypes.POINTER(Call)]
             function.restype = None
+        self._gather = library.gather_rows
+        self._gather.argtypes = [ctypes.POINTER(Gather)]
+        self._gather.restype = None
         self._scratch = torch.empty(0)
 
     @classmethod
@@ -63,7 +69,7 @@ class NativeAttention:
             and all(map(_is_dense, (queries, keys, values)))
             and positions.stride(2) == 1
             and (mask is None or mask.shape[2:] == (1, keys.shape[2]))
-            and all(each is None or each.memory.dtype == keys.dtype for each in searched)
+            and all(each is None or each.rows.layout.dtype == keys.dtype for each in searched)
         )
 
     def attend(
@@ -86,30 +92,93 @@ class NativeAttention:
         Returns the output as `queries`, and what was drawn, int32 `[B, n_kv_heads, 1 + count]`: how many
         rows, and their positions, -1 for none.
         """
-        batch, heads, group, dim = queries.shape
+        batch, heads, _, _ = queries.shape
         active = rows[0].shape[2]
+        out = torch.empty(queries.shape, dtype=queries.dtype)
+        added = None if mask is None else mask[:, :, 0].float().expand(batch, heads, active)
+        keys, values, positions = map(Heads.of, rows)
+        parts = (keys, values, positions, Heads() if added is None else Heads.of(added))
+        drawn = self._call(queries, parts, active, searched, rotation, scale, out=out)
+        return out, drawn
+
+    def draws(self, searched: SearchedRows) -> bool:
+        """True for rows that `draw` takes: in float32 or bfloat16."""
+        return searched.rows.layout.dtype in self._functions
+
+    def draw(
+        self,
+        queries: Tensor,
+        active: Tensor,
+        searched: SearchedRows,
+        *,
+        rotation: int,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw rows of one session, without attention: `Retriever.search` of rows that are all scored.
+
+        queries: `[n_kv_heads, group, head_dim]`, on the host; active: int32 positions `[n_kv_heads, n]`.
+        Returns positions, int64 `[n_kv_heads, r]`, -1 for none, and their bias, float32 of that shape.
+        """
+        asked = queries[None].to(searched.rows.layout.dtype).contiguous()
+        positions = active[None].contiguous()
+        parts = (Heads(), Heads(), Heads.of(positions), Heads())
+        counts = torch.empty(1, len(queries), searched.count)
+        drawn = self._call(
+            asked, parts, active.shape[1], [searched], rotation, scale, counts=counts
+        )[0]
+        none = torch.arange(searched.count) >= drawn[:, :1]
+        return drawn[:, 1:].long(), counts[0].log_().masked_fill_(none, -torch.inf)
+
+    def gather_keys(self, rows: PagedRows, layer: int, positions: Tensor) -> Tensor:
+        """Gather keys of a layer, `[n_kv_heads, m, head_dim]`; positions: int64 `[n_kv_heads, m]`."""
+        heads, count = positions.shape
+        out = torch.empty(heads, count, rows.layout.head_dim, dtype=rows.layout.dtype)
+        positions = positions.contiguous()
+        row_bytes = rows.layout.head_dim * rows.layout.dtype.itemsize
+        keys, _ = _find_parts(rows.layout, layer)
+        self._gather(
+            Gather(
+                *(rows.addresses.data_ptr(), keys, rows.layout.page_tokens, row_bytes),
+                *(heads, count, positions.data_ptr(), out.data_ptr()),
+            )
+        )
+        return out
+
+    def _call(
+        self,
+        queries: Tensor,
+        parts: tuple[Heads, Heads, Heads, Heads],
+        active: int,
+        searched: Sequence[SearchedRows | None],
+        rotation: int,
+        scale: float,
+        *,
+        out: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> Tensor:
+        """Call the function for the queries' numbers; returns what was drawn."""
+        batch, heads, group, dim = queries.shape
         retrieving = [each for each in searched if each is not None]
         most = max(each.count for each in retrieving)
-        out = torch.empty(queries.shape, dtype=queries.dtype)
+        lengths = [each.rows.length for each in retrieving]
         drawn = torch.empty(batch, heads, 1 + most, dtype=torch.int32)
-        lengths = [each.length for each in retrieving]
         threads = _count_threads(batch * heads, heads * dim * sum(lengths))
         size = _count_scratch(active, most, max(lengths), group, dim)
         if len(self._scratch) < threads * size:
             self._scratch = torch.empty(threads * size)
-        added = None if mask is None else mask[:, :, 0].float().expand(batch, heads, active)
-        call = Call(
-            *map(Heads.of, (queries, *rows)),
-            Heads() if added is None else Heads.of(added),
-            (Searched * batch)(*map(_describe, searched)),
-            *(rotation, self._rotations),
-            *(batch, heads, group, dim, active),
-            *(out.data_ptr(), drawn.data_ptr(), most),
-            *(self._scratch.data_ptr(), size, threads),
-            scale,
+        self._functions[queries.dtype](
+            Call(
+                *(Heads.of(queries), *parts),
+                (Searched * batch)(*map(_describe, searched)),
+                *(rotation, self._rotations),
+                *(batch, heads, group, dim, active),
+                *(None if each is None else each.data_ptr() for each in (out, counts, drawn)),
+                most,
+                *(self._scratch.data_ptr(), size, threads),
+                scale,
+            )
         )
-        self._functions[queries.dtype](call)
-        return out, drawn
+        return drawn
 
 
 def _is_dense(rows: Tensor) -> bool:
@@ -118,12 +187,22 @@ def _is_dense(rows: Tensor) -> bool:
     return rows.stride(3) == 1 and (rows.shape[2] == 1 or rows.stride(2) == rows.shape[3])
 
 
-def _describe(rows: SearchedRows | None) -> Searched:
-    if rows is None:
+def _describe(searched: SearchedRows | None) -> Searched:
+    if searched is None:
         return Searched()
-    keys, memory = rows.memory.data_ptr(), rows.memory
-    values = keys + (len(memory) - 1) * memory.stride(0) * memory.itemsize
-    return Searched(keys, values, rows.ranks.data_ptr(), memory.shape[2], rows.length, rows.count)
+    rows = searched.rows
+    keys, values = _find_parts(rows.layout, searched.layer)
+    return Searched(
+        *(rows.addresses.data_ptr(), keys, values),
+        *(searched.ranks.data_ptr(), rows.layout.page_tokens, rows.length, searched.count),
+    )
+
+
+def _find_parts(layout: PageLayout, layer: int) -> tuple[int, int]:
+    """Bytes from a page's begin to a layer's keys and to its values, which may be the same."""
+    part = layout.n_kv_heads * layout.page_tokens * layout.head_dim * layout.dtype.itemsize
+    keys = layer * layout.parts * part
+    return keys, keys if layout.latent else keys + part
 
 
 def _count_threads(heads: int, numbers: int) -> int:

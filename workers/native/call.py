@@ -25,6 +25,7 @@ class Call(ctypes.Structure):
         ("dim", ctypes.c_int64),
         ("active", ctypes.c_int64),
         ("out", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
         ("drawn", ctypes.c_void_p),
         ("most", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),

@@ -8,10 +8,11 @@ class Searched(ctypes.Structure):
     """Structure `Searched` of attend.cpp; all zero for a session that retrieves nothing."""
 
     _fields_: ClassVar = [
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
+        ("keys", ctypes.c_int64),
+        ("values", ctypes.c_int64),
         ("ranks", ctypes.c_void_p),
-        ("capacity", ctypes.c_int64),
+        ("page_rows", ctypes.c_int64),
         ("rows", ctypes.c_int64),
         ("count", ctypes.c_int64),
     ]

@@ -197,10 +197,10 @@ def _scan_rows(
 def _open_keys(engine: Engine, resident: ResidentSession) -> Steps[KeySource]:
     """Open the session's copy in host memory, or its stored pages where memory has no room."""
     session, transfers = resident.session, engine.cache.transfers
-    copy = yield from open_host_copy(engine, resident)
-    if copy is None:
+    opened = yield from open_host_copy(engine, resident)
+    if opened is None:
         return StoredKeys(engine.store, session.name, session.length, transfers)
-    return CopiedKeys(copy, engine.store, session.name, session.length, transfers)
+    return CopiedKeys(*opened, transfers)
 
 
 def _promote_best(

@@ -117,7 +117,7 @@ def reselect(
             engine, resident, scan, observed, turn if share > 0 else None
         )
         wanted = yield from _select_rows(engine, resident, scores, share)
-        moves = become(engine.cache, copy or source, resident, wanted)
+        moves = become(engine.cache, copy.rows if copy else source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
     record_evicted(session, _evicted_shares(moves, scores.by_layer(share)))
@@ -218,7 +218,7 @@ def _scan(
     if copy is None:
         keys = StoredKeys(source, session.name, session.length, transfers)
         return (yield from scan_heads(keys, signal, reduction))
-    return (yield from scan_copy(copy.arena, signal, reduction, transfers))
+    return (yield from scan_copy(copy.rows, signal, reduction, transfers))
 
 
 def _select_rows(

@@ -1,80 +1,126 @@
-"""A copy of a session's rows in host memory, and for retrieval an index over each layer's keys."""
+"""A session's rows in host memory, and for retrieval an index over each layer's keys."""
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
-from kvstore.index.arena import RowArena
+from kvstore.format.page_table import PageVersion
 from kvstore.index.base import KeyIndex
-from kvstore.index.summaries import KeySummaries
+from kvstore.index.paged_rows import PagedRows
+from kvstore.index.summaries import FANOUT, KeySummaries
+from workers.native.attention import NativeAttention
 from workers.retrieval.indexes import create_index, index_bytes
 
 
 class HostCopy:
-    """One copy of a session's rows: for its retrieval, prompts, repairs and re-selections.
+    """A session's rows in host memory: for its retrieval, prompts, repairs and re-selections.
 
     Attributes:
         layout: Shape of the rows.
-        arena: The rows.
-        copied: Rows that were copied into it so far, those that were dropped again included.
+        rows: The rows, in pages that other sessions and the RAM tier may have too.
+        native: Native code that draws and gathers; None: torch does.
+        taken: Pages that were taken so far, those that were dropped again included.
     """
 
-    def __init__(self, layout: PageLayout, settings: Retrieval | None) -> None:
+    def __init__(
+        self,
+        layout: PageLayout,
+        settings: Retrieval | None,
+        native: NativeAttention | None = None,
+    ) -> None:
         """Begin without rows; settings: of the index; None: there is none, however many rows."""
         self.layout = layout
-        self.arena = RowArena(layout)
-        self.copied = 0
+        self.rows = PagedRows(layout)
+        self.native = native
+        self.taken = 0
         self._settings = settings
+        self._versions: list[PageVersion] = []
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory on the host."""
-        return self.arena.nbytes + sum(each.nbytes for each in self._indexes if each is not None)
+        """Bytes of memory on the host, of pages that others have too included."""
+        return self.rows.nbytes + self.index_bytes
 
-    @staticmethod
-    def bytes_for(layout: PageLayout, settings: Retrieval | None, length: int) -> int:
-        """Most bytes of so many rows per KV head and their indexes."""
-        indexes = 0 if settings is None else index_bytes(settings, layout, length)
-        return RowArena.bytes_for(layout, length) + indexes
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the indexes."""
+        return sum(each.nbytes for each in self._indexes if each is not None)
 
-    def append(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Append rows, as `RowArena.append`; they are searched from the next `index_rows` on."""
-        self.arena.append(layers)
-        self.copied += layers[0][0].shape[1]
+    @property
+    def pages(self) -> int:
+        """Pages that it has."""
+        return len(self._versions)
+
+    def most_index_bytes(self, length: int) -> int:
+        """Most bytes of the indexes of so many rows."""
+        return 0 if self._settings is None else index_bytes(self._settings, self.layout, length)
+
+    def keep(self, versions: Sequence[PageVersion], length: int) -> None:
+        """Keep the pages that are in these versions, up to the first one that is not, or may change.
+
+        length: rows of the session.
+        """
+        kept = 0
+        for mine, wanted in zip(self._versions, versions, strict=False):
+            if mine != wanted or not mine.final:
+                break
+            kept += 1
+        self.truncate(kept * self.layout.page_tokens)
+        # Pages that do not change are whole, however many rows the session had.
+        self.rows.length = min(kept * self.layout.page_tokens, length)
+
+    def append(self, versions: Sequence[PageVersion], pages: Sequence[Tensor], length: int) -> None:
+        """Add pages that follow, up to position `length`: see `PagedRows`.
+
+        They are searched from the next `index_rows` on.
+        """
+        self._versions.extend(versions)
+        self.rows.append(pages, length)
+        self.taken += len(pages)
 
     def truncate(self, length: int) -> None:
         """Drop the rows from position `length` on."""
-        self.arena.truncate(length)
+        self.rows.truncate(length)
+        del self._versions[len(self.rows.pages) :]
         for index in self._indexes:
             if index is not None:
-                index.truncate(length)
+                index.truncate(self.rows.length)
 
     def index_rows(self) -> Iterator[None]:
-        """Index the arena's rows, if the settings say so for so many; yields after each layer."""
+        """Index the rows, if the settings say so for so many; yields after each layer."""
         if self._settings is None:
             return
         for layer in range(len(self._indexes)):
-            index = create_index(self._settings, self.arena.length)
+            index = create_index(self._settings, self.rows.length)
             if index is None:
                 self._indexes[layer] = None
                 continue
             index = self._indexes[layer] or index
-            index.extend(self.arena.keys(layer))
+            index.extend(self.rows.keys(layer))
             self._indexes[layer] = index
             yield None
 
-    def gather_selection(
-        self, _session: str, selection: Sequence[Tensor]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Gather positions of all layers, int64 `[n_kv_heads, m]` each, -1 for none.
+    def gather_keys(self, layer: int, positions: Tensor) -> Tensor:
+        """Gather keys `[n_kv_heads, m, head_dim]` of positions, int64 `[n_kv_heads, m]`.
 
-        A source of this session's rows as the row store is one of all sessions'. Returns per layer
-        keys and values `[n_kv_heads, m, head_dim]`, any row where there is none.
+        Of a position that is none, or behind the rows, those of any row.
         """
-        return [self.arena.gather(layer, positions) for layer, positions in enumerate(selection)]
+        places = positions.clamp(0, self.rows.length - 1)
+        if self.native is not None:
+            return self.native.gather_keys(self.rows, layer, places)
+        return self.rows.gather(layer, places)[0]
+
+    def gather_key_runs(self, layer: int, runs: Tensor) -> Tensor:
+        """Gather the keys of runs of 8 positions each; run i begins at position `8 * i`.
+
+        runs: int64 `[n_kv_heads, m]`. Returns `[n_kv_heads, 8 * m, head_dim]`, as `gather_keys`.
+        """
+        positions = runs[..., None] * FANOUT + torch.arange(FANOUT)
+        return self.gather_keys(layer, positions.flatten(1))
 
     def is_indexed(self, layer: int) -> bool:
         """True if a search of the layer goes through an index, and not through every row."""

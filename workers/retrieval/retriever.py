@@ -1,4 +1,4 @@
-"""Retriever of one session: finds the rows that a step's queries attend to most in its arena."""
+"""Retriever of one session: finds the rows that a step's queries attend to most in its host copy."""
 
 import time
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class _Candidates:
     """Rows that are scored, each once.
 
     Attributes:
-        positions: int64 `[n_kv_heads, m]`; the arena's length or more where there is none.
+        positions: int64 `[n_kv_heads, m]`; the rows' number or more where there is none.
         raised: What a row's logits are raised by, for rows that it stands for, float32
             `[n_kv_heads, m]`; -inf where there is none.
         keys: `[n_kv_heads, m, head_dim]`; any where there is none.
@@ -80,16 +80,16 @@ class Retriever:
     """Search of a session's rows by the queries of its own steps.
 
     Attributes:
-        rows: The rows that can be found.
+        copy: The rows that can be found.
         count: Rows per KV head and layer that a step finds at most.
         ready: The session's steps retrieve now; set before a step, until the turn ends.
-        evictions: The session's evictions that the arena has the rows of.
+        evictions: The session's evictions that the copy has the rows of.
         counts: Of the turn so far.
     """
 
-    def __init__(self, rows: HostCopy, settings: Retrieval, count: int) -> None:
+    def __init__(self, copy: HostCopy, settings: Retrieval, count: int) -> None:
         """Create a retriever over a session's rows."""
-        self.rows = rows
+        self.copy = copy
         self.count = count
         self.ready = False
         self.evictions = 0
@@ -98,7 +98,7 @@ class Retriever:
         self._ranks = Ranks()
 
     def begin_turn(self) -> None:
-        """Clear the turn's counts; no step retrieves before the arena has been filled again."""
+        """Clear the turn's counts; no step retrieves before the copy has been filled again."""
         self.ready = False
         self.counts = RetrievalCounts()
 
@@ -108,18 +108,27 @@ class Retriever:
         Counts the rows and the time.
         """
         started = time.perf_counter()
-        positions, bias = self.search(layer, queries, active, scale)
-        found = Found(positions, *self.rows.arena.gather(layer, positions), bias)
+        positions, bias = self._draw(layer, queries, active, scale)
+        found = Found(positions, *self.copy.rows.gather(layer, positions), bias)
         self.count_found(layer, int((positions >= 0).sum()), time.perf_counter() - started)
         return found
 
     def searched_rows(self, layer: int) -> SearchedRows | None:
         """The rows of a layer, where a search scores each of them, and draws; None where it does not."""
-        if self.rows.is_indexed(layer) or self._settings.choice != "sample":
+        if self.copy.is_indexed(layer) or self._settings.choice != "sample":
             return None
-        arena = self.rows.arena
-        ranks = self._ranks.unrotated(arena.length)
-        return SearchedRows(arena.memory(layer), arena.length, ranks, self.count)
+        rows = self.copy.rows
+        return SearchedRows(rows, layer, self._ranks.unrotated(rows.length), self.count)
+
+    def _draw(
+        self, layer: int, queries: Tensor, active: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Search in native code, where there is some for the search; see `search`."""
+        native, searched = self.copy.native, self.searched_rows(layer)
+        if native is None or searched is None or not native.draws(searched):
+            return self.search(layer, queries, active, scale)
+        rotation = LAYER_STEP * layer
+        return native.draw(queries, active, searched, rotation=rotation, scale=scale)
 
     def search(
         self, layer: int, queries: Tensor, active: Tensor, scale: float
@@ -135,8 +144,8 @@ class Retriever:
         `EMPTY` for none. Both are on the host. Returns positions, int64 `[n_kv_heads, r]`, -1 for
         none, and their bias, see `Found`.
         """
-        length = self.rows.arena.length
-        # One place more: for positions behind the arena's end, and `EMPTY`, no candidates.
+        length = self.copy.rows.length
+        # One place more: for positions behind the last row, and `EMPTY`, no candidates.
         excluded = active.long().clamp(max=length)
         # The newest row is that of the query's own token: in a batch, too, whose sessions are padded.
         newest = int(active.masked_fill(active == EMPTY, 0).max()) if active.numel() else 0
@@ -145,7 +154,7 @@ class Retriever:
         queries = queries.float() * scale
         some = self._narrow(layer, queries, rotation)
         if some is None:
-            weights = pad(weigh(queries, self.rows.arena.keys(layer)), (0, 1), value=-1.0)
+            weights = pad(weigh(queries, self.copy.rows.keys(layer)), (0, 1), value=-1.0)
             return self._select(weights.scatter_(1, excluded, -1.0), ranks, self.count)
         places = some.positions.clamp(max=length)
         marks = torch.zeros(len(queries), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
@@ -158,17 +167,17 @@ class Retriever:
 
     def _narrow(self, layer: int, queries: Tensor, rotation: int) -> _Candidates | None:
         """Narrow the rows of a layer down for queries that are scaled; None: every row."""
-        summaries = self.rows.summaries(layer)
+        summaries = self.copy.summaries(layer)
         level = 0 if summaries is None else summaries.lowest_level(_MOST_NODES)
         if summaries is not None and level:
             return self._descend(layer, summaries, level, queries, rotation)
-        positions = self.rows.candidates(layer, queries)
+        positions = self.copy.candidates(layer, queries)
         if positions is None:
             return None
         none = positions < 0
         raised = torch.zeros(positions.shape).masked_fill_(none, -torch.inf)
-        keys = self.rows.arena.gather_keys(layer, positions)
-        return _Candidates(positions.masked_fill(none, self.rows.arena.length), raised, keys)
+        keys = self.copy.gather_keys(layer, positions)
+        return _Candidates(positions.masked_fill(none, self.copy.rows.length), raised, keys)
 
     def _descend(
         self, layer: int, summaries: KeySummaries, level: int, queries: Tensor, rotation: int
@@ -184,7 +193,7 @@ class Retriever:
             return self._select(weights, ranks, most)
 
         runs = descend(summaries, queries, level, choose)
-        gather = partial(self.rows.arena.gather_key_runs, layer, length=FANOUT)
+        gather = partial(self.copy.gather_key_runs, layer)
         return _Candidates(*runs.nodes(), runs.gather(gather))
 
     def _select(self, weights: Tensor, ranks: Tensor, count: int) -> tuple[Tensor, Tensor]:

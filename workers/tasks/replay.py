@@ -17,7 +17,8 @@ from torch import Tensor
 
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvstore.format.page import PageLayout
+from kvstore.format.page import PageKey, PageLayout
+from kvstore.format.page_table import PageVersion
 from kvstore.sessions.gather import ReadKeys, split_by_page
 from kvstore.store import RowStore
 from workers.engine.activation import RowSource
@@ -314,6 +315,21 @@ class ReplayRows:
         selection = [positions[:, :0]] * self.layout.n_layers
         selection[layer] = positions
         return self.gather_selection(session, selection)[layer]
+
+    def page_versions(self, session: str, pages: Sequence[int]) -> list[PageVersion]:
+        """Versions of pages as the store gives them; those that are read from here may change."""
+        collected = self._collected()
+        stored = [page for page in pages if page not in collected]
+        found = dict(zip(stored, self.store.page_versions(session, stored), strict=True))
+        found |= {page: PageVersion(PageKey(session, page), None) for page in collected}
+        return [found[page] for page in pages]
+
+    def hold_pages(self, session: str, pages: Sequence[int]) -> list[Tensor]:
+        """Read pages as the store does, incomplete ones included. Raises the store's errors."""
+        collected = self._collected()
+        stored = [page for page in pages if page not in collected]
+        found = collected | dict(zip(stored, self.store.hold_pages(session, stored), strict=True))
+        return [found[page] for page in pages]
 
     def _collected(self) -> dict[int, Tensor]:
         """The pages that are read from here, by index."""

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.index.arena import RowArena
 from tests.workers.drive import drive
 from workers.generation.host_copy import fill_host_copy
-from workers.retrieval.host_copy import HostCopy
+from workers.retrieval.indexes import index_bytes
 
 
 def test_memory_is_taken_before_the_rows_are_copied(
@@ -22,9 +21,10 @@ def test_memory_is_taken_before_the_rows_are_copied(
     worker.open("s", budget=2048)
     length = worker.turn("s", words(400), generate=False).memory.length
     layout = worker.engine.store.layout
-    # Of the first one there is room for what it copies at first, but not for all.
-    beside = 1500 * layout.token_bytes
-    worker = make_worker(host_cache_bytes=RowArena.bytes_for(layout, length) + beside, **limits)
+    pages = -(-length // layout.page_tokens)
+    # Of the second one there is room for some pages, but not for all.
+    room = (pages + pages // 2) * layout.page_bytes
+    worker = make_worker(host_cache_bytes=room, **limits)
     for name in ("s", "t"):
         worker.open(name, budget=2048)
         worker.turn(name, words(400), generate=False)
@@ -38,7 +38,7 @@ def test_memory_is_taken_before_the_rows_are_copied(
         step.result()
         step = next(first)
     rows = sessions[0].host_copy
-    assert rows.arena.length < sessions[0].length, "it is not filled yet"
+    assert rows.rows.length < sessions[0].length, "it is not filled yet"
     assert drive(second)[0] is None, "the other session took the same memory"
 
 
@@ -54,8 +54,8 @@ def test_memory_is_taken_for_the_index_too(
     worker.open("s", method="snapkv", budget=64, **options)
     length = worker.turn("s", words(400), generate=False).memory.length
     layout, settings = worker.engine.store.layout, worker.engine.session("s").config.retrieval
-    rows_alone = RowArena.bytes_for(layout, length)
-    for limit in (rows_alone, HostCopy.bytes_for(layout, settings, length)):
+    rows_alone = -(-length // layout.page_tokens) * layout.page_bytes
+    for limit in (rows_alone, rows_alone + index_bytes(settings, layout, length)):
         worker = make_worker(host_cache_bytes=limit, **limits)
         worker.open("s", method="snapkv", budget=64, **options)
         worker.turn("s", words(400), generate=False)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.made_up_copy import build_copy
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from workers.cache.active_cache import EMPTY
@@ -17,7 +18,6 @@ from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
 from workers.native.library import LEVELS, open_library
-from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.retriever import LAYER_STEP, Retriever
 from workers.retrieval.sampling import ROTATIONS, Ranks
 from workers.retrieval.step import RetrievalStep
@@ -101,8 +101,8 @@ def make(shape: Shape, dtype: torch.dtype | None = None) -> Made:
         if session is not None:
             settings = Retrieval(index="exact")
             layout = PageLayout(LAYERS, heads, shape.dim, keys.dtype, "made up")
-            copy = HostCopy(layout, settings)
-            copy.append([(numbers(heads, length, shape.dim),) * 2 for _ in range(LAYERS)])
+            layers = [(numbers(heads, length, shape.dim),) * 2 for _ in range(LAYERS)]
+            copy = build_copy(layout, settings, layers)
             retrievers[-1] = Retriever(copy, settings, session[1])
     return Made(shape, queries, (keys, values, positions), mask, retrievers)
 
@@ -116,7 +116,7 @@ def draws_differ(made: Made, index: int, drawn: Tensor) -> bool:
     assert retriever is not None
     active, scale = made.rows[2][index], shape.dim**-0.5
     found, _ = retriever.search(shape.layer, made.queries[index], active, scale)
-    weights = weigh(made.queries[index].float() * scale, retriever.rows.arena.keys(shape.layer))
+    weights = weigh(made.queries[index].float() * scale, retriever.copy.rows.keys(shape.layer))
     newest = int(active.masked_fill(active == EMPTY, 0).max())
     rotation = newest + LAYER_STEP * shape.layer
     priorities = weights * Ranks().rotated(shape.heads, weights.shape[1], rotation)
@@ -217,7 +217,7 @@ def test_neither_threads_nor_other_sessions_change_a_bit(native: NativeAttention
 def test_rows_that_are_all_drawn_make_up_the_whole_cache(native: NativeAttention) -> None:
     made = make(Shape([(40, 64)], active=6))
     assert made.retrievers[0] is not None
-    keys, values = made.retrievers[0].rows.arena.rows(made.shape.layer)
+    keys, values = made.retrievers[0].copy.rows.rows(made.shape.layer)
     some = torch.tensor([0, 3, 17, 18, 30, 39])
     rows = (keys[None][:, :, some], values[None][:, :, some], some.int().expand(1, 2, 6).clone())
     found = Made(made.shape, made.queries, rows, None, made.retrievers).attend(native)
@@ -268,10 +268,8 @@ def test_torch_computes_a_batch_with_a_session_that_searches_in_another_way(
 ) -> None:
     made = make(Shape([(70, 5), None]))
     assert made.retrievers[0] is not None
-    rows = made.retrievers[0].rows.arena
-    copy = HostCopy(PageLayout(LAYERS, 2, made.shape.dim, torch.float32, "made up"), settings)
-    copy.append([rows.rows(layer) for layer in range(LAYERS)])
-    list(copy.index_rows())
+    rows = made.retrievers[0].copy.rows
+    copy = build_copy(rows.layout, settings, [rows.rows(layer) for layer in range(LAYERS)])
     together = Made(made.shape, made.queries, made.rows, None, [Retriever(copy, settings, 5), None])
     assert together.attend(refusing).isfinite().all()
 
@@ -313,13 +311,77 @@ def test_latents_are_keys_and_values_at_once(native: NativeAttention) -> None:
     made = make(Shape([(500, 20)], heads=1, group=4, dim=24))
     settings = Retrieval(index="exact")
     layout = PageLayout(LAYERS, 1, 24, torch.float32, "made up", latent=True)
-    copy = HostCopy(layout, settings)
     assert made.retrievers[0] is not None
-    keys, _ = made.retrievers[0].rows.arena.rows(made.shape.layer)
-    copy.append([(keys, keys)] * LAYERS)
+    keys, _ = made.retrievers[0].copy.rows.rows(made.shape.layer)
+    copy = build_copy(layout, settings, [(keys, keys)] * LAYERS)
     rows = (made.rows[0], made.rows[0], made.rows[2])
     outs = [
         Made(made.shape, made.queries, rows, None, [Retriever(copy, settings, 20)]).attend(by)
         for by in (native, None)
     ]
     torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
+
+
+@given(shape=shapes())
+def test_a_draw_without_attention_is_the_same_one(shape: Shape, native: NativeAttention) -> None:
+    """For queries of a GPU, and for logits that are more than products."""
+    made = make(shape)
+    together = made.draw(native)
+    for index, retriever in enumerate(made.retrievers):
+        if retriever is None:
+            continue
+        searched = retriever.searched_rows(shape.layer)
+        assert searched is not None
+        positions, bias = native.draw(
+            made.queries[index],
+            made.rows[2][index],
+            searched,
+            rotation=LAYER_STEP * shape.layer,
+            scale=shape.dim**-0.5,
+        )
+        assert torch.equal(positions, together[index, :, : retriever.count].long())
+        assert torch.equal(positions < 0, bias.isneginf())
+        if draws_differ(made, index, positions):
+            continue
+        found, expected = retriever.search(
+            shape.layer, made.queries[index], made.rows[2][index], shape.dim**-0.5
+        )
+        for head in range(shape.heads):
+            mine, theirs = (
+                {p: float(b) for p, b in zip(at[head].tolist(), of[head], strict=True) if p >= 0}
+                for at, of in ((positions, bias), (found, expected))
+            )
+            common = sorted(mine.keys() & theirs.keys())
+            assert [mine[p] for p in common] == pytest.approx(
+                [theirs[p] for p in common], rel=1e-3, abs=1e-3
+            )
+
+
+def test_a_step_that_torch_attends_draws_natively(
+    native: NativeAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(Shape([(700, 20)]))
+    [retriever] = made.retrievers
+    assert retriever is not None
+    expected = RetrievalStep([retriever], CPU, None)
+    logits = Logits(0.25, softcap=20.0)
+    torched = expected.attend(1, made.queries, made.rows, None, logits)
+    retriever.copy.native = native
+    monkeypatch.setattr(Retriever, "search", None)
+    found = RetrievalStep([retriever], CPU, native)
+    drawn = found.attend(1, made.queries, made.rows, None, logits)
+    torch.testing.assert_close(drawn, torched, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_keys_are_gathered_from_pages(native: NativeAttention, dtype: torch.dtype) -> None:
+    layout = PageLayout(LAYERS, 2, 24, dtype, "made up", page_tokens=16)
+    random = torch.Generator().manual_seed(1)
+    rows = torch.randn(LAYERS, 2, 2, 100, 24, generator=random).to(dtype)
+    copy = build_copy(layout, None, [(keys, values) for keys, values in rows], native)
+    positions = torch.randint(-5, 110, (2, 40), generator=random)
+    found = copy.gather_keys(1, positions)
+    places = positions.clamp(0, 99)[..., None].expand(-1, -1, 24)
+    assert torch.equal(found, rows[1, 0].gather(1, places))
+    copy.native = None
+    assert torch.equal(found, copy.gather_keys(1, positions))

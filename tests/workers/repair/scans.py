@@ -13,6 +13,8 @@ from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.transfers import Transfers
+from workers.engine.host_cache import HostCache
+from workers.generation.host_copy import PageTaker
 from workers.primitives.observation import Observed
 from workers.repair.scan.keys import CopiedKeys, KeySource, StoredKeys
 from workers.repair.scan.result import ScanResult
@@ -80,7 +82,13 @@ def open_keys(store: RowStore, length: int, place: Place) -> KeySource:
     """Keys of session "s"."""
     if place == "pages":
         return StoredKeys(store, "s", length, COPIES)
-    return CopiedKeys(HostCopy(store.layout, None), store, "s", length, COPIES)
+    return open_copy(HostCopy(store.layout, None), store, length)
+
+
+def open_copy(copy: HostCopy, store: RowStore, length: int) -> CopiedKeys:
+    """Keys of session "s" in its copy."""
+    cache = HostCache(1 << 30, store.layout.page_bytes)
+    return CopiedKeys(copy, PageTaker(copy, cache, store, "s", length), COPIES)
 
 
 def scanned(

@@ -60,8 +60,10 @@ def test_only_rows_that_are_new_since_the_last_repair_are_read(
 def test_the_memory_is_taken_from_sessions_that_are_not_running(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    layout = make_worker(**LIMITS).engine.store.layout
-    worker = make_worker(host_cache_bytes=2500 * layout.token_bytes, **LIMITS)
+    worker = make_worker(**LIMITS)
+    opened(worker, words)
+    room = 3 * worker.memory().length * worker.engine.store.layout.token_bytes // 2
+    worker = make_worker(host_cache_bytes=room, **LIMITS)
     opened(worker, words)
     repaired(worker, words)
     assert worker.engine.sessions["s"].host_copy is not None
@@ -113,7 +115,7 @@ def test_a_repair_after_a_rollback_finds_no_row_of_the_tokens_taken_back(
     stopped = worker.turn("s", words(40, seed=3), epoch=2, max_tokens=40, repair=True, stop=[stop])
     assert stopped.memory.length < first.memory.length
     assert stopped.repair.promoted == first.repair.promoted
-    assert worker.engine.sessions["s"].host_copy.arena.length <= stopped.memory.length
+    assert worker.engine.sessions["s"].host_copy.rows.length <= stopped.memory.length
     following = worker.turn("s", "and then", epoch=2, max_tokens=8, repair=True)
     worker.open(**SPEC, epoch=3, state=stopped.state)
     again = worker.turn("s", "and then", epoch=3, max_tokens=8, repair=True)

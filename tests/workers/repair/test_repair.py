@@ -14,11 +14,11 @@ from tests.workers.drive import drive
 from workers.cache.active_cache import EMPTY
 from workers.cache.transfers import Transfers
 from workers.engine.selection import Selection
+from workers.generation.host_copy import PageTaker
 from workers.primitives.scoring import attention
 from workers.primitives.selection import bursts
 from workers.repair.promotion import demote_promoted, missing_rows
 from workers.repair.repair import run_repair
-from workers.repair.scan import keys
 
 
 def test_restoring_everything_equals_the_full_cache(
@@ -318,7 +318,7 @@ def test_a_turn_cancelled_in_its_own_repair_has_no_effect(
     undisturbed = worker.turn("s", words(9, seed=1), repair=True)
     worker.open(state=state, **spec)
     reads = list[None]()
-    where, name = (worker.engine.store, "read_keys") if room == 0 else (keys, "copy_rows")
+    where, name = (worker.engine.store, "read_keys") if room == 0 else (PageTaker, "take")
     read = getattr(where, name)
     submitted = Event()
 

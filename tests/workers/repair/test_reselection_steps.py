@@ -87,7 +87,7 @@ def test_a_failed_read_moves_no_row(
         raise TierFailedError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker.engine.store, "gather_selection", fail)
+        patch.setattr(worker.engine.store, "hold_pages", fail)
         with pytest.raises(StorageFailed):
             drive(reselect(worker.engine, resident, 4, TurnReselections()))
     assert active(worker) == before

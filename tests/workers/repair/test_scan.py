@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.made_up_copy import build_copy
 from kvrecall.domain.settings.methods import Reduction
-from kvstore.index.arena import RowArena
 from tests.workers.repair.scans import (
     COPIES,
     HEAD_DIM,
@@ -20,6 +20,7 @@ from tests.workers.repair.scans import (
     called_more_than,
     finished,
     inputs,
+    open_copy,
     open_keys,
     scanned,
     stored,
@@ -28,7 +29,6 @@ from workers.primitives.observation import Observed
 from workers.primitives.scoring import attention_scores
 from workers.repair.scan import softmax
 from workers.repair.scan.heads import scan_copy, scan_heads
-from workers.repair.scan.keys import CopiedKeys
 from workers.repair.scan.result import ScanResult
 from workers.repair.scan.softmax import Contrast, HeadReduction, Signal
 from workers.repair.scan.tokens import scan_tokens
@@ -167,8 +167,7 @@ def test_queries_that_are_rows_attend_to_none_after_themselves(
     signal = Signal(observed, N_KV_HEADS, COPIES.device)
     results = []
     with stored(of.keys) as store, pytest.MonkeyPatch.context() as patch:
-        copy = RowArena(store.layout)
-        copy.append([(keys, keys) for keys in of.keys])
+        copy = build_copy(store.layout, None, [(keys, keys) for keys in of.keys]).rows
         for most_logits in (softmax._MAX_LOGITS, 1):
             patch.setattr(softmax, "_MAX_LOGITS", most_logits)
             results += [
@@ -209,10 +208,11 @@ def test_pages_are_read_in_both_passes_and_a_copy_is_made_once() -> None:
         assert scanned(store, of, 2560).bytes_read == 2 * 40 * store.layout.page_bytes
         copy = HostCopy(store.layout, None)
         read = [
-            finished(scan_tokens(CopiedKeys(copy, store, "s", length, COPIES), signal)).bytes_read
+            finished(scan_tokens(open_copy(copy, store, length), signal)).bytes_read
             for length in (2000, 2560, 2560)
         ]
-        assert read == [2000 * store.layout.token_bytes, 560 * store.layout.token_bytes, 0]
+        page = 64 * store.layout.token_bytes
+        assert read == [32 * page, 8 * page, 0]
 
 
 def test_tokens_are_scored_in_order_with_the_normaliser_so_far() -> None:

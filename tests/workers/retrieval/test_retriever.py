@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from benchmarks.made_up_copy import add_rows
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from kvstore.index.dci.tree import DciTree
@@ -37,7 +38,7 @@ def retriever(length: int, count: int, seed: int = 0) -> Retriever:
     random = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, HEADS, length, DIM, generator=random)
     made = make_retriever(Retrieval(index="exact", choice="best"), count)
-    made.rows.arena.append([(keys, values)])
+    add_rows(made.copy, [(keys, values)])
     return made
 
 
@@ -49,13 +50,13 @@ def padded(heads: list[list[int]]) -> Tensor:
 
 def brute_force(made: Retriever, queries: Tensor, active: Tensor) -> list[set[int]]:
     """Per head the positions of the best rows that are not active, one softmax after the other."""
-    keys = made.rows.arena.keys(0)
+    keys = made.copy.rows.keys(0)
     best = []
     for head in range(HEADS):
-        score = torch.zeros(made.rows.arena.length)
+        score = torch.zeros(made.copy.rows.length)
         for member in range(GROUP):
             score += (keys[head] @ queries[head, member] * 0.5).softmax(0)
-        inactive = [p for p in range(made.rows.arena.length) if p not in active[head].tolist()]
+        inactive = [p for p in range(made.copy.rows.length) if p not in active[head].tolist()]
         inactive.sort(key=lambda position: -float(score[position]))
         best.append(set(inactive[: made.count]))
     return best
@@ -72,7 +73,7 @@ def test_rows_of_16_bits_are_weighed_as_those_of_32(choice: str) -> None:
         settings = TypeAdapter(Retrieval).validate_python({"index": "exact", "choice": choice})
         made = make_retriever(settings, 9, replace(LAYOUT, dtype=dtype))
         keys, values = rows.to(dtype)
-        made.rows.arena.append([(keys, values)])
+        add_rows(made.copy, [(keys, values)])
         found.append(made.search(0, queries.to(dtype), padded([[3, 50], [0]]), 0.5))
     (positions, bias), (positions_16, bias_16) = found
     assert torch.equal(positions, positions_16)
@@ -100,7 +101,7 @@ def test_the_rows_found_are_the_most_attended_ones_that_are_not_active(
         assert set(chosen) == expected[head]
     at = found.positions >= 0
     heads, _ = at.nonzero(as_tuple=True)
-    assert torch.equal(found.keys[at], made.rows.arena.keys(0)[heads, found.positions[at]])
+    assert torch.equal(found.keys[at], made.copy.rows.keys(0)[heads, found.positions[at]])
     assert made.counts.rows == int(at.sum())
 
 
@@ -140,7 +141,7 @@ def test_sessions_of_one_pass_attend_as_each_alone(masked: bool) -> None:
 def test_all_rows_together_attend_as_the_whole_cache() -> None:
     """Where every row that is not active is found, attention is that over all rows."""
     made = retriever(20, 20)
-    keys, values = made.rows.arena.gather(0, torch.arange(20).expand(HEADS, -1))
+    keys, values = made.copy.rows.gather(0, torch.arange(20).expand(HEADS, -1))
     queries = torch.randn(1, HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(1))
     some = torch.tensor([0, 3, 19], dtype=torch.int32).expand(HEADS, -1)
     rows = (keys[None][:, :, [0, 3, 19]], values[None][:, :, [0, 3, 19]], some[None])
@@ -153,7 +154,7 @@ def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
     layout = PageLayout(1, HEADS, DIM, torch.bfloat16, "m")
     made = make_retriever(Retrieval(index="exact", choice="best"), 4, layout)
     keys = torch.randn(HEADS, 12, DIM, generator=torch.Generator().manual_seed(3)).bfloat16()
-    made.rows.arena.append([(keys, keys)])
+    add_rows(made.copy, [(keys, keys)])
     none = torch.full((HEADS, 1), EMPTY, dtype=torch.int32)
     queries = keys[:, 5:6].repeat(1, GROUP, 1)
     found = made.find(0, queries, none, 1.0)
@@ -165,16 +166,16 @@ def test_a_retriever_in_bfloat16_finds_rows_in_the_models_dtype() -> None:
 def test_a_tree_that_scans_everything_finds_what_scoring_every_row_finds() -> None:
     tree = make_retriever(Retrieval(index="tree", choice="best", scan=1.0), 40)
     exact = retriever(3000, 40)
-    tree.rows.arena.append([exact.rows.arena.gather(0, torch.arange(3000).expand(HEADS, -1))])
-    list(tree.rows.index_rows())
-    assert tree.rows.nbytes > exact.rows.nbytes
+    add_rows(tree.copy, [exact.copy.rows.gather(0, torch.arange(3000).expand(HEADS, -1))])
+    list(tree.copy.index_rows())
+    assert tree.copy.nbytes > exact.copy.nbytes
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
     active = torch.arange(2990, 3005, dtype=torch.int32).expand(HEADS, -1)
     found, expected = (each.find(0, queries, active, 0.5) for each in (tree, exact))
     assert torch.equal(found.positions.sort(1).values, expected.positions.sort(1).values)
     for each in (tree, exact):
-        each.rows.truncate(100)
-    list(tree.rows.index_rows())
+        each.copy.truncate(100)
+    list(tree.copy.index_rows())
     found, expected = (each.find(0, queries, active, 0.5) for each in (tree, exact))
     assert torch.equal(found.positions.sort(1).values, expected.positions.sort(1).values)
     assert int(found.positions.max()) < 100
@@ -183,8 +184,8 @@ def test_a_tree_that_scans_everything_finds_what_scoring_every_row_finds() -> No
 def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one() -> None:
     made = make_retriever(Retrieval(index="tree", choice="best", scan=0.1), 64)
     exact = retriever(30_000, 64)
-    made.rows.arena.append([exact.rows.arena.gather(0, torch.arange(30_000).expand(HEADS, -1))])
-    list(made.rows.index_rows())
+    add_rows(made.copy, [exact.copy.rows.gather(0, torch.arange(30_000).expand(HEADS, -1))])
+    list(made.copy.index_rows())
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
     best, _ = exact.search(0, queries, torch.full((HEADS, 1), EMPTY, dtype=torch.int32), 1.0)
     active = best[:, :8].int().sort(1).values
@@ -218,8 +219,8 @@ def test_long_sessions_are_summarised_and_those_that_ask_for_it(
 def test_few_rows_are_found_with_and_without_a_node_of_them(length: int) -> None:
     exact = retriever(length, 4)
     made = make_retriever(Retrieval(index="summaries", choice="best"), 4)
-    made.rows.arena.append([exact.rows.arena.gather(0, torch.arange(length).expand(HEADS, -1))])
-    list(made.rows.index_rows())
+    add_rows(made.copy, [exact.copy.rows.gather(0, torch.arange(length).expand(HEADS, -1))])
+    list(made.copy.index_rows())
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
     active = torch.tensor([[0, EMPTY], [EMPTY, EMPTY]], dtype=torch.int32)
     found, expected = (each.search(0, queries, active, 0.5) for each in (made, exact))
@@ -230,16 +231,16 @@ def test_few_rows_are_found_with_and_without_a_node_of_them(length: int) -> None
 def test_a_descent_that_chooses_every_node_finds_what_scoring_every_row_finds() -> None:
     exact = retriever(3003, 40)
     made = make_retriever(Retrieval(index="summaries", choice="best", nodes=376), 40)
-    made.rows.arena.append([exact.rows.arena.gather(0, torch.arange(3003).expand(HEADS, -1))])
-    list(made.rows.index_rows())
+    add_rows(made.copy, [exact.copy.rows.gather(0, torch.arange(3003).expand(HEADS, -1))])
+    list(made.copy.index_rows())
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(2))
     active = torch.arange(2990, 3005, dtype=torch.int32).expand(HEADS, -1)
     for _ in range(2):
         found, expected = (each.find(0, queries, active, 0.5) for each in (made, exact))
         assert torch.equal(found.positions.sort(1).values, expected.positions.sort(1).values)
         for each in (made, exact):
-            each.rows.truncate(1501)
-        list(made.rows.index_rows())
+            each.copy.truncate(1501)
+        list(made.copy.index_rows())
 
 
 @settings(deadline=None, max_examples=30)
@@ -254,8 +255,8 @@ def test_drawn_rows_are_distinct_and_never_active(
 ) -> None:
     made = retriever(203, count, seed)
     drawing = make_retriever(Retrieval(index=index, nodes=16), count)
-    drawing.rows.arena.append([made.rows.arena.gather(0, torch.arange(203).expand(HEADS, -1))])
-    list(drawing.rows.index_rows())
+    add_rows(drawing.copy, [made.copy.rows.gather(0, torch.arange(203).expand(HEADS, -1))])
+    list(drawing.copy.index_rows())
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(seed))
     found = drawing.find(0, queries, padded([sorted(active)] * HEADS), 0.5)
     assert found.positions.shape[1] <= count
@@ -270,10 +271,10 @@ def test_drawn_rows_are_distinct_and_never_active(
 @pytest.mark.parametrize("index", ["exact", "summaries"])
 def test_a_batchs_padding_changes_no_draw(index: Literal["exact", "summaries"]) -> None:
     made = retriever(203, 20)
-    rows = made.rows.arena.gather(0, torch.arange(203).expand(HEADS, -1))
+    rows = made.copy.rows.gather(0, torch.arange(203).expand(HEADS, -1))
     drawing = make_retriever(Retrieval(index=index, nodes=16), 20)
-    drawing.rows.arena.append([rows])
-    list(drawing.rows.index_rows())
+    add_rows(drawing.copy, [rows])
+    list(drawing.copy.index_rows())
     queries = torch.randn(HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(1))
     alone = padded([[0, 1, 201, 202]] * HEADS)
     in_batch = torch.nn.functional.pad(alone, (0, 5), value=EMPTY)
@@ -287,7 +288,7 @@ def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best
     """Where attention is spread over many rows whose values are like their keys."""
     random = torch.Generator().manual_seed(4)
     exact = retriever(2000, 48)
-    keys, _ = exact.rows.arena.gather(0, torch.arange(2000).expand(HEADS, -1))
+    keys, _ = exact.copy.rows.gather(0, torch.arange(2000).expand(HEADS, -1))
     values = keys
     rows = (keys[None][:, :, :4], values[None][:, :, :4])
     active = torch.arange(4, dtype=torch.int32).expand(1, HEADS, -1).contiguous()
@@ -299,8 +300,8 @@ def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best
     errors: dict[str, list[float]] = {name: [] for name in arms}
     for name, found in errors.items():
         made = make_retriever(arms[name], 48)
-        made.rows.arena.append([(keys, values)])
-        list(made.rows.index_rows())
+        add_rows(made.copy, [(keys, values)])
+        list(made.copy.index_rows())
         step = RetrievalStep([made], CPU)
         for _ in range(40):
             queries = torch.randn(1, HEADS, GROUP, DIM, generator=random)

@@ -209,8 +209,8 @@ def test_a_stop_string_takes_back_rows_that_could_be_retrieved(
     worker.open("t", budget=64, method="icecache")
     stopped = worker.turn("t", words(90), max_tokens=40, stop=[stop])
     assert stopped.memory.unsettled < first.memory.unsettled
-    arena = worker.engine.sessions["t"].host_copy.arena
-    assert arena.length <= stopped.memory.length
+    rows = worker.engine.sessions["t"].host_copy.rows
+    assert rows.length <= stopped.memory.length
     again = worker.turn("t", "and then", max_tokens=12)
     worker.open("t", epoch=2, state=stopped.state, budget=64, method="icecache")
     assert worker.turn("t", "and then", epoch=2, max_tokens=12).state == again.state

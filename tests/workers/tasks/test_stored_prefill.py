@@ -103,7 +103,7 @@ def test_pages_that_were_lost_are_computed_again(
 def test_blocks_read_each_row_once_and_without_memory_for_that_the_same_rows_from_pages(
     make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of a page that was not full are read again; an arena is a copy, in which nothing is rounded."""
+    """Pages that were not full are taken again; nothing is rounded in a copy."""
     gather = RowStore.gather_heads
     reads: list[str] = []
 
@@ -121,9 +121,9 @@ def test_blocks_read_each_row_once_and_without_memory_for_that_the_same_rows_fro
         states.append(stored_rows(worker, "s", done.memory.length))
         if host_cache_bytes is None:
             assert not reads
-            copied = worker.engine.sessions["s"].host_copy.copied
+            taken = worker.engine.sessions["s"].host_copy.taken
             blocks = -(-done.memory.length // LIMITS["block_tokens"]) + len(texts)
-            assert copied < done.memory.length + PAGE * blocks
+            assert taken * PAGE < done.memory.length + PAGE * blocks
     assert reads
     assert torch.equal(*states)
 

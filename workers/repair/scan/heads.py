@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvstore.index.arena import RowArena
+from kvstore.index.paged_rows import PagedRows
 from workers.cache.transfers import Transfers
 from workers.repair.scan.keys import KeySource
 from workers.repair.scan.result import ScanResult
@@ -36,7 +36,7 @@ def scan_heads(
 
 
 def scan_copy(
-    rows: RowArena, signal: Signal, reduction: HeadReduction, transfers: Transfers
+    rows: PagedRows, signal: Signal, reduction: HeadReduction, transfers: Transfers
 ) -> Generator[None, None, ScanResult]:
     """Scan a whole copy of the rows in host memory as `scan_heads`, one layer after the other.
 
@@ -77,12 +77,12 @@ def _score(
 
 
 def _weigh_copy(
-    signal: Signal, rows: RowArena, transfers: Transfers, *, causal: bool
+    signal: Signal, rows: PagedRows, transfers: Transfers, *, causal: bool
 ) -> Iterator[_Weighed]:
     """Weigh the rows of one layer after the other, all at once if their logits fit into memory."""
 
     def compare(layer: int, part: slice) -> Tensor:
-        (keys,) = transfers.to_device([rows.keys(layer)[:, part]])
+        (keys,) = transfers.to_device([rows.keys(layer, part)])
         logits = signal.logits(layer, keys)
         if causal:
             signal.hide_later(logits, part.start)

@@ -9,8 +9,7 @@ from torch import Tensor
 from kvstore.format.page import PageLayout
 from kvstore.sessions.gather import ReadKeys
 from workers.cache.transfers import Transfers
-from workers.engine.activation import RowSource
-from workers.generation.host_copy import copy_rows
+from workers.generation.host_copy import PageTaker
 from workers.retrieval.host_copy import HostCopy
 
 
@@ -74,26 +73,23 @@ class StoredKeys:
 class CopiedKeys:
     """Keys in the copy of the session's rows in host memory.
 
-    Rows that the copy does not have yet are copied from `store` when they are first read.
+    Pages that the copy does not have yet are taken when they are first read.
     """
 
-    def __init__(
-        self, copy: HostCopy, store: RowSource, name: str, length: int, transfers: Transfers
-    ) -> None:
-        """Read the rows of session `name` from its copy; nothing is copied yet."""
-        self.length = length
+    def __init__(self, copy: HostCopy, taker: PageTaker, transfers: Transfers) -> None:
+        """Read the session's rows from its copy; nothing is taken yet."""
+        self.length = taker.length
         self.page_tokens = copy.layout.page_tokens
         self.bytes_read = 0
         self._copy = copy
-        self._store = store
-        self._name = name
+        self._taker = taker
         self._transfers = transfers
 
     def read(self, rows: slice) -> Sequence[Tensor]:
         """Read the rows from the copy."""
         copy = self._copy
-        before = copy.copied
-        copy_rows(copy, self._store, self._name, rows.stop)
-        self.bytes_read += (copy.copied - before) * copy.layout.token_bytes
-        layers = range(copy.layout.n_layers)
-        return self._transfers.to_device([copy.arena.keys(layer)[:, rows] for layer in layers])
+        before = copy.taken
+        self._taker.take(rows.stop)
+        self.bytes_read += (copy.taken - before) * self.page_tokens * copy.layout.token_bytes
+        (keys,) = self._transfers.to_device([copy.rows.all_keys(rows)])
+        return list(keys)
