@@ -134,6 +134,10 @@ def test_each_layers_memory_is_on_its_device(tmp_path: Path) -> None:
             # Each device has the memory of its own layers alone.
             assert len({memory.keys.shape for memory in cache.pool.memories}) == 1
         assert {part.device for part in states.states.tensors()} == {FIRST, SECOND}
+        for model in (hybrid.model, windowed.model):
+            parts = [model.get_side_bytes(64, [device]) for device in (FIRST, SECOND)]
+            assert parts == [model.get_side_bytes(64) // 2] * 2
+            assert [model.count_row_layers([device]) for device in (FIRST, SECOND)] == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
