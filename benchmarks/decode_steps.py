@@ -79,7 +79,7 @@ def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Ite
     rows = torch.randn(numbers, generator=random, dtype=torch.float32).to(model.dtype)
     with ExitStack() as stack, torch.inference_mode():
         whole = open_engine(stack, model, tokenizer, sizes.batch, sizes.rows + 256)
-        small = open_engine(stack, model, tokenizer, 2 * sizes.batch, sizes.budget)
+        small = open_engine(stack, model, tokenizer, 3 * sizes.batch, sizes.budget)
         native = small.native
         assert native is not None, "native code was built"
         sessions = {
@@ -89,11 +89,15 @@ def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Ite
             ],
             NATIVE: [open_session(small, f"r{i}", "icecache", rows) for i in range(sizes.batch)],
         }
+        small.native = None  # a session's copy keeps what the session was opened with
+        sessions[TORCH] = [
+            open_session(small, f"t{i}", "icecache", rows) for i in range(sizes.batch)
+        ]
         tokens = torch.randint(10, len(tokenizer.inner), (sizes.batch, 1), generator=random)
 
-        def retrieve(by: object) -> Tensor:
+        def retrieve(by: str) -> Tensor:
             small.native = native if by == NATIVE else None
-            return small.forward(sessions[NATIVE], tokens).argmax(-1)
+            return small.forward(sessions[by], tokens).argmax(-1)
 
         arms: dict[str, Callable[[], Tensor]] = {
             FULL: lambda: whole.forward(sessions[FULL], tokens).argmax(-1),

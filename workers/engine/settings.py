@@ -51,7 +51,7 @@ class WorkerSettings(BaseModel):
     host_cache_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="most bytes of memory for copies of sessions' rows, which prompts attend to, answers "
+        description="most bytes of pages that sessions hold in memory, each once, which prompts attend to, answers "
         "retrieve from, and repairs and re-selections scan. The least recently used sessions make "
         "room; one that finds none answers without retrieval, which its turn reports, and reads the "
         "stored pages for all else. Unset: a quarter of the memory of the machine or its container, at "

@@ -8,7 +8,7 @@ from kvstore.format.page_table import PageVersion
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.host_cache import HostCache
-from workers.engine.session import ResidentSession, WorkerSession
+from workers.engine.session import ResidentSession
 from workers.engine.stored.store_io import map_store_errors
 from workers.generation.steps import Steps, wait_for_writes
 from workers.retrieval.host_copy import HostCopy
@@ -81,8 +81,9 @@ def open_host_copy(
     with map_store_errors():
         source = source or engine.store
         taker = PageTaker(copy, engine.host_cache, source, session.name, session.length)
-    own_bytes = max(copy.most_index_bytes(session.length), copy.index_bytes)
-    if not _reserve_memory(engine, session, taker, own_bytes):
+    own_bytes = copy.most_own_bytes(session.length)
+    if not engine.host_cache.reserve(session.name, taker.versions, own_bytes):
+        engine.drop_host_copy(session)
         return None
     session.host_copy = copy
     return copy, taker
@@ -110,14 +111,4 @@ def fill_host_copy(
         yield None
     if index:
         yield from copy.index_rows()
-    return copy if _reserve_memory(engine, resident.session, taker, copy.index_bytes) else None
-
-
-def _reserve_memory(
-    engine: Engine, session: WorkerSession, taker: PageTaker, own_bytes: int
-) -> bool:
-    """Reserve the host cache's memory for the session's copy; without room it has none."""
-    if engine.host_cache.reserve(session.name, taker.versions, own_bytes):
-        return True
-    engine.drop_host_copy(session)
-    return False
+    return copy

@@ -100,11 +100,11 @@ MEMORY = (
         "Rows that steps retrieved, over all layers and KV heads.",
     ),
     counter("worker_retrieval_refused_total", "Answers that found no memory to retrieve from."),
-    gauge("worker_host_cache_bytes", "Memory of sessions' copies of their rows."),
-    gauge("worker_host_cache_limit_bytes", "Most memory of sessions' copies of their rows."),
+    gauge("worker_host_cache_bytes", "Memory of the pages that sessions hold, each once."),
+    gauge("worker_host_cache_limit_bytes", "Most memory of the pages that sessions hold."),
     counter(
         "worker_host_cache_evictions_total",
-        "Copies of a session's rows that were dropped to make room for another session's.",
+        "Sessions whose pages were dropped from memory to make room for another one's.",
     ),
     gauge(
         "worker_device_memory_bytes",

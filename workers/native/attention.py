@@ -1,7 +1,7 @@
 """Attention of a decode step over active and drawn rows, in native code."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +46,11 @@ class NativeAttention:
         self._gather.argtypes = [ctypes.POINTER(Gather)]
         self._gather.restype = None
         self._scratch = torch.empty(0)
+
+    @property
+    def dtypes(self) -> Collection[torch.dtype]:
+        """Number formats of the rows that it searches."""
+        return self._functions.keys()
 
     @classmethod
     def open(cls, rotations: int) -> "NativeAttention | None":
@@ -100,10 +105,6 @@ class NativeAttention:
         parts = (keys, values, positions, Heads() if added is None else Heads.of(added))
         drawn = self._call(queries, parts, active, searched, rotation, scale, out=out)
         return out, drawn
-
-    def draws(self, searched: SearchedRows) -> bool:
-        """True for rows that `draw` takes: in float32 or bfloat16."""
-        return searched.rows.layout.dtype in self._functions
 
     def draw(
         self,

@@ -39,25 +39,34 @@ class HostCopy:
         self._settings = settings
         self._versions: list[PageVersion] = []
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
+        self._searched_by_torch = settings is not None and (
+            native is None or layout.dtype not in native.dtypes
+        )
+        self._joined = dict[int, tuple[Tensor, Tensor]]()
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory on the host, of pages that others have too included."""
-        return self.rows.nbytes + self.index_bytes
+        return self.rows.nbytes + self.own_bytes
 
     @property
-    def index_bytes(self) -> int:
-        """Bytes of the indexes."""
-        return sum(each.nbytes for each in self._indexes if each is not None)
+    def own_bytes(self) -> int:
+        """Bytes beside the pages: of the indexes, and of rows that torch searches."""
+        indexes = sum(each.nbytes for each in self._indexes if each is not None)
+        joined = (self.layout.parts * keys.nbytes for keys, _ in self._joined.values())
+        return indexes + sum(joined)
 
     @property
     def pages(self) -> int:
         """Pages that it has."""
         return len(self._versions)
 
-    def most_index_bytes(self, length: int) -> int:
-        """Most bytes of the indexes of so many rows."""
-        return 0 if self._settings is None else index_bytes(self._settings, self.layout, length)
+    def most_own_bytes(self, length: int) -> int:
+        """Most bytes beside the pages of so many rows."""
+        if self._settings is None:
+            return 0
+        joined = self.layout.row_bytes * length * self._searched_by_torch
+        return index_bytes(self._settings, self.layout, length) + joined
 
     def keep(self, versions: Sequence[PageVersion], length: int) -> None:
         """Keep the pages that are in these versions, up to the first one that is not, or may change.
@@ -78,12 +87,14 @@ class HostCopy:
 
         They are searched from the next `index_rows` on.
         """
+        self._joined.clear()
         self._versions.extend(versions)
         self.rows.append(pages, length)
         self.taken += len(pages)
 
     def truncate(self, length: int) -> None:
         """Drop the rows from position `length` on."""
+        self._joined.clear()
         self.rows.truncate(length)
         del self._versions[len(self.rows.pages) :]
         for index in self._indexes:
@@ -100,9 +111,24 @@ class HostCopy:
                 self._indexes[layer] = None
                 continue
             index = self._indexes[layer] or index
-            index.extend(self.rows.keys(layer))
+            index.extend(self.keys(layer))
             self._indexes[layer] = index
             yield None
+
+    def keys(self, layer: int) -> Tensor:
+        """Join a layer's keys, `[n_kv_heads, n, head_dim]`."""
+        return self._join(layer)[0] if self._searched_by_torch else self.rows.keys(layer)
+
+    def gather(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather keys and values `[n_kv_heads, m, head_dim]` of positions, int64 `[n_kv_heads, m]`.
+
+        Any row of a position that is none, -1.
+        """
+        if not self._searched_by_torch:
+            return self.rows.gather(layer, positions)
+        keys, values = self._join(layer)
+        selected = _select(keys, positions)
+        return selected, selected if self.layout.latent else _select(values, positions)
 
     def gather_keys(self, layer: int, positions: Tensor) -> Tensor:
         """Gather keys `[n_kv_heads, m, head_dim]` of positions, int64 `[n_kv_heads, m]`.
@@ -112,7 +138,7 @@ class HostCopy:
         places = positions.clamp(0, self.rows.length - 1)
         if self.native is not None:
             return self.native.gather_keys(self.rows, layer, places)
-        return self.rows.gather(layer, places)[0]
+        return self.gather(layer, places)[0]
 
     def gather_key_runs(self, layer: int, runs: Tensor) -> Tensor:
         """Gather the keys of runs of 8 positions each; run i begins at position `8 * i`.
@@ -141,3 +167,17 @@ class HostCopy:
         """Summaries of a layer's keys; None if a search scores every row, or those of a tree."""
         index = self._indexes[layer]
         return index if isinstance(index, KeySummaries) else None
+
+    def _join(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Join a layer's rows for torch, which reads them with each step, and keep them."""
+        if layer not in self._joined:
+            self._joined[layer] = self.rows.rows(layer)
+        return self._joined[layer]
+
+
+def _select(rows: Tensor, positions: Tensor) -> Tensor:
+    """Select positions, int64 `[heads, m]`, of rows `[heads, n, head_dim]`; the first one for -1."""
+    heads, n, head_dim = rows.shape
+    first = n * torch.arange(heads)[:, None]
+    indices = (first + positions.clamp(min=0)).flatten()
+    return rows.view(-1, head_dim).index_select(0, indices).view(heads, -1, head_dim)

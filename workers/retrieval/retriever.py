@@ -109,7 +109,7 @@ class Retriever:
         """
         started = time.perf_counter()
         positions, bias = self._draw(layer, queries, active, scale)
-        found = Found(positions, *self.copy.rows.gather(layer, positions), bias)
+        found = Found(positions, *self.copy.gather(layer, positions), bias)
         self.count_found(layer, int((positions >= 0).sum()), time.perf_counter() - started)
         return found
 
@@ -125,7 +125,7 @@ class Retriever:
     ) -> tuple[Tensor, Tensor]:
         """Search in native code, where there is some for the search; see `search`."""
         native, searched = self.copy.native, self.searched_rows(layer)
-        if native is None or searched is None or not native.draws(searched):
+        if native is None or searched is None or searched.rows.layout.dtype not in native.dtypes:
             return self.search(layer, queries, active, scale)
         rotation = LAYER_STEP * layer
         return native.draw(queries, active, searched, rotation=rotation, scale=scale)
@@ -154,7 +154,7 @@ class Retriever:
         queries = queries.float() * scale
         some = self._narrow(layer, queries, rotation)
         if some is None:
-            weights = pad(weigh(queries, self.copy.rows.keys(layer)), (0, 1), value=-1.0)
+            weights = pad(weigh(queries, self.copy.keys(layer)), (0, 1), value=-1.0)
             return self._select(weights.scatter_(1, excluded, -1.0), ranks, self.count)
         places = some.positions.clamp(max=length)
         marks = torch.zeros(len(queries), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
