@@ -105,7 +105,10 @@ def run_rebuild(
     rebuilt = engine.create_empty(spec, state)
     engine.restore(rebuilt, state)
     seconds = time.perf_counter() - started
-    _log.warning("pages rebuilt", session=session.name, pages=lost, seconds=round(seconds, 3))
+    states = int(lacks_state and not _is_anothers(state, rebuilt.shared_rows))
+    _log.warning(
+        "pages rebuilt", session=rebuilt.name, pages=lost, states=states, seconds=round(seconds, 3)
+    )
     return pb.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
 
 
@@ -120,6 +123,11 @@ def _find_lost(
 def _lacks_state(engine: Engine, state: pb.SessionState, intact: Collection[int]) -> bool:
     """Check if the recurrent state that the next turn begins with is lost."""
     return engine.has_states and state.length > 0 and state.length not in intact
+
+
+def _is_anothers(state: pb.SessionState, shared_rows: int) -> bool:
+    """Check if the state that the next turn begins with is another session's, which may have dropped it."""
+    return state.length <= shared_rows
 
 
 def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[None]:
