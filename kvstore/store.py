@@ -14,6 +14,7 @@ from kvstore.consistency import check_store
 from kvstore.errors import KvStoreError, RowRangeError, RowShapeError
 from kvstore.format.codec import Codec
 from kvstore.format.commit_history import CommitHistory
+from kvstore.format.gather import ReadKeys, split_by_page
 from kvstore.format.page import PageLayout
 from kvstore.format.page_table import PageTable, PageVersion, SharedPages
 from kvstore.hierarchy.epochs import WriterEpochs
@@ -24,7 +25,6 @@ from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.hierarchy.write_through import WriteThrough
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
-from kvstore.sessions.gather import ReadKeys, split_by_page
 from kvstore.sessions.opener import SessionOpener, Versions, find_stored_sessions
 from kvstore.sessions.prefetcher import Prefetcher
 from kvstore.sessions.reader import RowReader

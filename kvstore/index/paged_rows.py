@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kvstore.format.gather import gather_selection
 from kvstore.format.page import PageLayout
-from kvstore.sessions.gather import gather_selection
 
 
 class PagedRows:

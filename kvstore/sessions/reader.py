@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from kvstore.errors import RowRangeError, RowShapeError
+from kvstore.format.gather import ReadKeys, gather_run, gather_selection, gather_tokens
 from kvstore.format.page import HEADER_BYTES
 from kvstore.sessions.context import StoreContext
-from kvstore.sessions.gather import ReadKeys, gather_run, gather_selection, gather_tokens
 from kvstore.sessions.state import StoredSession
 
 

@@ -486,5 +486,9 @@ void gather(const Gather& call) {
 extern "C" {
 __attribute__((visibility("default"))) void attend_float32(const Call* call) { attend<float>(*call); }
 __attribute__((visibility("default"))) void attend_bfloat16(const Call* call) { attend<uint16_t>(*call); }
+// By which a program finds that this was built from other sources than its own.
+__attribute__((visibility("default"))) int64_t argument_bytes() {
+  return sizeof(Call) + 1000 * sizeof(Searched) + 1000000 * sizeof(Gather);
+}
 __attribute__((visibility("default"))) void gather_rows(const Gather* call) { gather(*call); }
 }

@@ -4,6 +4,10 @@ import ctypes
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from workers.native.call import Call
+from workers.native.gather import Gather
+from workers.native.searched import Searched
+
 LEVELS = ("baseline", "avx2", "avx512")
 """Instructions that the code is compiled for, by setup.py, which has what each one is."""
 
@@ -25,7 +29,7 @@ def find_files(folder: Path = _FOLDER) -> dict[str, Path]:
 def open_library(
     capability: str, folder: Path = _FOLDER
 ) -> tuple[str, ctypes.CDLL] | tuple[None, None]:
-    """Open the best file for a CPU; None where none was built, or none can be opened here.
+    """Open the best file for a CPU; None where none was built from these sources, or can be opened here.
 
     capability: as `torch.backends.cpu.get_cpu_capability` names it. Returns level and library.
     """
@@ -33,7 +37,20 @@ def open_library(
     for level in _SUITED.get(capability, ("baseline",)):
         if level in built:
             try:
-                return level, ctypes.CDLL(str(built[level]))
+                library = ctypes.CDLL(str(built[level]))
             except OSError:
                 continue  # it was built for another system
+            if _takes_arguments(library):
+                return level, library
     return None, None
+
+
+def _takes_arguments(library: ctypes.CDLL) -> bool:
+    """True if a library was built with the arguments of this program's calls."""
+    try:
+        argument_bytes = library.argument_bytes
+    except AttributeError:
+        return False
+    argument_bytes.restype = ctypes.c_int64
+    sizes = [ctypes.sizeof(each) for each in (Call, Searched, Gather)]
+    return bool(argument_bytes() == sizes[0] + 1_000 * sizes[1] + 1_000_000 * sizes[2])

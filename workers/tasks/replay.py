@@ -17,9 +17,9 @@ from torch import Tensor
 
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.format.gather import ReadKeys, split_by_page
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import PageVersion
-from kvstore.sessions.gather import ReadKeys, split_by_page
 from kvstore.store import RowStore
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine

@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvstore.format.gather import ReadKeys
 from kvstore.format.page import PageLayout
-from kvstore.sessions.gather import ReadKeys
 from workers.cache.transfers import Transfers
 from workers.generation.host_copy import PageTaker
 from workers.retrieval.host_copy import HostCopy
