@@ -21,6 +21,7 @@ MODULES = {
     "front-door": "benchmarks.front_door",
     "fuzz": "benchmarks.fuzz.benchmark",
     "gpu": "benchmarks.gpu",
+    "hybrid": "benchmarks.hybrid.benchmark",
     "llama-cpp": "benchmarks.foreign_suites.benchmark",
     "metering": "benchmarks.metering.benchmark",
     "moves": "benchmarks.moves",

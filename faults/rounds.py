@@ -202,7 +202,9 @@ class Round:
             self._fail(kind, [difference.text])
         if self.sound:
             lost = events.rebuilt_without_cause(self.setup)
-            self._fail(kinds.LOST_ROWS, [f"{pages} pages of {id}" for id, pages in lost.items()])
+            self._fail(
+                kinds.LOST_ROWS, [f"{pages} pages or states of {id}" for id, pages in lost.items()]
+            )
         self._fail(kinds.TORN, counters.torn_streams)
         self._fail(kinds.WRONG_ERRORS, counters.wrong_errors)
         self._fail(kinds.LATE_ERRORS, counters.late_errors)

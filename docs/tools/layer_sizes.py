@@ -58,7 +58,7 @@ def measure(name: str) -> Sizes:
         )
     module.train(False)
     plan = read_plan(module.config.get_text_config(decoder=True))
-    shape, side = probe_shapes(module, plan, cache_argument(module))
+    shape, side, _ = probe_shapes(module, plan, cache_argument(module))
     return Sizes(name, tuple(describe_layers(plan, shape, side, torch.bfloat16)))
 
 

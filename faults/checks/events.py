@@ -22,7 +22,7 @@ def events(setup: Setup) -> Counter[str]:
 
 
 def rebuilt(setup: Setup) -> Counter[str]:
-    """Number of lost pages that were recomputed, by session."""
+    """Number of lost pages, and of lost states, that were recomputed, by session."""
     return _count_pages(line for line in _lines(setup) if line["event"] == REBUILT)
 
 
@@ -30,13 +30,15 @@ def rebuilt_without_cause(setup: Setup) -> Counter[str]:
     """Pages that were recomputed though no worker had been cut off from the others shortly before.
 
     Rows of a worker that does not reach Redis are durable in its own files alone: a session that
-    moves away then is computed again.
+    moves away then is computed again. A fork whose parent has dropped the state that they shared has
+    lost nothing: it is counted with none.
     """
-    return _count_pages(
+    pages = _count_pages(
         line
         for line in _lines(setup)
         if line["event"] == REBUILT and not _was_cut_off(setup, line["timestamp"])
     )
+    return +pages
 
 
 def _was_cut_off(setup: Setup, timestamp: str) -> bool:
@@ -47,7 +49,7 @@ def _was_cut_off(setup: Setup, timestamp: str) -> bool:
 def _count_pages(lines: Iterator[Json]) -> Counter[str]:
     pages: Counter[str] = Counter()
     for line in lines:
-        pages[line["session"]] += len(line["pages"])
+        pages[line["session"]] += len(line["pages"]) + line.get("states", 0)
     return pages
 
 

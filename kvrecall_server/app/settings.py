@@ -22,6 +22,7 @@ DEFAULTS = ServiceLimits()
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "int4"]
+DeviceMap = Literal["auto"]
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -53,6 +54,11 @@ class Settings(BaseSettings):
         default=None,
         description="Weights of the linear layers that decoding reads on a CPU; computes in bfloat16. "
         "Sessions of another quantization, or of none, are another model's.",
+    )
+    device_map: DeviceMap | None = Field(
+        default=None,
+        description="`auto` divides the layers between all GPUs of the machine, as accelerate does, for a "
+        "model that one of them has no room for. Their slots are where they are. Unset: one GPU.",
     )
     data: Path = Field(
         default=Path("kvrecall-data"), description="Data directory: catalog, pages and profiles."

@@ -4,6 +4,7 @@ Imports nothing of the services, so that a worker's process needs no libraries o
 """
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,7 @@ def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerSe
             ram_bytes=settings.ram_bytes,
             dtype=settings.dtype,
             quantize=settings.quantize,
+            divide=settings.device_map == "auto",
             tiers=settings.store,
             metrics=metrics,
             sandbox=settings.sandbox,
@@ -98,6 +100,7 @@ def build_worker_service(
     ram_bytes: int,
     dtype: str | None = None,
     quantize: Quantization | None = None,
+    divide: bool = False,
     tiers: StoreSettings = TIERS,
     metrics: Metrics | None = None,
     sandbox: SandboxSettings | None = None,
@@ -109,7 +112,7 @@ def build_worker_service(
     host cache do not fit the memory together.
     """
     hide_variables()
-    loaded, tokenizer = _load(str(model), dtype, quantize)
+    loaded, tokenizer = _load(str(model), dtype, quantize, divide)
     tokenizer = replace(tokenizer, template_seconds=settings.template_seconds)
     host_cache_bytes = _divide_memory(loaded, settings, ram_bytes)
     settings = settings.model_copy(update={"host_cache_bytes": host_cache_bytes})
@@ -145,14 +148,16 @@ def build_worker_service(
 
 
 def _load(
-    name: str, dtype: str | None, quantize: Quantization | None
+    name: str, dtype: str | None, quantize: Quantization | None, divide: bool
 ) -> tuple[LoadedModel, ChatTokenizer]:
     """Load a model by any name that `resolve_model` knows. Raises ModelRefused."""
     log = structlog.get_logger()
     log.info("loading the model", model=name)
     started = time.perf_counter()
     path = resolve_model(name)
-    model = load_model(path, dtype=getattr(torch, dtype) if dtype else None, quantize=quantize)
+    model = load_model(
+        path, dtype=getattr(torch, dtype) if dtype else None, quantize=quantize, divide=divide
+    )
     model = replace(model, sampling=get_recommended_sampling(name) or model.sampling)
     tokenizer = load_tokenizer(path, model.eos_token_ids)
     log.info(
@@ -161,7 +166,7 @@ def _load(
         context=model.max_context,
         dtype=str(model.dtype).removeprefix("torch."),
         quantize=quantize or "none",
-        device=str(model.device),
+        device=", ".join(map(str, dict.fromkeys(model.devices))),
         sampling=asdict(model.sampling),
         seconds=round(time.perf_counter() - started, 1),
     )
@@ -173,22 +178,32 @@ def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int)
 
     Raises CannotServe where they do not fit it, or the slots a GPU's.
     """
-    shape = model.shape
-    rows = RowShape(
-        shape.n_layers,
-        shape.n_kv_heads,
-        shape.parts * shape.head_dim,
-        model.dtype.itemsize,
-        model.get_side_bytes(settings.longest_pass),
-    )
+    rows = _get_row_shape(model, settings, model.devices)
     free = get_free_memory()
     on_host = model.device.type != "cuda"
     if not on_host:
-        require_room(rows, settings, torch.cuda.mem_get_info(model.device)[0], "the GPU's memory")
+        for device in dict.fromkeys(model.devices):
+            own = _get_row_shape(model, settings, [device])
+            free_bytes = torch.cuda.mem_get_info(device)[0]
+            require_room(own, settings, free_bytes, "the GPU's memory")
     elif free is not None:
         require_room(rows, settings, free, "memory")
     pool = get_pool_bytes(rows, settings) if on_host else 0
     return divide_memory(HostMemory(pool, ram_bytes, settings.host_cache_bytes), free)
+
+
+def _get_row_shape(
+    model: LoadedModel, settings: WorkerSettings, devices: Collection[torch.device]
+) -> RowShape:
+    """Get what decides the bytes of a slot's part on devices."""
+    shape = model.shape
+    return RowShape(
+        model.count_row_layers(devices),
+        shape.n_kv_heads,
+        shape.parts * shape.head_dim,
+        model.dtype.itemsize,
+        model.get_side_bytes(settings.longest_pass, devices),
+    )
 
 
 def build_store(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.models import OptionInfo
 
-from kvrecall_server.app.settings import LogFormat, Quantization, Settings
+from kvrecall_server.app.settings import DeviceMap, LogFormat, Quantization, Settings
 from kvrecall_server.app.start.environment import (
     DELIMITER,
     PREFIX,
@@ -57,6 +57,14 @@ Quantize = Annotated[
         "quantize",
         "Decode on a CPU with weights of 8 or 4 bits, in bfloat16. Rows are another model's: "
         "sessions that were stored without it are refused. Default: none.",
+    ),
+]
+DeviceMapOption = Annotated[
+    DeviceMap | None,
+    setting(
+        "device_map",
+        "`auto` divides the model's layers between all GPUs of the machine, for a model that one of "
+        "them has no room for. Default: one GPU.",
     ),
 ]
 Slots = Annotated[

@@ -20,6 +20,7 @@ from kvrecall_server.app.tracing import EXPORT_SECONDS, build_tracer
 from kvrecall_server.cli.options import (
     Block,
     Data,
+    DeviceMapOption,
     Dtype,
     Log,
     MaxBudget,
@@ -91,6 +92,7 @@ def worker_command(
     ram: Ram = None,
     dtype: Dtype = None,
     quantize: Quantize = None,
+    device_map: DeviceMapOption = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
@@ -106,6 +108,7 @@ def worker_command(
         data=data,
         dtype=dtype,
         quantize=quantize,
+        device_map=device_map,
         ram_bytes=mebibytes(ram),
         log=log,
         worker={"slots": slots, "max_budget": budget, "block_tokens": block},

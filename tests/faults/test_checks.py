@@ -109,6 +109,21 @@ def test_a_rebuild_has_a_cause_where_a_worker_was_cut_off(setup: Setup) -> None:
     assert events.rebuilt(setup) == {"lost": 2, "moved": 1}
 
 
+def test_a_rebuild_of_a_state_that_another_session_dropped_has_a_cause(setup: Setup) -> None:
+    at = datetime.now(UTC).isoformat()
+    lines = [
+        {"event": "pages rebuilt", "session": name, "pages": [], "states": own, "timestamp": at}
+        for name, own in (("own", 1), ("fork", 0))
+    ]
+    for server in setup.servers:
+        server.log.parent.mkdir(parents=True, exist_ok=True)
+        server.log.write_text("")
+    setup.servers[0].log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert events.rebuilt_without_cause(setup) == {"own": 1}
+    assert list(events.rebuilt_without_cause(setup)) == ["own"]
+    assert "fork" in events.rebuilt(setup), "its answers are compared as those of a rebuilt session"
+
+
 def test_a_process_of_a_folder_with_a_longer_name_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "round-10").mkdir()
     script = tmp_path / "round-10" / "wait.py"

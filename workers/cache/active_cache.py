@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from workers.cache.devices import Devices, list_devices
 from workers.cache.slot_pool import EMPTY, KVRows, KVShape, SlotPool
 from workers.cache.transfers import Transfers
 
@@ -56,7 +57,8 @@ class ActiveCache:
         lengths: Rows of each head, int64 `[n_layers, slots, n_kv_heads]`.
         bound: Maximum rows per head, mean over the heads, int64 `[n_layers, slots]`.
         peak: Highest number of rows so far, in the same unit.
-        transfers: Copies onto the device and off it, for all that work on these rows.
+        device: Device that work on rows of all layers runs on: the first layer's. What is read is there.
+        transfers: Copies onto this device and off it, for all that work on these rows.
     """
 
     def __init__(
@@ -65,23 +67,32 @@ class ActiveCache:
         slots: int,
         rows: Sequence[int],
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        device: Devices = "cpu",
         companion: Companion | None = None,
     ) -> None:
-        """Allocate the slots; rows: rows per head of each layer in the default division."""
+        """Allocate the slots; rows: rows per head of each layer in the default division.
+
+        device: of all layers, or of each.
+        """
         assert len(rows) == shape.n_layers, "one capacity per layer"
         self.shape = shape
         self.slots = slots
         self.rows = tuple(rows)
         self.dtype = dtype
-        self.device = torch.device(device)
-        self.pool = SlotPool(shape, slots, shape.n_kv_heads * sum(rows), dtype, device)
+        devices = list_devices(device, shape.n_layers)
+        self.device = devices[0]
+        self.pool = SlotPool(shape, slots, rows, dtype, devices)
         self.lengths = self.pool.lengths
         self.bound = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self.peak = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self._free = list(range(slots))
         self._companion = companion
-        self.transfers = Transfers(self.device)
+        self._transfers = [Transfers(memory.device) for memory in self.pool.memories]
+        self.transfers = self._transfers[0]
+
+    def has_room(self, bound: Sequence[int]) -> bool:
+        """Check if a slot may be divided so: each device has room for its own layers alone."""
+        return self.pool.has_room(bound)
 
     def free_slots(self) -> int:
         """Number of slots that no session holds."""
@@ -94,7 +105,7 @@ class ActiveCache:
         reads their rows without a copy.
         """
         assert self._free, "a slot is claimed only when one is free"
-        assert sum(bound) <= sum(self.rows), "bound over the slot's capacity"
+        assert self.pool.has_room(bound), "bound over the slot's capacity"
         fits = all(b <= n for b, n in zip(bound, self.rows, strict=True))
         slot = min(self._free)
         self.pool.divide(slot, self.rows if fits else bound)
@@ -158,8 +169,11 @@ class ActiveCache:
         return int((self.bound[:, slot] - self._per_head(self.lengths[:, slot])).min())
 
     def read(self, slot: int, layer: int) -> KVRows:
-        """Read a slot's rows; views unless one head is much longer than the others."""
-        return self.pool.read(slot, layer)
+        """Read a slot's rows; views unless one head is much longer, or the layer is on another device."""
+        rows = self.pool.read(slot, layer)
+        if self.pool.home[layer] == 0:
+            return rows
+        return KVRows(*(each.to(self.device) for each in rows.tensors()))
 
     def get_rows(self, slot: int, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Read a slot's keys, values and positions.
@@ -176,13 +190,14 @@ class ActiveCache:
         indices: int64 `[n_kv_heads, m]`, ascending, -1 for none at a head's end. Evicted rows are
         only dropped: every row is in the row store already.
         """
-        rows = self.read(slot, layer).gather(indices.clamp(min=0)).masked(indices >= 0)
+        indices = self.pool.get_memory(layer).send(indices)
+        rows = self.pool.read(slot, layer).gather(indices.clamp(min=0)).masked(indices >= 0)
         self._write(slot, layer, rows)
 
     def fill(self, slot: int, layer: int, rows: KVRows) -> None:
         """Write rows, ascending by position, into a layer that has none."""
         assert not self.lengths[layer, slot].any(), "only an empty layer is filled"
-        self._write(slot, layer, KVRows(*self.transfers.to_device(rows.tensors())))
+        self._write(slot, layer, KVRows(*self._send(layer, rows.tensors())))
 
     def insert(
         self,
@@ -212,10 +227,10 @@ class ActiveCache:
             torch.zeros_like(positions, dtype=torch.float32) if accumulated is None else accumulated
         )
         new = KVRows(keys.to(self.dtype), values.to(self.dtype), positions, promoted, sums)
-        added = self.transfers.to_device(new.tensors())
-        resident = self.read(slot, layer)
+        added = self._send(layer, new.tensors())
+        resident = self.pool.read(slot, layer)
         if keep is not None:
-            resident = resident.masked(keep)
+            resident = resident.masked(self.pool.get_memory(layer).send(keep))
         pairs = zip(resident.tensors(), added, strict=True)
         rows = KVRows(*(torch.cat(pair, dim=1) for pair in pairs))
         longest = int((rows.positions != EMPTY).sum(1).max()) if rows.positions.numel() else 0
@@ -233,10 +248,12 @@ class ActiveCache:
         )
         self.lengths[:, slot] -= count
         ends = self.pool.starts[:, slot] + self.lengths[:, slot]
-        dropped = (ends[..., None] + torch.arange(count)).flatten().to(self.device)
-        self.pool.positions[slot, dropped] = EMPTY
-        self.pool.promoted[slot, dropped] = False
-        self.pool.accumulated[slot, dropped] = 0
+        for index, memory in enumerate(self.pool.memories):
+            own = ends[self.pool.list_layers(index)]
+            dropped = memory.send((own[..., None] + torch.arange(count)).flatten())
+            memory.positions[slot, dropped] = EMPTY
+            memory.promoted[slot, dropped] = False
+            memory.accumulated[slot, dropped] = 0
 
     def drop_from(self, slot: int, position: int) -> None:
         """Drop the rows of tokens from `position` on, in every head."""
@@ -254,7 +271,8 @@ class ActiveCache:
 
     def clear_promoted(self, slot: int) -> None:
         """Make promoted rows ordinary ones, which the next eviction ranks with the others."""
-        self.pool.promoted[slot] = False
+        for memory in self.pool.memories:
+            memory.promoted[slot] = False
 
     def active_bytes(self, slot: int) -> int:
         """Bytes of the keys and values of the slot's rows."""
@@ -288,15 +306,33 @@ class ActiveCache:
         self.require_bound(slice(layer, layer + 1), [slot], lengths[None, None])
         self.pool.write(slot, layer, rows, lengths)
 
+    def _send(self, layer: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Begin to copy tensors onto a layer's device."""
+        return self._transfers[self.pool.home[layer]].to_device(tensors)
+
     def _per_head(self, lengths: Tensor) -> Tensor:
         return -(-lengths.sum(-1) // self.shape.n_kv_heads)
 
     def _check_slot(self, slot: int) -> None:
-        rows_at = torch.zeros(self.pool.capacity, dtype=torch.int64)
-        for layer in range(self.shape.n_layers):
+        for index, memory in enumerate(self.pool.memories):
+            empty = self._check_layers(slot, memory.capacity, self.pool.list_layers(index))
+            assert bool((memory.positions[slot].cpu()[empty] == EMPTY).all()), (
+                "an empty index has a position"
+            )
+            assert not bool(memory.promoted[slot].cpu()[empty].any()), (
+                "an empty index is marked promoted"
+            )
+            assert not bool(memory.accumulated[slot].cpu()[empty].any()), (
+                "an empty index has accumulated"
+            )
+
+    def _check_layers(self, slot: int, capacity: int, layers: Sequence[int]) -> Tensor:
+        """Check the rows of a device's layers; returns which indices are empty, bool `[capacity]`."""
+        rows_at = torch.zeros(capacity, dtype=torch.int64)
+        for layer in layers:
             lengths = self.lengths[layer, slot]
             starts = self.pool.starts[layer, slot]
-            found = self.pool.row_indices(starts, lengths, int(lengths.max()))
+            found = self.pool.row_indices(layer, starts, lengths, int(lengths.max()))
             indices, resident = (tensor.cpu() for tensor in found)
             rows_at.index_add_(0, indices[resident], torch.ones_like(indices[resident]))
             positions = self.read(slot, layer).positions.cpu()
@@ -304,13 +340,4 @@ class ActiveCache:
             assert bool((ascending | ~resident[:, 1:]).all()), "rows out of order, or one twice"
             assert bool(((positions != EMPTY) == resident).all()), "positions and lengths disagree"
         assert bool((rows_at <= 1).all()), "two rows at one index"
-        empty = rows_at == 0
-        assert bool((self.pool.positions[slot].cpu()[empty] == EMPTY).all()), (
-            "an empty index has a position"
-        )
-        assert not bool(self.pool.promoted[slot].cpu()[empty].any()), (
-            "an empty index is marked promoted"
-        )
-        assert not bool(self.pool.accumulated[slot].cpu()[empty].any()), (
-            "an empty index has accumulated"
-        )
+        return rows_at == 0

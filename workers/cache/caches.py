@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.cache.active_cache import ActiveCache
+from workers.cache.devices import Devices, list_devices
 from workers.cache.forward_step import ForwardStep
 from workers.cache.side_cache import SideCache, SideShape
 from workers.cache.slot_pool import KVShape
@@ -28,11 +29,18 @@ class Caches:
         rows: Sequence[int],
         room: int,
         dtype: torch.dtype,
-        device: torch.device | str,
+        device: Devices,
     ) -> "Caches":
-        """Allocate the slots; rows: as `ActiveCache`; room: tokens of the longest pass."""
-        beside = None if side is None else SideCache(side, slots, room, dtype, device)
-        return cls(ActiveCache(shape, slots, rows, dtype, device, beside), beside)
+        """Allocate the slots.
+
+        rows: as `ActiveCache`; room: tokens of the longest pass; device: of the model's layers.
+        """
+        if side is None:
+            return cls(ActiveCache(shape, slots, rows, dtype, device))
+        beside = SideCache(side, slots, room, dtype, device)
+        devices = list_devices(device, side.plan.n_layers)
+        own = [devices[layer] for layer in side.plan.rows]
+        return cls(ActiveCache(shape, slots, rows, dtype, own, beside), beside)
 
     def begin(
         self,

@@ -67,7 +67,8 @@ class ForwardStep(Cache):
 
     What the control flow needs is decided on the host when the step is made. The pass itself is a
     function of two tensors on the device, `query_positions` and `control`: no operation of it waits
-    for the device, and a graph that was captured of it serves every step of the same shapes.
+    for the device, and a graph that was captured of it serves every step of the same shapes. Layers on
+    other devices have copies of both there.
 
     New tokens come after all rows of their slots; what a query may see follows from lengths alone.
 
@@ -160,13 +161,13 @@ class ForwardStep(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int
     ) -> tuple[Tensor, Tensor]:
         """Append a layer's rows; returns as `update`."""
-        pool = self.cache.pool
+        pool = self.cache.pool.get_memory(layer_idx)
         new = self._new_indices[layer_idx].flatten()
         for rows, added in ((pool.keys, key_states), (pool.values, value_states)):
             flat = added.to(self.cache.dtype).reshape(-1, added.shape[-1])
             rows.flatten(0, 1).index_copy_(0, new, flat)
-        self.new_keys.append(key_states)
-        self.new_values.append(value_states)
+        self.new_keys.append(self.bring(key_states))
+        self.new_values.append(self.bring(value_states))
         if (window := self._windows[layer_idx]) is not None:
             keys = self._view(pool.keys, layer_idx, window)
             return keys, self._view(pool.values, layer_idx, window)
@@ -203,7 +204,8 @@ class ForwardStep(Cache):
         """Find the rows behind a query's own: bool `[B, n_kv_heads, group * t, n]`, or broadcast to it."""
         tokens = self.query_positions.shape[1]
         same = self._same_lengths[layer]
-        before = self.control[1, layer, :1, :1] if same else self.control[1, layer]
+        control = self._control_of(layer)
+        before = control[1, :1, :1] if same else control[1]
         group = self.cache.shape.group if tokens > 1 else 1
         last = before[..., None] + torch.arange(tokens, device=before.device).repeat(group)
         return torch.arange(self._rows[layer], device=before.device) > last[..., None]
@@ -212,7 +214,7 @@ class ForwardStep(Cache):
         """Find the rows outside of a query's reach, alike in all heads: `[B, 1, group * t, n]`."""
         group = self.cache.shape.group if self.query_positions.shape[1] > 1 else 1
         rows = self.positions(layer)[:, :1, None]
-        queries = self.query_positions[:, None, :, None]
+        queries = self._queries[self.cache.pool.home[layer]][:, None, :, None]
         hidden = (rows > queries) | (rows < reach.first_seen(queries))
         return hidden.repeat(1, 1, group, 1)
 
@@ -221,20 +223,24 @@ class ForwardStep(Cache):
 
         `EMPTY` behind the ends of shorter heads.
         """
-        positions = self.cache.pool.positions
+        positions = self.cache.pool.get_memory(layer_idx).positions
         if (window := self._windows[layer_idx]) is not None:
             return self._view(positions, layer_idx, window)
         indices = self._flat_indices(layer_idx)
-        lengths = self.control[1, layer_idx, ..., None] + self.query_positions.shape[1]
+        lengths = self._control_of(layer_idx)[1, ..., None] + self.query_positions.shape[1]
         resident = torch.arange(indices.shape[-1], device=indices.device) < lengths
         return positions.flatten()[indices].masked_fill(~resident, EMPTY)
 
     def record(self, queries: Tensor) -> None:
         """Record a layer's last `observe` queries of `[B, n_heads, t, head_dim]`."""
         if self.observe:
-            last = queries[:, :, -self.observe :].detach()
+            last = self.bring(queries[:, :, -self.observe :].detach())
             # A copy of a part, so that the whole is not kept.
             self.observed.append(last if self.observe == queries.shape[2] else last.clone())
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Copy what a layer computed to the device of work on all layers, unless it is there."""
+        return tensor.to(self.cache.device, non_blocking=True)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -248,7 +254,7 @@ class ForwardStep(Cache):
             return rows
         packing = RowPacking(self.windows.cache.shape, self.cache.shape)
         packed = torch.stack([packing.pack(each) for each in self.windows.rows])
-        return torch.cat([rows, packed], dim=1)
+        return torch.cat([rows, self.bring(packed)], dim=1)
 
     @cached_property
     def observed_queries(self) -> Tensor:
@@ -313,7 +319,8 @@ class ForwardStep(Cache):
         self._rows = self._count_rows(lengths)
         self._same_lengths = (before == before[:, :1, :1]).all(2).all(1).tolist()
         self._first_alike = self._find_alike(before)
-        offsets = pool.capacity * torch.tensor(self.slot_list)[:, None]
+        capacities = [pool.get_memory(layer).capacity for layer in range(len(pool.home))]
+        offsets = torch.tensor(capacities)[:, None, None] * torch.tensor(self.slot_list)[:, None]
         starts = pool.starts[:, self.slot_list] + offsets
         return torch.stack([starts, before]).to(cache.device, non_blocking=True)
 
@@ -323,15 +330,26 @@ class ForwardStep(Cache):
         self.new_values: list[Tensor] = []
         self.observed: list[Tensor] = []
         self._masks = {}
-        starts, before = self.control
-        tokens = self.query_positions.shape[1]
-        self._new_indices = (starts + before)[..., None] + torch.arange(
-            tokens, device=starts.device
-        )
-        positions = self.query_positions[:, None].expand(self._new_indices.shape)
-        self.cache.pool.positions.view(-1).index_copy_(
-            0, self._new_indices.flatten(), positions.flatten()
-        )
+        pool = self.cache.pool
+        # Of each device; on the first one these are the tensors themselves.
+        self._controls = [memory.send(self.control) for memory in pool.memories]
+        self._queries = [memory.send(self.query_positions) for memory in pool.memories]
+        self._new_indices: dict[int, Tensor] = {}
+        for index, memory in enumerate(pool.memories):
+            layers = pool.list_layers(index)
+            control = self._controls[index]
+            starts, before = control if len(pool.memories) == 1 else control[:, layers]
+            queries = self._queries[index]
+            new = (starts + before)[..., None] + torch.arange(
+                queries.shape[1], device=memory.device
+            )
+            positions = queries[:, None].expand(new.shape)
+            memory.positions.view(-1).index_copy_(0, new.flatten(), positions.flatten())
+            self._new_indices |= zip(layers, new, strict=True)
+
+    def _control_of(self, layer: int) -> Tensor:
+        """Read a layer's part of `control` on its device, int64 `[2, B, n_kv_heads]`."""
+        return self._controls[self.cache.pool.home[layer]][:, layer]
 
     def _find_windows(self) -> list[tuple[int, int] | None]:
         """Per layer the region's first index and a head's width, if rows can be read as a view.
@@ -364,9 +382,11 @@ class ForwardStep(Cache):
     def _find_alike(self, before: Tensor) -> list[int]:
         """Per layer the first of the adjacent layers with its lengths and rows: they share a mask."""
         changed = (before[1:] != before[:-1]).flatten(1).any(1).tolist()
+        home = self.cache.pool.home
         first = [0]
         for layer, differs in enumerate(changed, start=1):
             differs = differs or self._rows[layer] != self._rows[layer - 1]
+            differs = differs or home[layer] != home[layer - 1]
             first.append(layer if differs else first[-1])
         return first
 
@@ -382,7 +402,7 @@ class ForwardStep(Cache):
 
         Behind a head's end its last row's, which holds no other session's NaN.
         """
-        starts, before = self.control[:, layer, ..., None]
+        starts, before = self._control_of(layer)[..., None]
         last = before + self.query_positions.shape[1] - 1
         count = torch.arange(self._rows[layer], device=starts.device)
         indices: Tensor = starts + torch.minimum(count, last)

@@ -1,11 +1,13 @@
 """What layers beside those of managed rows hold of the sessions in slots: newest rows, and states."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from workers.cache.active_cache import ActiveCache, SlotRows
+from workers.cache.devices import Devices, list_devices
 from workers.cache.layer_plan import LayerPlan
 from workers.cache.slot_pool import KVShape
 from workers.cache.state_pool import StatePool, StateTensor
@@ -29,6 +31,12 @@ class SideShape:
     def state_bytes(self) -> int:
         """Bytes of one session's recurrent states."""
         return sum(each.nbytes for each in self.states)
+
+    def keep_layers(self, layers: Collection[int]) -> "SideShape":
+        """Keep what some of the layers keep."""
+        windows = {i: window for i, window in self.plan.windows.items() if i in layers}
+        states = tuple(each for each in self.states if each.layer in layers)
+        return replace(self, plan=replace(self.plan, windows=windows), states=states)
 
     def get_slot_bytes(self, room: int, dtype: torch.dtype) -> int:
         """Bytes of one slot, for passes of `room` tokens at most."""
@@ -59,18 +67,20 @@ class SideCache:
         slots: int,
         room: int,
         dtype: torch.dtype,
-        device: torch.device | str,
+        device: Devices,
     ) -> None:
-        """Allocate the slots; room: tokens of the longest pass."""
+        """Allocate the slots; room: tokens of the longest pass; device: of the model's layers."""
         self.shape = shape
         self.reach = tuple(shape.plan.windows.values())
         self._rows = [window.size - 1 + room for window in self.reach]
         self.windows: ActiveCache | None = None
         if shape.windows is not None:
-            self.windows = ActiveCache(shape.windows, slots, self._rows, dtype, device)
+            devices = list_devices(device, shape.plan.n_layers)
+            own = [devices[layer] for layer in shape.plan.windows]
+            self.windows = ActiveCache(shape.windows, slots, self._rows, dtype, own)
         self.states: StatePool | None = None
         if shape.states:
-            self.states = StatePool(shape.states, slots, device)
+            self.states = StatePool(shape.states, slots, list_devices(device, shape.plan.n_layers))
 
     def claim(self, slot: int) -> None:
         """Take the slot that a session's active rows have taken."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Position of an index that holds no row. It is after every query, so causality alone masks it.
-EMPTY = torch.iinfo(torch.int32).max
+from workers.cache.pool_memory import EMPTY, PoolMemory
+
+__all__ = ["EMPTY", "KVRows", "KVShape", "SlotPool"]
 
 
 @dataclass(frozen=True)
@@ -87,19 +88,18 @@ class KVRows:
 
 
 class SlotPool:
-    """`slots` runs of `capacity` rows each, allocated once.
+    """`slots` runs of rows on each device, allocated once.
 
-    A session divides its run between layers and heads. Layer l has a region of
+    A session divides its run between the layers of the device, and their heads. Layer l has a region of
     `n_kv_heads * widths[l]` rows. As long as its longest head fits in `widths[l]`, the heads are
     evenly spaced, and reading is a view; otherwise each head gets its own length and an even share
     of the free rows. So the heads of a layer share its region, whatever their lengths.
 
     Attributes:
-        keys: `[slots, capacity, head_dim]` on `device`, in the model's dtype, after RoPE.
-        values: As `keys`; of latents the same tensor.
-        positions: int32 `[slots, capacity]`, `EMPTY` where there is no row.
-        promoted: bool `[slots, capacity]`, see `KVRows`.
-        accumulated: float32 `[slots, capacity]`, see `KVRows`.
+        memories: The devices' tensors: `keys`, `[slots, capacity, head_dim]` in the model's dtype, after
+            RoPE; `values` as `keys`, of latents the same tensor; `positions`, int32 `[slots, capacity]`,
+            `EMPTY` where there is no row; `promoted`, bool, and `accumulated`, float32, see `KVRows`.
+        home: Index of each layer's memory.
         lengths: Rows of each head, int64 `[n_layers, slots, n_kv_heads]`. This and the following
             are on the CPU, where the control flow needs them.
         starts: Index of each head's first row, int64 `[n_layers, slots, n_kv_heads]`.
@@ -112,35 +112,61 @@ class SlotPool:
         self,
         shape: KVShape,
         slots: int,
-        capacity: int,
+        rows: Sequence[int],
         dtype: torch.dtype,
-        device: torch.device | str,
+        devices: Sequence[torch.device],
     ) -> None:
-        """Allocate the tensors."""
+        """Allocate the tensors; rows: rows per head of each layer; devices: of each layer."""
         self.shape = shape
         self.slots = slots
-        self.capacity = capacity
         self.dtype = dtype
-        self.device = torch.device(device)
-        self.keys = torch.zeros(slots, capacity, shape.head_dim, dtype=dtype, device=device)
-        self.values = self.keys if shape.latent else torch.zeros_like(self.keys)
-        self.positions = torch.full((slots, capacity), EMPTY, dtype=torch.int32, device=device)
-        self.promoted = torch.zeros(slots, capacity, dtype=torch.bool, device=device)
-        self.accumulated = torch.zeros(slots, capacity, dtype=torch.float32, device=device)
+        distinct = list(dict.fromkeys(devices))
+        self.home = [distinct.index(device) for device in devices]
+        self.memories = [
+            PoolMemory.allocate(
+                slots,
+                shape.n_kv_heads
+                * sum(n for n, own in zip(rows, devices, strict=True) if own == device),
+                shape.head_dim,
+                dtype,
+                device,
+                latent=shape.latent,
+            )
+            for device in distinct
+        ]
         self.lengths = torch.zeros(shape.n_layers, slots, shape.n_kv_heads, dtype=torch.int64)
         self.starts = torch.zeros_like(self.lengths)
         self.widths = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self.regions = torch.zeros_like(self.widths)
         self.even = torch.ones(shape.n_layers, slots, dtype=torch.bool)
 
+    def get_memory(self, layer: int) -> PoolMemory:
+        """Get the tensors of a layer's device."""
+        return self.memories[self.home[layer]]
+
+    def list_layers(self, memory: int) -> list[int]:
+        """List the layers of a memory."""
+        return [layer for layer, home in enumerate(self.home) if home == memory]
+
+    def has_room(self, widths: Sequence[int]) -> bool:
+        """Check if each device's slots have room for so many rows per head of its layers."""
+        return all(
+            self.shape.n_kv_heads * sum(widths[layer] for layer in self.list_layers(index))
+            <= memory.capacity
+            for index, memory in enumerate(self.memories)
+        )
+
     def divide(self, slot: int, widths: Sequence[int]) -> None:
         """Divide an empty slot: layer l gets `n_kv_heads * widths[l]` rows."""
         heads = self.shape.n_kv_heads
-        assert sum(widths) * heads <= self.capacity, "more rows than a slot's capacity"
+        assert self.has_room(widths), "more rows than a slot's capacity"
         assert not self.lengths[:, slot].any(), "only an empty slot is divided"
         width = torch.tensor(widths)
         self.widths[:, slot] = width
-        self.regions[:, slot] = heads * (width.cumsum(0) - width)
+        for memory in range(len(self.memories)):
+            layers = self.list_layers(memory)
+            own = width[layers]
+            self.regions[layers, slot] = heads * (own.cumsum(0) - own)
         self.starts[:, slot] = self.regions[:, slot, None] + width[:, None] * torch.arange(heads)
         self.even[:, slot] = True
 
@@ -151,11 +177,8 @@ class SlotPool:
         session left behind (a NaN times 0 is a NaN) must not reach the next one.
         """
         self.lengths[:, slot] = 0
-        self.keys[slot] = 0
-        self.values[slot] = 0
-        self.positions[slot] = EMPTY
-        self.promoted[slot] = False
-        self.accumulated[slot] = 0
+        for memory in self.memories:
+            memory.clear(slot)
 
     def read(self, slot: int, layer: int) -> KVRows:
         """Read the rows of one layer: views if its heads are evenly spaced, else copies."""
@@ -163,8 +186,9 @@ class SlotPool:
         n = int(lengths.max())
         if self.even[layer, slot]:
             return KVRows(*(heads[:, :n] for heads in self._heads(slot, layer)))
-        indices, resident = self.row_indices(self.starts[layer, slot], lengths, n)
-        return KVRows(*(tensor[slot, indices] for tensor in self.tensors())).masked(resident)
+        indices, resident = self.row_indices(layer, self.starts[layer, slot], lengths, n)
+        tensors = self.get_memory(layer).tensors()
+        return KVRows(*(tensor[slot, indices] for tensor in tensors)).masked(resident)
 
     def write(self, slot: int, layer: int, rows: KVRows, lengths: Tensor) -> None:
         """Replace the layer's rows by copies of `rows`; lengths: int64 `[n_kv_heads]`."""
@@ -186,8 +210,10 @@ class SlotPool:
         """Add float32 `[n_kv_heads, n]` to the accumulated sums of the rows that `read` returns."""
         lengths = self.lengths[layer, slot]
         starts = self.starts[layer, slot]
-        indices, resident = self.row_indices(starts, lengths, int(lengths.max()))
-        self.accumulated[slot].index_put_((indices,), amounts * resident, accumulate=True)
+        indices, resident = self.row_indices(layer, starts, lengths, int(lengths.max()))
+        memory = self.get_memory(layer)
+        amounts = memory.send(amounts) * resident
+        memory.accumulated[slot].index_put_((indices,), amounts, accumulate=True)
 
     def reserve(self, slots: list[int], lengths: Tensor) -> None:
         """Space heads unevenly where they cannot grow to `lengths` in place.
@@ -198,25 +224,20 @@ class SlotPool:
         for layer, index in too_long.nonzero().tolist():
             self._write_unevenly(slots[index], layer, self.read(slots[index], layer))
 
-    def row_indices(self, starts: Tensor, lengths: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Indices of heads' first `n` rows within their slots, and a mask of the resident ones.
+    def row_indices(
+        self, layer: int, starts: Tensor, lengths: Tensor, n: int
+    ) -> tuple[Tensor, Tensor]:
+        """Indices of a layer's heads' first `n` rows within their slots, and a mask of the resident ones.
 
         starts, lengths: int64 `[..., n_kv_heads]`. Returns int64 and bool `[..., n_kv_heads, n]` on
-        the pool's device. Where there is no row, an index of the same slot is given: the head's
+        the layer's device. Where there is no row, an index of the same slot is given: the head's
         last one, which holds no other session's NaN. An empty head may start where the slot ends.
         """
         count = torch.arange(n, device=starts.device)
         resident = count < lengths[..., None]
         indices = starts[..., None] + torch.minimum(count, (lengths[..., None] - 1).clamp(min=0))
-        indices = indices.clamp(max=self.capacity - 1)
-        return (
-            indices.to(self.device, non_blocking=True),
-            resident.to(self.device, non_blocking=True),
-        )
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors on the device, in the order of the fields of `KVRows`."""
-        return self.keys, self.values, self.positions, self.promoted, self.accumulated
+        memory = self.get_memory(layer)
+        return memory.send(indices.clamp(max=memory.capacity - 1)), memory.send(resident)
 
     def _write_unevenly(self, slot: int, layer: int, rows: KVRows) -> None:
         """Give each head its length and an even share of the layer's free rows."""
@@ -228,19 +249,21 @@ class SlotPool:
         self.starts[layer, slot] = self.regions[layer, slot] + widths.cumsum(0) - widths
         self.even[layer, slot] = False
         resident = rows.positions != EMPTY
-        indices, _ = self.row_indices(self.starts[layer, slot], lengths, resident.shape[1])
+        starts = self.starts[layer, slot]
+        indices, _ = self.row_indices(layer, starts, lengths, resident.shape[1])
         # Copies before anything is written: source and destination may overlap.
         copies = [tensor[resident] for tensor in rows.tensors()]
         self._clear_metadata(slot, layer)
-        for tensor, new in zip(self.tensors(), copies, strict=True):
+        for tensor, new in zip(self.get_memory(layer).tensors(), copies, strict=True):
             tensor[slot, indices[resident]] = new
 
     def _clear_metadata(self, slot: int, layer: int) -> None:
         """Mark every row of the layer as empty; keys and values stay."""
         region = self._region(slot, layer)
-        self.positions[slot, region] = EMPTY
-        self.promoted[slot, region] = False
-        self.accumulated[slot, region] = 0
+        memory = self.get_memory(layer)
+        memory.positions[slot, region] = EMPTY
+        memory.promoted[slot, region] = False
+        memory.accumulated[slot, region] = 0
 
     def _region(self, slot: int, layer: int) -> slice:
         """Indices of a layer's rows within the slot, those without a row included."""
@@ -252,5 +275,6 @@ class SlotPool:
         region = self._region(slot, layer)
         heads = self.shape.n_kv_heads
         return (
-            tensor[slot, region].view(heads, -1, *tensor.shape[2:]) for tensor in self.tensors()
+            tensor[slot, region].view(heads, -1, *tensor.shape[2:])
+            for tensor in self.get_memory(layer).tensors()
         )

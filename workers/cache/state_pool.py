@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
+from workers.cache.devices import Devices, get_device
 from workers.cache.layer_plan import LayerPlan
 
 
@@ -57,16 +58,19 @@ class StatePool:
         nbytes: Bytes of one session's states.
     """
 
-    def __init__(
-        self, tensors: Sequence[StateTensor], slots: int, device: torch.device | str
-    ) -> None:
-        """Allocate the slots."""
+    def __init__(self, tensors: Sequence[StateTensor], slots: int, device: Devices) -> None:
+        """Allocate the slots; device: of the model's layers."""
         self._tensors = tuple(tensors)
         self._pool = [
-            torch.zeros(slots, *each.shape, dtype=each.dtype, device=device) for each in tensors
+            torch.zeros(slots, *each.shape, dtype=each.dtype, device=get_device(device, each.layer))
+            for each in tensors
         ]
         self._begun = [False] * slots
         self.nbytes = sum(each.nbytes for each in tensors)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All slots' tensors, `[slots, ...]`, in the order of the layers."""
+        return tuple(self._pool)
 
     def clear(self, slot: int) -> None:
         """Return the slot to the state before the first token."""
@@ -95,7 +99,7 @@ class StatePool:
         }
         if begun == {True}:
             for each, part in zip(self._tensors, self._pool, strict=True):
-                _continue(layers[each.layer], each, part[slots])
+                _continue(layers[each.layer], each, _gather(part, slots))
         return layers
 
     def keep(self, layers: Mapping[int, LinearAttentionLayer], slots: list[int]) -> None:
@@ -104,7 +108,7 @@ class StatePool:
             own = layers[each.layer]
             tensor = (own.recurrent_states if each.recurrent else own.conv_states)[each.index]
             assert tensor is not None, "a pass has the states that the probe had"
-            part[slots] = tensor.to(part.dtype)
+            _scatter(part, slots, tensor)
         for slot in slots:
             self._begun[slot] = True
 
@@ -121,12 +125,36 @@ class StatePool:
         )
 
 
+def _gather(part: Tensor, slots: list[int]) -> Tensor:
+    """Copy the slots' tensors, `[B, ...]`."""
+    if (run := _find_run(slots)) is not None:
+        return part[run].clone()
+    return part[slots]
+
+
+def _scatter(part: Tensor, slots: list[int], tensor: Tensor) -> None:
+    """Copy `[B, ...]` to the slots."""
+    if (run := _find_run(slots)) is not None:
+        part[run].copy_(tensor)
+    else:
+        part[slots] = tensor.to(part.dtype)
+
+
+def _find_run(slots: list[int]) -> slice | None:
+    """Find the range that slots are; None for others. A range is copied several times as fast."""
+    run = slice(slots[0], slots[0] + len(slots))
+    return run if slots == list(range(run.start, run.stop)) else None
+
+
 def _continue(layer: LinearAttentionLayer, which: StateTensor, tensor: Tensor) -> None:
-    """Let a layer of transformers continue from a state, `[B, ...]`."""
+    """Let a layer of transformers continue from a state, `[B, ...]`.
+
+    The layer allocates a state of its own for each pass: none at all of a batch of no session.
+    """
     if which.recurrent:
-        layer.lazy_initialization(recurrent_states=tensor, state_idx=which.index)
+        layer.lazy_initialization(recurrent_states=tensor[:0], state_idx=which.index)
         layer.recurrent_states[which.index] = tensor
     else:
-        layer.lazy_initialization(conv_states=tensor, state_idx=which.index)
+        layer.lazy_initialization(conv_states=tensor[:0], state_idx=which.index)
         layer.conv_states[which.index] = tensor
     layer.has_previous_state[which.index] = True

@@ -177,6 +177,11 @@ class Engine:
             tuple(state.layer_rows),
         )
         session = WorkerSession.create(configure(state.length), configure)
+        if not self.cache.has_room(self.bound(session)):
+            raise BadSettings(
+                f"session {spec.session}: its method gives more rows to the layers of one device than a "
+                "slot has there; lower its budget, or take a method that gives all layers as many"
+            )
         selection = selection_from_state(state)
         active = selection.rows_per_head() if selection else [0] * self.model.shape.n_layers
         for layer, (rows, bound) in enumerate(zip(active, self.bound(session), strict=True)):

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,7 @@ class LoadedModel:
         max_context: Maximum number of positions.
         eos_token_ids: Token ids that end a turn.
         sampling: Sampling parameters of turns that name none, see `_read_sampling`.
+        devices: Device of each layer, where its slots are as well.
     """
 
     module: PreTrainedModel
@@ -64,10 +65,11 @@ class LoadedModel:
     max_context: int
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults
+    devices: tuple[torch.device, ...]
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Device of the embeddings, and of all work that is not a layer's."""
         return self.module.device
 
     @property
@@ -100,9 +102,19 @@ class LoadedModel:
         """Bytes of a session's recurrent states; 0 for a model without any."""
         return 0 if self.side is None else self.side.state_bytes
 
-    def get_side_bytes(self, room: int) -> int:
-        """Bytes of a slot's windows and states, for passes of `room` tokens at most."""
-        return 0 if self.side is None else self.side.get_slot_bytes(room, self.dtype)
+    def get_side_bytes(self, room: int, devices: Collection[torch.device] | None = None) -> int:
+        """Bytes of a slot's windows and states, for passes of `room` tokens at most.
+
+        devices: those whose layers count; None: all.
+        """
+        if self.side is None:
+            return 0
+        layers = [i for i, own in enumerate(self.devices) if devices is None or own in devices]
+        return self.side.keep_layers(layers).get_slot_bytes(room, self.dtype)
+
+    def count_row_layers(self, devices: Collection[torch.device]) -> int:
+        """Count the layers on devices whose rows are selected."""
+        return sum(self.devices[layer] in devices for layer in self.plan.rows)
 
     def create_caches(self, slots: int, rows: int, room: int) -> Caches:
         """Allocate slots of `rows` rows per head and layer, for passes of `room` tokens at most."""
@@ -113,7 +125,7 @@ class LoadedModel:
             [rows] * self.shape.n_layers,
             room,
             self.dtype,
-            self.device,
+            self.devices,
         )
 
     @torch.inference_mode()
@@ -143,6 +155,7 @@ def load_model(
     *,
     pack: bool = True,
     quantize: Quantization | None = None,
+    divide: bool = False,
 ) -> LoadedModel:
     """Load a model by path or hub name, from weights in safetensors alone.
 
@@ -153,6 +166,8 @@ def load_model(
         pack: Pack the weights once for the CPU's matrix units, where it has them (bfloat16).
         quantize: Quantize the weights of the linear layers. The model computes in bfloat16 then,
             and has another fingerprint.
+        divide: Divide the layers between all GPUs of the machine, as accelerate does by
+            `device_map="auto"`; `device` is not used then.
 
     Raises:
         ModelRefused: The model cannot be loaded, has layers of a kind that is not served, is not
@@ -163,6 +178,8 @@ def load_model(
         _refuse_quantization(dtype, device)
         dtype = torch.bfloat16
     refuse_pickle(name)
+    if divide and not torch.cuda.is_available():
+        raise ModelRefused("a model is divided between GPUs, and this machine has none")
     try:
         config = AutoConfig.from_pretrained(name)
         read_plan(config.get_text_config(decoder=True))
@@ -172,10 +189,14 @@ def load_model(
             dtype=dtype or choose_dtype(config.dtype),
             attn_implementation=attention.NAME,
             use_safetensors=True,  # of a hub's names
+            **({"device_map": "auto"} if divide else {}),
         )
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{name} could not be loaded: {error}") from error
-    nn.Module.to(module, device)
+    if divide:
+        _refuse_offloaded(module)
+    else:
+        nn.Module.to(module, device)
     if quantize:
         quantize_linears(module, quantize)
     model = adopt(module)
@@ -216,7 +237,8 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
     plan = read_plan(config)
     attention.register()
     module.train(False)
-    shape, side = probe_shapes(module, plan, cache_argument(module))
+    shape, side, devices = probe_shapes(module, plan, cache_argument(module))
+    _refuse_apart(plan, devices)
     module.set_attn_implementation(attention.NAME)
     keep_latents(module)
     model = LoadedModel(
@@ -228,9 +250,30 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
         max_context=_read_max_context(config),
         eos_token_ids=_eos_token_ids(module),
         sampling=_read_sampling(module),
+        devices=devices,
     )
     check_model(model)
     return model
+
+
+def _refuse_offloaded(module: PreTrainedModel) -> None:
+    """Raise ModelRefused for a model that the GPUs have no room for."""
+    elsewhere = {str(each) for each in getattr(module, "hf_device_map", {}).values()}
+    if elsewhere & {"cpu", "disk"}:
+        raise ModelRefused(
+            "the GPUs have no room for the model: accelerate has put layers into "
+            f"{', '.join(sorted(elsewhere & {'cpu', 'disk'}))}; take a smaller model"
+        )
+
+
+def _refuse_apart(plan: LayerPlan, devices: Sequence[torch.device]) -> None:
+    """Raise ModelRefused where a layer and the one whose rows it attends to are on two devices."""
+    for layer, owner in plan.shared.items():
+        if devices[layer] != devices[owner]:
+            raise ModelRefused(
+                f"layer {layer} attends to the rows of layer {owner}, which is on another device: this "
+                "model cannot be divided between devices"
+            )
 
 
 def _choose_class(config: PreTrainedConfig) -> Any:

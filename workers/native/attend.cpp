@@ -446,7 +446,7 @@ void attend_head(const Call& call, int64_t session, int64_t head, float* scratch
   }
   for (int64_t i = 0; i < active; ++i) add_row(values + i * dim, dim, group, joint + i, most, sums);
   for (int64_t j = 0; j < made; ++j) {
-    if (j + 4 < made) fetch<false>(stored.at<T>(stored.values, head, drawn[j + 4], dim), dim);
+    if (j + 8 < made) fetch<false>(stored.at<T>(stored.values, head, drawn[j + 8], dim), dim);
     add_row(stored.at<T>(stored.values, head, drawn[j], dim), dim, group, joint + active + j, most, sums);
   }
   T* out = (T*)call.out + index * numbers;

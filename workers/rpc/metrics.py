@@ -1,5 +1,6 @@
 """Gauges of a worker that are read at each scrape, and counters that others keep."""
 
+from collections.abc import Sequence
 from itertools import product
 from typing import get_args
 
@@ -50,7 +51,7 @@ class ScrapedMetrics:
         metrics.advance("worker_lost_pages_total", engine.lost_pages)
         metrics.advance("worker_rebuilt_pages_total", engine.rebuilt_pages)
         _set_memory(metrics, engine)
-        _set_device(metrics, loaded.device)
+        _set_devices(metrics, loaded.devices)
         _set_storage(metrics, engine.stored)
 
 
@@ -84,12 +85,17 @@ def _get_budget(engine: Engine, session: WorkerSession) -> int:
     return config.budget if config.method.evicts else engine.settings.max_budget
 
 
-def _set_device(metrics: Metrics, device: torch.device) -> None:
-    if device.type != "cuda":
+def _set_devices(metrics: Metrics, devices: Sequence[torch.device]) -> None:
+    """Set the memory of the GPUs, together."""
+    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+    if not gpus:
         return
-    metrics.set("worker_device_memory_bytes", torch.cuda.memory_allocated(device), kind="allocated")
-    metrics.set("worker_device_memory_bytes", torch.cuda.memory_reserved(device), kind="reserved")
-    total = torch.cuda.get_device_properties(device).total_memory
+    for kind, read in (
+        ("allocated", torch.cuda.memory_allocated),
+        ("reserved", torch.cuda.memory_reserved),
+    ):
+        metrics.set("worker_device_memory_bytes", sum(map(read, gpus)), kind=kind)
+    total = sum(torch.cuda.get_device_properties(device).total_memory for device in gpus)
     metrics.set("worker_device_memory_bytes", total, kind="total")
 
 

@@ -113,7 +113,10 @@ def run_rebuild(
     place = place_state(state.length, rebuilt.dropped, engine.store.layout.page_tokens)
     _forget_lost(engine, rebuilt, (*intact, place))
     seconds = time.perf_counter() - started
-    _log.warning("pages rebuilt", session=session.name, pages=lost, seconds=round(seconds, 3))
+    states = int(lacks_state and not _is_anothers(state, rebuilt.shared_rows))
+    _log.warning(
+        "pages rebuilt", session=rebuilt.name, pages=lost, states=states, seconds=round(seconds, 3)
+    )
     return pb.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
 
 
@@ -135,6 +138,11 @@ def _forget_lost(engine: Engine, session: WorkerSession, intact: Collection[int]
     """Forget the recurrent states that are lost, so that the session does not go back to one."""
     if engine.has_states:
         session.snapshots = [at if at in intact else 0 for at in session.snapshots]
+
+
+def _is_anothers(state: pb.SessionState, shared_rows: int) -> bool:
+    """Check if the state that the next turn begins with is another session's, which may have dropped it."""
+    return state.length <= shared_rows
 
 
 def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[None]:

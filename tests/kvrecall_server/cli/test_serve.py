@@ -98,6 +98,14 @@ def test_an_unknown_quantization_is_refused_by_name(
     assert refused(command("serve", "--port", "0"), "quantize")
 
 
+def test_a_model_is_not_divided_without_gpus(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = command("serve", "--device-map", "auto", "--data", tmp_path, "--port", "0")
+    assert refused(found, "this machine has none")
+
+
 def test_quantized_weights_in_float32_are_refused_in_one_line(
     command: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -216,7 +216,7 @@ def test_the_slots_are_as_large_as_is_said() -> None:
     settings = WorkerSettings(slots=4, max_budget=100, block_tokens=8, prompt_tokens=16)
     rows = [settings.slot_rows] * 2
     cache = ActiveCache(KVShape(2, 6, 3, 8), settings.slots, rows, torch.bfloat16)
-    pool = cache.pool
+    pool = cache.pool.memories[0]
     tensors = (pool.keys, pool.values, pool.positions, pool.promoted, pool.accumulated)
     shape = RowShape(n_layers=2, n_kv_heads=3, row_numbers=16, itemsize=2)
     assert get_pool_bytes(shape, settings) == sum(each.nbytes for each in tensors)

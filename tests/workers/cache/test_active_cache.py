@@ -280,8 +280,8 @@ def test_a_released_slot_holds_nothing_of_its_session(
     slot = cache.claim([16, 12])
     fill(cache, slot, 12, value=float("nan"))
     cache.release(slot)
-    assert not bool(cache.pool.keys[slot].any())
-    assert not bool(cache.pool.values[slot].any())
+    assert not bool(cache.pool.memories[0].keys[slot].any())
+    assert not bool(cache.pool.memories[0].values[slot].any())
     cache.check_integrity()
 
 
@@ -358,7 +358,7 @@ def test_integrity_notices_data_at_an_empty_index(
     for name in ("positions", "promoted", "accumulated"):
         cache = make_cache()
         fill(cache, cache.claim([16, 12]), 4)
-        getattr(cache.pool, name)[0, 5] = 1
+        getattr(cache.pool.memories[0], name)[0, 5] = 1
         with pytest.raises(AssertionError, match="an empty index"):
             cache.check_integrity()
 
@@ -367,9 +367,9 @@ def test_memory_is_the_same_after_any_appends(
     make_cache: Callable[..., ActiveCache], fill: Callable[..., None]
 ) -> None:
     cache = make_cache()
-    where = [tensor.data_ptr() for tensor in cache.pool.tensors()]
+    where = [tensor.data_ptr() for tensor in cache.pool.memories[0].tensors()]
     for bound in ([16, 12], [20, 8], [2, 26]):
         slot = cache.claim(bound)
         fill(cache, slot, min(bound))
         cache.release(slot)
-    assert [tensor.data_ptr() for tensor in cache.pool.tensors()] == where
+    assert [tensor.data_ptr() for tensor in cache.pool.memories[0].tensors()] == where

@@ -47,8 +47,8 @@ def test_adjacent_slots_are_read_without_a_copy(
             seen = step.update(rows, rows, index)
             if index == layer:
                 lies_in_pool = [tensor.untyped_storage().data_ptr() for tensor in seen] == [
-                    cache.pool.keys.untyped_storage().data_ptr(),
-                    cache.pool.values.untyped_storage().data_ptr(),
+                    cache.pool.memories[0].keys.untyped_storage().data_ptr(),
+                    cache.pool.memories[0].values.untyped_storage().data_ptr(),
                 ]
         for slot in order:
             cache.drop_last(slot, 1)

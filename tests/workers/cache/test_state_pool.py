@@ -51,6 +51,22 @@ def test_a_pass_over_several_slots_keeps_each_its_own() -> None:
     assert float(pool.copy(2)[1].mean()) == 3.0
 
 
+@pytest.mark.parametrize("slots", [[1, 2], [0, 1, 2], [2, 1]])
+def test_slots_in_a_row_and_others_are_copied_alike(slots: list[int]) -> None:
+    pool = StatePool(TENSORS, 3, "cpu")
+    for slot in range(3):
+        pool.keep(run(pool, [slot], float(slot + 1)), [slot])
+    layers = pool.begin(PLAN, slots)
+    for state in (layers[0].conv_states[0], layers[0].recurrent_states[0]):
+        assert state is not None
+        assert state[:, 0, 0].tolist() == [slot + 1.0 for slot in slots]
+        state.add_(10.0)
+    assert [float(pool.copy(slot)[1].mean()) for slot in range(3)] == [1.0, 2.0, 3.0]
+    pool.keep(layers, slots)
+    kept = [slot + 1.0 + 10.0 * (slot in slots) for slot in range(3)]
+    assert [float(pool.copy(slot)[1].mean()) for slot in range(3)] == kept
+
+
 def test_sessions_with_and_without_a_token_do_not_share_a_pass() -> None:
     pool = StatePool(TENSORS, 2, "cpu")
     pool.keep(run(pool, [0], 1.0), [0])

@@ -138,18 +138,21 @@ def test_one_graph_serves_every_decode_step_of_a_batch(
             return make_fx(decode, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
 
     graph = capture(first)
-    addresses = cache.pool.keys.data_ptr(), cache.pool.values.data_ptr()
+    addresses = cache.pool.memories[0].keys.data_ptr(), cache.pool.memories[0].values.data_ptr()
     for index in range(6):
         token_ids = torch.tensor([[5 + index], [40 - index]])
         step = new_step(cache, SLOTS, 1, start=21 + index, static=True)
         with torch.inference_mode():
             replayed = graph(token_ids, step.query_positions, step.control)
-        pool = [tensor.clone() for tensor in cache.pool.tensors()]
+        pool = [tensor.clone() for tensor in cache.pool.memories[0].tensors()]
         step.undo()
         exact = new_step(cache, SLOTS, 1, start=21 + index)
         for found, expected in zip(replayed, run_pass(model, exact, token_ids), strict=True):
             assert torch.allclose(found, expected, atol=1e-5)
-        for found, expected in zip(pool, cache.pool.tensors(), strict=True):
+        for found, expected in zip(pool, cache.pool.memories[0].tensors(), strict=True):
             assert torch.allclose(found, expected, atol=1e-5)
         assert capture(step).code == graph.code
-    assert (cache.pool.keys.data_ptr(), cache.pool.values.data_ptr()) == addresses
+    assert (
+        cache.pool.memories[0].keys.data_ptr(),
+        cache.pool.memories[0].values.data_ptr(),
+    ) == addresses

@@ -21,6 +21,7 @@ from transformers import (
 
 from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from kvrecall_server.app.models import check_model
+from reference import MODEL_PATH
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.cache.slot_pool import KVShape
@@ -253,3 +254,9 @@ def test_half_precision_is_served_as_it_is(model_path: Callable[[str], Path]) ->
     assert model.dtype == step.rows.dtype == torch.bfloat16
     assert logits.dtype == torch.float32
     assert logits.shape == (1, 2, 1280)
+
+
+def test_a_model_is_not_divided_between_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelRefused, match="this machine has none"):
+        load_model(MODEL_PATH, divide=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from reference import MODEL_PATH
@@ -13,6 +14,8 @@ from tests.workers.tasks.turn_log import logged, rebuild
 from workers.errors import RowsMissing
 from workers.model.tokenizer import load_tokenizer
 
+REBUILT = "pages rebuilt"
+
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[Family]:
@@ -21,13 +24,13 @@ def family(tmp_path: Path) -> Iterator[Family]:
     made.close()
 
 
-def lose(family: Family, *indices: int) -> None:
-    """Lose states of the session, which is no longer in memory."""
+def lose(family: Family, *indices: int, owner: str = "s") -> None:
+    """Lose states of a session, and forget session `s` in memory."""
     stored = family.worker.engine.stored
     assert stored.states is not None
     for index in indices:
-        stored.states.drop_page("s", index)
-        stored.states.flush("s")
+        stored.states.drop_page(owner, index)
+        stored.states.flush(owner)
     stored.release("s")
 
 
@@ -54,7 +57,9 @@ def test_a_session_goes_on_from_the_last_state_that_is_left(
     with pytest.raises(RowsMissing, match="lost its recurrent state"):
         family.open("s", state=state, epoch=3, history=committed)
     before = family.worker.engine.prefilled_tokens
-    rebuild(family.worker, state, turns, epoch=3, history=committed, budget=BUDGET)
+    with capture_logs() as logs:
+        rebuild(family.worker, state, turns, epoch=3, history=committed, budget=BUDGET)
+    assert [(log["pages"], log["states"]) for log in logs if log["event"] == REBUILT] == [([], 1)]
     computed = family.worker.engine.prefilled_tokens - before
     # Each turn computes again what was pending before it.
     pending = sum(len(each.state.pending) for each in done[-1 - turns_back :])
@@ -75,3 +80,22 @@ def test_without_any_state_the_whole_log_is_computed(family: Family) -> None:
     assert family.worker.engine.prefilled_tokens - before >= state.length
     again = family.turn("s", words(8, 9), epoch=3)
     assert list(again.token_ids) == list(following.token_ids)
+
+
+def test_a_state_that_a_forks_parent_dropped_is_not_reported_as_lost(family: Family) -> None:
+    """It is computed again: a fork costs no state, and its parent keeps the last two."""
+    family.open("parent")
+    texts = [words(60, seed) for seed in range(2)]
+    done = [family.turn("parent", text) for text in texts]
+    state = done[-1].state
+    family.fork("parent", "s", state)
+    lose(family, list(state.snapshots).index(state.length), owner="parent")
+    pages = state.length // family.worker.engine.store.layout.page_tokens
+    shared = [pb.SharedPages(owner="parent", pages=pages)]
+    turns = [logged(*turn) for turn in zip(done, texts, strict=True)]
+    with capture_logs() as logs:
+        rebuild(family.worker, state, turns, epoch=2, shared=shared, budget=BUDGET)
+    assert [(log["pages"], log["states"]) for log in logs if log["event"] == REBUILT] == [([], 0)]
+    following = family.turn("s", words(8, 9), epoch=2)
+    assert list(following.token_ids) == list(family.turn("parent", words(8, 9)).token_ids)
+    family.worker.check()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from math import isclose
 from typing import cast
 
@@ -96,20 +97,35 @@ def _attend(
     managed = part is step
     if managed and step.owns_rows(index):
         step.record(_rescale(query, logits.scale))
+    # What reads stored rows runs on one device for all layers.
     if managed and step.block_attention is not None:
-        positions = step.positions(layer)
-        out = step.block_attention.attend(layer, query, key, value, positions, logits)
-        if out is not None:
-            return out[..., :value_dim]
+        found = step.block_attention.attend(
+            layer,
+            step.bring(query),
+            step.bring(key),
+            step.bring(value),
+            step.bring(step.positions(layer)),
+            _bring(step, logits),
+        )
+        if found is not None:
+            return found[..., :value_dim].to(query.device)
     # The query heads of a group become queries of their KV head, so that no row is repeated.
     grouped = query.reshape(batch, n_kv_heads, n_heads // n_kv_heads * tokens, head_dim)
     mask = part.mask(layer, query.dtype)
     if managed and step.retrieval is not None:
-        rows = (key, value, step.positions(layer))
-        out = step.retrieval.attend(layer, grouped, rows, mask, logits)[..., :value_dim]
+        rows = (step.bring(key), step.bring(value), step.bring(step.positions(layer)))
+        hidden = None if mask is None else step.bring(mask)
+        asked = step.bring(grouped)
+        out = step.retrieval.attend(layer, asked, rows, hidden, _bring(step, logits))
+        out = out[..., :value_dim].to(query.device)
     else:
         out = attend(grouped, key, value[..., :value_dim], mask, logits)
     return out.reshape(batch, n_heads, tokens, -1)
+
+
+def _bring(step: ForwardStep, logits: Logits) -> Logits:
+    """Bring a layer's sinks to the device of work on all layers."""
+    return logits if logits.sinks is None else replace(logits, sinks=step.bring(logits.sinks))
 
 
 def _rescale(query: Tensor, scale: float) -> Tensor:

@@ -43,6 +43,7 @@ class _Probe(Cache):
         self.given: dict[int, tuple[int, int, int]] = {}
         self.asked: dict[int, int] = {}
         self.reach: dict[int, int] = {}
+        self.devices: dict[int, torch.device] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -61,15 +62,23 @@ class _Probe(Cache):
         """Note a layer's query heads; returns zeros in the shape of its output."""
         layer = cast("int", module.layer_idx)
         self.asked[layer] = query.shape[1]
+        self.devices[layer] = query.device
         if isinstance(reach, int):
             self.reach[layer] = reach
         return value.new_zeros(len(query), query.shape[2], query.shape[1], value.shape[3]), None
 
+    def find_device(self, layer: int, other: torch.device) -> torch.device:
+        """Find the device that a layer has computed on; `other` of one that keeps nothing."""
+        states = self.recurrent.get(layer)
+        if layer in self.devices or states is None:
+            return self.devices.get(layer, other)
+        return states.device or other
+
 
 def probe_shapes(
     module: PreTrainedModel, plan: LayerPlan, cache_argument: str
-) -> tuple[KVShape, SideShape | None]:
-    """Find the shapes of a model's managed rows and of what else its layers keep.
+) -> tuple[KVShape, SideShape | None, tuple[torch.device, ...]]:
+    """Find the shapes of a model's managed rows and of what else its layers keep, and each layer's device.
 
     The model must not attend to latents yet (`keep_latents`). Raises ModelRefused where its layers
     differ in them, or do not use transformers' attention interface and cache.
@@ -95,9 +104,10 @@ def probe_shapes(
         if is_latent:
             raise ModelRefused(f"{name} has latents beside windows, which kvrecall does not serve")
         windows = _join(name, "a window", probe, tuple(plan.windows), latent=False)
+    devices = tuple(probe.find_device(layer, module.device) for layer in range(plan.n_layers))
     if plan == LayerPlan.full(plan.n_layers):
-        return rows, None
-    return rows, SideShape(plan, windows, find_state_tensors(probe.recurrent))
+        return rows, None, devices
+    return rows, SideShape(plan, windows, find_state_tensors(probe.recurrent)), devices
 
 
 def _run(module: PreTrainedModel, probe: _Probe, cache_argument: str) -> None:

@@ -267,7 +267,7 @@ def test_uneven_heads_take_no_more_memory_than_even_ones(
     method: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(**LIMITS)
-    where = [tensor.data_ptr() for tensor in worker.engine.cache.pool.tensors()]
+    where = [tensor.data_ptr() for tensor in worker.engine.cache.pool.memories[0].tensors()]
     held = {}
     for name in (method, "snapkv"):
         worker.open(name, method=name, budget=40)
@@ -277,7 +277,7 @@ def test_uneven_heads_take_no_more_memory_than_even_ones(
     assert all(0 < rows <= 80 for rows in lengths.sum(-1).tolist())
     row_bytes = worker.engine.model.shape.row_bytes(torch.float32)
     assert all(memory.active_bytes <= 160 * row_bytes for memory in held.values())
-    assert [tensor.data_ptr() for tensor in worker.engine.cache.pool.tensors()] == where
+    assert [tensor.data_ptr() for tensor in worker.engine.cache.pool.memories[0].tensors()] == where
     worker.check()
 
 
