@@ -22,9 +22,10 @@ class _Expected:
 
     def add(self, state: StoredSession) -> None:
         self.sessions.add(state.name)
-        for index in range(len(state.table)):
-            key = state.table.key(index)
-            sequence = state.table.sequence(index)
+        versions = state.table.versions()
+        for stored in range(state.table.stored_pages):
+            key = state.table.stored_key(stored)
+            sequence = versions.get(stored)
             if key.session != state.name or sequence is None:
                 self.optional.add(key)
             else:

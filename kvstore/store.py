@@ -101,10 +101,12 @@ class RowStore:
         length: int,
         shared: Sequence[SharedPages] = (),
         history: CommitHistory | None = None,
+        dropped: Sequence[range] = (),
     ) -> None:
         """Open the session with exactly `length` rows, written under `epoch` from now on.
 
-        The first rows are in pages that other sessions wrote (`shared`). Rows beyond `length` are
+        `dropped` are the numbers of written pages that it has no more; `shared` and `history` count
+        them as well. The first rows are in pages that other sessions wrote (`shared`). Rows beyond `length` are
         deleted when this returns. Pages that are not found, or that `history` does not commit, are
         missing (`missing_pages`): reading them raises MissingPageError until `restore` writes them
         again. Without a history, pages of this epoch and the one before count as committed.
@@ -114,22 +116,31 @@ class RowStore:
         lowest tier does not answer and memory alone is not sufficient.
         """
         with self._sessions.locked(session, create=True, recover=False) as state:
-            self._opener.open(state, epoch, length, shared, history)
+            self._opener.open(state, epoch, length, shared, history, dropped=dropped)
             owners = state.table.owners
         self._through.renew(owners)
 
     def fork(
-        self, parent: str, child: str, *, epoch: int, length: int, shared: Sequence[SharedPages]
+        self,
+        parent: str,
+        child: str,
+        *,
+        epoch: int,
+        length: int,
+        shared: Sequence[SharedPages],
+        dropped: Sequence[range] = (),
     ) -> None:
         """Open `child` with the first `length` rows of `parent`, whose pages are referenced (`shared`).
 
         Raises as `open`, RowRangeError when the parent has fewer rows, and MissingPageError.
         """
-        table = PageTable(child, shared)
+        table = PageTable(child, shared, dropped=dropped)
         with self._sessions.locked(parent) as state:
             owner_versions = self._opener.get_fork_versions(state, table, length)
         with self._sessions.locked(child, create=True, recover=False) as state:
-            self._opener.open(state, epoch, length, shared, owner_versions=owner_versions)
+            self._opener.open(
+                state, epoch, length, shared, owner_versions=owner_versions, dropped=dropped
+            )
 
     def delete(self, session: str, *, keep_pages: int = 0, fence: int = UNFENCED) -> None:
         """Delete a session from every tier, except its own first `keep_pages` pages (for forks).
@@ -220,10 +231,19 @@ class RowStore:
         with self._sessions.locked(session) as state:
             self._rows.truncate(state, length)
 
+    def drop(self, session: str, length: int) -> None:
+        """Let the session go on behind its first `length` rows: whole pages, all of them final.
+
+        The pages behind them stay stored, for the sessions that share them, and for openings of the
+        session as it was. Raises RowRangeError for any other length.
+        """
+        with self._sessions.locked(session) as state:
+            self._rows.drop(state, length)
+
     def drop_page(self, session: str, index: int) -> None:
         """Delete one of a session's own pages: it is missing from now on, as one that was lost."""
         with self._sessions.locked(session) as state:
-            if not state.table.shared_pages <= index < len(state.table):
+            if not (index < len(state.table) and state.table.shared_entry(index) is None):
                 raise RowRangeError(f"session {session!r} has no page {index} of its own")
             self._rows.drop_page(state, index)
 

@@ -204,8 +204,9 @@ class ForkRunner:
         """Return the parent as it was at the end of a turn, and its worker state if it is known."""
         if number == parent.turns:
             state = await self._catalog.sessions.get_worker_state(parent.id)
-            length = pb.SessionState.FromString(state).length
-            owners = await list_owners(self._catalog, parent, length // page_tokens, page_tokens)
+            parsed = pb.SessionState.FromString(state)
+            pages = parsed.length // page_tokens + sum(g.stop - g.start for g in parsed.dropped)
+            owners = await list_owners(self._catalog, parent, pages, page_tokens)
             return replace(parent, shared=owners), state
         return await self._restore_committed(parent, number, page_tokens)
 
@@ -214,7 +215,7 @@ class ForkRunner:
     ) -> tuple[Session, bytes | None]:
         """Return the parent as a turn committed it, and its worker state if it was kept."""
         turn = await get_turn(self._catalog.turns, parent.id, number)
-        pages = turn.outcome.memory.rows // page_tokens
+        pages = turn.outcome.memory.written_rows // page_tokens
         owners = await list_owners(self._catalog, parent, pages, page_tokens)
         return _at_earlier_turn(parent, turn, owners), await self._find_state(parent, number)
 

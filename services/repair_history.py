@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvrecall.domain.session import Turn
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.base import Catalog
 from services.catalog.records import RepairRecord
+from services.catalog.token_log import join_tokens
 from services.cluster.worker_client import Worker
+from services.reading.turn_records import read_rewritten
 
 # Tokens shown on either side of a promoted passage.
 CONTEXT_TOKENS = 16
@@ -40,9 +43,24 @@ async def load_repair_history(
     """Load up to `limit` of a session's last repairs, the newest first. Raises UnknownSession."""
     records = await catalog.repairs.get_latest(session, limit)
     tokens = await catalog.turns.get_token_ids(session) if records else ()
+    log = await read_rewritten(catalog, session) if records else None
     return [
-        RepairHistoryEntry(record, await _passages(worker, tokens, record)) for record in records
+        RepairHistoryEntry(
+            record, await _passages(worker, _find_tokens(log, tokens, record), record)
+        )
+        for record in records
     ]
+
+
+def _find_tokens(
+    log: Sequence[Turn] | None, tokens: Sequence[int], record: RepairRecord
+) -> Sequence[int]:
+    """Find the tokens that the session had when a repair ran; log: of one that was rewritten."""
+    if log is None:
+        return tokens
+    before = [turn for turn in log if turn.number < record.turn]
+    own = [turn for turn in log if turn.number == record.turn and record.report.trigger == "turn"]
+    return join_tokens([*before, *own])
 
 
 async def _passages(

@@ -21,6 +21,7 @@ from kvrecall.protocol.convert import (
     repair_from_wire,
     reselections_from_wire,
     retrieval_from_wire,
+    rewrite_from_wire,
     sampling_to_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -38,7 +39,7 @@ class TurnContext:
     """One turn on its way.
 
     The session as committed, the plan, how long it `waited` in seconds, its share of the service,
-    and the number of its `retries` in other workers.
+    and the number of its `retries` in other workers. `earlier`: the log's end, which it may rewrite.
     """
 
     live: ActiveSession
@@ -51,6 +52,7 @@ class TurnContext:
     match: Match | None
     share: Share
     first: FirstTurn | None = None
+    earlier: pb.Earlier | None = None
     retries: int = 0
 
     @property
@@ -79,6 +81,7 @@ class TurnContext:
             opening=self.request.opening,
             flow=self.share.flow,
             background=self.share.background,
+            earlier=self.earlier,
         )
 
     def describe_start(self, done: pb.TurnDone) -> TurnStart:
@@ -166,4 +169,5 @@ class TurnContext:
             reselections=reselections_from_wire(done),
             prefill=prefill_from_wire(done),
             retrieval=retrieval_from_wire(done),
+            rewrite=rewrite_from_wire(done),
         )

@@ -43,6 +43,7 @@ from services.grammars import ConstraintChecks
 from services.pages.prefix_sharing import PrefixSharing
 from services.repair_runner import repair_details, signal_text
 from services.sessions.active import ActiveSession
+from services.sessions.log_end import read_log_end
 from services.sessions.manager import may_have_changed
 from services.sessions.worker_states import pack_state
 from services.stream_resume import StreamResumer
@@ -177,7 +178,13 @@ class TurnRunner:
         self._context.events.publish(started)
         waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
-        return TurnContext(live, session, request, plan, key, clock, waited, match, share)
+        earlier = None
+        if session.turns and not request.prompt:
+            info = await self._prefixes.describe_worker()
+            earlier = await read_log_end(self._context.catalog, session, plan.messages, info)
+        return TurnContext(
+            live, session, request, plan, key, clock, waited, match, share, earlier=earlier
+        )
 
     async def _compute(self, turn: TurnContext, publish: Publish) -> None:
         """Run the turn in the session's worker; retry it when that is lost before the commit.

@@ -52,5 +52,6 @@ def build_receipt(outcome: TurnOutcome) -> dict[str, Any]:
         "active_rows": memory.active_rows,
         "evicted_rows": memory.evicted_rows,
         "promoted_rows": memory.promoted_rows,
+        "dropped_tokens": outcome.dropped_tokens,
         "repaired_seconds": round(sum(repair.seconds for repair in outcome.repairs), 6),
     }

@@ -63,6 +63,7 @@ def to_placed_messages(
     """
     pieces: list[tuple[str, bool]] = []
     calls: list[ToolCall] = []
+    thoughts: list[str] = []
     only_results = not isinstance(content, str) and bool(content)
     for place, block in _place(content, field):
         kind = block.get("type")
@@ -72,12 +73,17 @@ def to_placed_messages(
         elif kind == "tool_result" and role == "user":
             result = _validate(ToolResultBlock, block, place)
             yield PlacedMessage(place, _to_result(result, place, tolerance))
+        elif kind == "thinking" and role == "assistant":
+            thoughts.append(str(block.get("thinking") or ""))
         else:
             text, words = _read(role, block, place, tolerance)
             pieces.append((text, words))
             only_results = only_results and not text and kind != "text"
     if role != "user" or not only_results:
-        yield PlacedMessage(field, Message(role, join_pieces(pieces), tuple(calls)))
+        yield PlacedMessage(
+            field,
+            Message(role, join_pieces(pieces), tuple(calls), reasoning="\n\n".join(thoughts)),
+        )
 
 
 def split_opening(

@@ -65,6 +65,10 @@ class MessageWire(Wire):
     )
     tool_call_id: CallId | None = None
     name: Name | None = None
+    reasoning_content: str | None = Field(
+        default=None, description="What an answer reasoned. The chat template may drop it."
+    )
+    reasoning: str | None = Field(default=None, description="As `reasoning_content`.")
 
     def to_domain(self, field: str, tolerance: Tolerance, asked: str = "") -> Message:
         """Convert to the domain value. Raises InvalidRequest for a part that cannot be read.
@@ -84,7 +88,13 @@ class MessageWire(Wire):
             calls,
             self.tool_call_id or answers,
             (self.name or "") if self.role in ("user", "function") else "",
+            self._get_reasoning(),
         )
+
+    def _get_reasoning(self) -> str:
+        """Return the reasoning of an answer, by either of its names."""
+        given = self.reasoning_content or self.reasoning
+        return given if given and self.role == "assistant" else ""
 
 
 def convert_messages(messages: Iterable[MessageWire], tolerance: Tolerance) -> Iterator[Message]:

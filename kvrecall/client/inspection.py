@@ -41,6 +41,7 @@ class LoggedTurn:
     reasoning_tokens: int
     prefilled_tokens: int
     settled_tokens: int
+    dropped_tokens: int
     spans: tuple[TurnSpan, ...]
     seconds: Mapping[str, float]
     started_at: datetime

@@ -56,7 +56,7 @@ class ToolCall:
 class Message:
     """Message of a conversation, as in the OpenAI API.
 
-    `reasoning` is what the model said before its reply; it is never sent.
+    `reasoning` is what the model said before its reply.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -230,11 +230,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of a turn. `reasoning_tokens` are of the output."""
+    """Token counts of a turn. `reasoning_tokens` are of the output.
+
+    `dropped_tokens` of earlier turns are gone: reasoning that the model's chat template drops once a
+    user's message follows.
+    """
 
     prompt_tokens: int
     output_tokens: int
     reasoning_tokens: int = 0
+    dropped_tokens: int = 0
 
 
 @dataclass(frozen=True)

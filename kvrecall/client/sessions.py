@@ -43,6 +43,8 @@ class SessionOptions(TypedDict, total=False):
     prefill: Mapping[str, Any] | None
     # Retrieval while answers are generated: {"share": 0.5, ...}.
     retrieve: Mapping[str, Any] | None
+    # Earlier answers keep their reasoning, whatever the model's chat template does with it.
+    keep_reasoning: bool
     # Eviction method and its settings; see `KvrecallClient.methods`.
     method: str | None
     method_settings: Mapping[str, Any]
@@ -121,6 +123,7 @@ class Session:
     repair_seconds: float | None
     prefill: JsonObject
     retrieve: JsonObject
+    keep_reasoning: bool
     method: str
     method_settings: JsonObject
     layer_budgets: str | None

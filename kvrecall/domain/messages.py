@@ -37,7 +37,8 @@ class ToolCall:
 class Message:
     """One message of a conversation.
 
-    `reasoning`: what the model generated before the content of an answer; no template reads it.
+    `reasoning`: what the model said before the content of an answer. Chat templates read that of
+    some answers.
     """
 
     role: str
@@ -51,7 +52,7 @@ class Message:
     def size(self) -> int:
         """Bytes of everything in the message that reaches the model."""
         calls = sum(len((call.name + call.arguments).encode()) for call in self.tool_calls)
-        return len(self.content.encode()) + calls
+        return len(self.content.encode()) + len(self.reasoning.encode()) + calls
 
 
 MIN_TEMPERATURE = 1e-5

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kvrecall.domain.messages import Message, TokenLogprob
+from kvrecall.domain.rewrites.rewrite import Rewrite
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class MemoryReport:
     the first row that a step computed over active rows alone. The last `unsettled` tokens are pending.
     Rows are counted per layer: `active_rows` and its like are the largest layer's. `durable`: as of the
     last turn, the rows survive their worker; None where that is not known. `retrieval_bytes`: of the
-    worker's host, of the rows that answers and repairs search, and their index.
+    worker's host, of the rows that answers and repairs search, and their index. `dropped_rows` are those
+    of pages that stay stored, but that the session has no more, and `dropped_tokens` all tokens that it
+    lost when the chat template rewrote earlier turns (`Rewrite`).
     """
 
     length: int = 0
@@ -65,11 +68,18 @@ class MemoryReport:
     retrieval_bytes: int = 0
     durable: bool | None = None
     unsettled: int = 0
+    dropped_rows: int = 0
+    dropped_tokens: int = 0
 
     @property
     def rows(self) -> int:
         """Tokens with stored rows."""
         return self.length - self.unsettled
+
+    @property
+    def written_rows(self) -> int:
+        """Tokens whose rows were ever written and stay stored, dropped ones included."""
+        return self.rows + self.dropped_rows
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,7 @@ class TurnOutcome:
     `started_at` and `committed_at` are Unix seconds, `worker` the one that ran the turn, after
     `retries` others were lost, and `stop` the position after its last token. `prefill` is
     of a turn with sparse blocks, `retrieval` of one with steps that retrieved. `opening` is what
-    the client began the message with.
+    the client began the message with. `rewrite` is of the tokens before the turn's own.
     """
 
     session: str
@@ -195,6 +205,12 @@ class TurnOutcome:
     prefill: PrefillReport | None = None
     retrieval: RetrievalReport | None = None
     opening: str = ""
+    rewrite: Rewrite | None = None
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens that the session has less since the chat template rewrote earlier turns."""
+        return 0 if self.rewrite is None else self.rewrite.dropped_tokens
 
     @property
     def generated(self) -> Message | None:

@@ -71,6 +71,8 @@ class WorkerOptions:
     `prefill`: what prompts attend to; None leaves it to the method. `retrieve`: retrieval while
     decoding; None leaves it to the method. `template_arguments`: the text of a JSON object, further
     arguments of the model's chat template, which is a client's own and may hold anything.
+    `keep_reasoning`: earlier answers stay as they were said, whatever the template does with their
+    reasoning once a user's message follows.
     """
 
     repair_seconds: float | None = None
@@ -78,6 +80,7 @@ class WorkerOptions:
     prefill: Prefill | None = None
     retrieve: Retrieval | None = None
     template_arguments: str = "{}"
+    keep_reasoning: bool = False
 
     @property
     def retrieves(self) -> bool | None:

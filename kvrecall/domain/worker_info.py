@@ -39,6 +39,7 @@ class WorkerInfo:
 
     Budgets in rows, `block_tokens` and `page_tokens` in tokens. `call_format`: the form of the
     model's tool calls; empty if it is not known. `sampling`: of turns that name none.
+    `rewrites`: the chat template says answers otherwise once a user's message follows.
     """
 
     model: str
@@ -60,6 +61,7 @@ class WorkerInfo:
     retrieve: MethodInfo | None = None
     sampling: SamplingDefaults = GREEDY
     layer_kinds: tuple[LayerKind, ...] = ()
+    rewrites: bool = False
 
     @property
     def has_states(self) -> bool:

@@ -21,6 +21,7 @@ from kvrecall.domain.reports import (
     ReselectionReport,
     RetrievalReport,
 )
+from kvrecall.domain.rewrites.rewrite import Edit, Rewrite
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.settings.repair import RepairSettings
@@ -150,6 +151,8 @@ def to_chat(message: pb.Message) -> dict[str, Any]:
         chat["tool_call_id"] = message.tool_call_id
     if message.name:
         chat["name"] = message.name
+    if message.reasoning:
+        chat["reasoning"] = message.reasoning
     return chat
 
 
@@ -167,6 +170,7 @@ def chat_to_wire(chat: dict[str, Any]) -> pb.Message:
         tool_calls=calls,
         tool_call_id=chat.get("tool_call_id", ""),
         name=chat.get("name", ""),
+        reasoning=chat.get("reasoning", ""),
     )
 
 
@@ -324,7 +328,23 @@ def memory_from_wire(report: pb.MemoryReport, durable: bool | None = None) -> Me
         retrieval_bytes=report.retrieval_bytes,
         durable=durable,
         unsettled=report.unsettled,
+        dropped_rows=report.dropped,
+        dropped_tokens=report.dropped_tokens,
     )
+
+
+def rewrite_from_wire(report: pb.TurnDone | pb.LoggedTurn) -> Rewrite | None:
+    """Convert what a turn rewrote; None for nothing."""
+    if not report.HasField("rewrite"):
+        return None
+    edits = (Edit(e.start, e.stop, tuple(e.token_ids)) for e in report.rewrite.edits)
+    return Rewrite(report.rewrite.kept, report.rewrite.rows, tuple(edits))
+
+
+def rewrite_to_wire(rewrite: Rewrite) -> pb.Rewrite:
+    """Convert what a turn rewrote for a worker, or for a gateway."""
+    edits = [pb.Edit(start=e.start, stop=e.stop, token_ids=e.token_ids) for e in rewrite.edits]
+    return pb.Rewrite(kept=rewrite.kept, rows=rewrite.rows, edits=edits)
 
 
 def fidelity_from_wire(done: pb.TurnDone) -> Fidelity | None:
@@ -359,6 +379,7 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
             LayerKind(kind.name, kind.layers, kind.token_bytes, kind.state_bytes)
             for kind in info.layer_kinds
         ),
+        rewrites=info.rewrites,
     )
 
 

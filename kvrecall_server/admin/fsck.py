@@ -37,7 +37,7 @@ class KnownSession:
 
     `log_is_whole`: every row can be computed again from the turn log. `history` tells which rows of
     its stored pages are committed ones. `snapshots`: of its recurrent states, as its worker's state
-    has them.
+    has them. `dropped`: numbers of pages that it has written and has no more.
     """
 
     id: str
@@ -47,6 +47,7 @@ class KnownSession:
     log_is_whole: bool
     history: CommitHistory = ALL_COMMITTED
     snapshots: tuple[int, ...] = ()
+    dropped: tuple[range, ...] = ()
 
     def owner(self, index: int) -> tuple[str, CommitHistory]:
         """The session that wrote a page, an ancestor or this session, and its commits."""
@@ -183,7 +184,10 @@ def orphaned_pages(
 
 def _missing(session: KnownSession, found: Stored) -> Iterator[tuple[int, str]]:
     for index in range(_page_count(session, found)):
-        tokens = min(found.page_tokens, session.length - index * found.page_tokens)
+        if any(index in gap for gap in session.dropped):
+            continue  # only forks and sessions that share it need it
+        written = session.length + sum(map(len, session.dropped)) * found.page_tokens
+        tokens = min(found.page_tokens, written - index * found.page_tokens)
         owner, history = session.owner(index)
         if reason := found.missing(PageKey(owner, index), tokens, history):
             yield index, reason if owner == session.id else f"written by {owner} {reason}"
@@ -197,7 +201,8 @@ def _is_later(session: KnownSession, index: int, found: Stored) -> bool:
 
 
 def _page_count(session: KnownSession, found: Stored) -> int:
-    return -(-session.length // found.page_tokens)
+    """Number of pages that the session has written, the dropped ones included."""
+    return -(-session.length // found.page_tokens) + sum(map(len, session.dropped))
 
 
 def _by_reason(reasons: Iterator[tuple[int, str]]) -> list[tuple[str, list[int]]]:

@@ -24,6 +24,7 @@ from kvstore.format.commit_history import ALL_COMMITTED
 from kvstore.format.page import PageKey
 from kvstore.fsck import PagesReport
 from workers.engine.snapshots import count_stored
+from workers.engine.stored.written import place_state
 
 _NOT_NEEDED = "not needed by the session; what else begins with it computes it again"
 
@@ -78,8 +79,9 @@ def _session_findings(session: KnownSession, found: Stored, page_tokens: int) ->
     last = None
     if session.snapshots and session.length:
         reason = "missing"
-        if session.length in session.snapshots:
-            last = _find_key(session, session.snapshots.index(session.length), page_tokens)
+        place = place_state(session.length, session.dropped, page_tokens)
+        if place in session.snapshots:
+            last = _find_key(session, session.snapshots.index(place), page_tokens)
             reason = found.missing(last, 1, ALL_COMMITTED)
         if reason:
             what = f"the state after {session.length} tokens {reason}"

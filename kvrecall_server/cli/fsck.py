@@ -227,12 +227,14 @@ async def _known_session(
     from kvrecall_server.admin.fsck import BAD_SESSION, Finding, KnownSession
     from kvrecall_server.admin.validation.session import validate_session
     from kvrecall_server.admin.validation.state import parse_state
+    from services.catalog.token_log import count_tokens
+    from workers.engine.stored.written import read_dropped
 
     dump = await dump_session(catalog, id)
     problems = validate_session(dump, bounds)
     findings += [Finding(f"session {id}", each, BAD_SESSION) for each in problems]
     state = parse_state(dump.worker_state)
-    logged = sum(len(turn.token_ids) for turn in dump.turns)
+    logged = count_tokens(dump.turns)
     return KnownSession(
         id,
         dump.session.epoch,
@@ -241,6 +243,7 @@ async def _known_session(
         log_is_whole=state is not None and logged == state.length + len(state.pending),
         history=to_commit_history(dump.history),
         snapshots=() if state is None else tuple(state.snapshots),
+        dropped=() if state is None else read_dropped(state),
     )
 
 

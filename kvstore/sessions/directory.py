@@ -54,13 +54,12 @@ class SessionDirectory:
         return state if state is not None and state.loaded else None
 
     def get_versions(self, session: str) -> dict[int, int] | None:
-        """Sequence number of each page, by index; None when the session is not loaded."""
+        """Sequence number of each written page, by its number; None when the session is not loaded."""
         state = self.get_loaded(session)
         if state is None:
             return None
         with state.lock:
-            sequences = [(index, state.table.sequence(index)) for index in range(len(state.table))]
-            return {index: sequence for index, sequence in sequences if sequence is not None}
+            return state.table.versions()
 
     def remove(self, state: StoredSession, *, keep_pages: int = 0, unopened: bool = False) -> None:
         """Remove a locked session; its first pages may be retained, or all be left unopened."""

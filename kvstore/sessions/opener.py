@@ -8,7 +8,7 @@ is written: the next process that opens the session takes the newest version of 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from kvstore.errors import RowRangeError, StaleWriterError, TierFailedError
+from kvstore.errors import MissingPageError, RowRangeError, StaleWriterError, TierFailedError
 from kvstore.format.commit_history import CommitHistory, assume_history
 from kvstore.format.page import PageHeader, first_sequence, get_epoch
 from kvstore.format.page_table import PageTable, SharedPages
@@ -49,17 +49,19 @@ class SessionOpener:
         shared: Sequence[SharedPages],
         history: CommitHistory | None = None,
         owner_versions: Mapping[str, Versions] | None = None,
+        dropped: Sequence[range] = (),
     ) -> None:
         """Restore exactly `length` rows of the session and write it under `epoch` from now on.
 
         Stored rows that `history` does not make committed ones are missing (`assume_history`).
-        `owner_versions` are known versions of the shared pages; others are looked up. Raises
+        `owner_versions` are known versions of the shared pages; others are looked up. `dropped`: numbers
+        of pages that it has no more. Raises
         StaleWriterError, RowRangeError, or the error of a tier that must answer and does not; then
         the session must be opened again.
         """
-        table = PageTable(state.name, shared)
+        table = PageTable(state.name, shared, dropped=dropped)
         pages, behind = divmod(length, self._layout.page_tokens)
-        if behind or pages < table.shared_pages:
+        if behind or table.count_stored(pages) < table.shared_pages:
             raise RowRangeError(
                 f"session {state.name!r} cannot have {length} tokens: it has whole pages of "
                 f"{self._layout.page_tokens}, and shares {table.shared_pages} of them"
@@ -71,7 +73,7 @@ class SessionOpener:
             )
         history = history or assume_history(epoch, length)
         if self._is_intact(state, epoch, length, table, history):
-            self._reopen(state, epoch, length)
+            self._reopen(state, epoch, length, dropped)
         else:
             self._drain(state, epoch)
             state.loaded = False
@@ -90,15 +92,26 @@ class SessionOpener:
         MissingPageError when a shared page is missing.
         """
         page_tokens = self._layout.page_tokens
-        if not table.shared_pages * page_tokens == length <= parent.length:
+        pages = length // page_tokens
+        if not (
+            length == pages * page_tokens
+            and table.count_stored(pages) == table.shared_pages <= parent.table.stored_pages
+        ):
             raise RowRangeError(
                 f"cannot fork {length} tokens with {table.shared_pages} shared pages of "
                 f"{page_tokens}: parent {parent.name!r} has {parent.length} tokens"
             )
+        known = parent.table.versions()
         versions: dict[str, dict[int, int]] = {}
-        for index in range(table.shared_pages):
-            page = parent.table.expected(index)
-            versions.setdefault(page.key.session, {})[index] = page.sequence
+        for index in range(pages):
+            stored = table.stored_index(index)
+            if stored not in known:
+                raise MissingPageError(
+                    f"page {stored} of session {parent.name!r} was not found; its rows must be "
+                    "computed again"
+                )
+            owner = parent.table.stored_key(stored).session
+            versions.setdefault(owner, {})[stored] = known[stored]
         return dict(versions)
 
     def recover(self, state: StoredSession) -> None:
@@ -128,15 +141,17 @@ class SessionOpener:
     ) -> bool:
         """Return whether memory has the committed rows, in the versions that the tiers have."""
         pages = length // self._layout.page_tokens
+        stored = table.count_stored(pages)
+        known = state.table.versions()
         return (
             state.loaded
             and not state.unopened
             and (epoch - state.epoch <= 1 or not self._stack.tiers.lowest.shared)
-            and length <= history.committed_tokens(state.epoch)
+            and stored * self._layout.page_tokens <= history.committed_tokens(state.epoch)
             and not self._epochs.is_stale(state.name, state.epoch)
             and state.table.shared == table.shared
-            and length <= state.length
-            and not any(index < pages for index in state.table.missing())
+            and stored <= state.table.stored_pages
+            and all(table.stored_index(index) in known for index in range(pages))
         )
 
     def _fence(self, state: StoredSession, epoch: int) -> None:
@@ -156,14 +171,17 @@ class SessionOpener:
             self._writer.drain([state.name])
             self._writer.discard(state.name)
 
-    def _reopen(self, state: StoredSession, epoch: int, length: int) -> None:
+    def _reopen(
+        self, state: StoredSession, epoch: int, length: int, dropped: Sequence[range]
+    ) -> None:
         """Continue from memory."""
         with suppress(TierFailedError):
             # If a tier does not answer now, the pages themselves carry the epoch there later.
             self._fence(state, epoch)
         state.epoch = epoch
-        state.truncation_pending |= len(state.table) > length // self._layout.page_tokens
-        self._rows.truncate(state, length)
+        pages = length // self._layout.page_tokens
+        state.truncation_pending |= state.table.stored_pages > pages + sum(map(len, dropped))
+        self._rows.truncate(state, length, dropped)
 
     def _load(
         self,
@@ -208,10 +226,10 @@ class SessionOpener:
         history: CommitHistory,
     ) -> None:
         """Add the pages of `length` tokens; one that is not committed is missing."""
-        for index in range(length // self._layout.page_tokens):
-            entry = table.shared_entry(index)
+        for index in range(table.count_stored(length // self._layout.page_tokens)):
+            entry = table.stored_entry(index)
             commits = history if entry is None else entry.history
-            sequence = versions[table.key(index).session].get(index)
+            sequence = versions[table.stored_key(index).session].get(index)
             found = sequence is not None and self._is_committed(commits, index, sequence)
             table.append(sequence if found else None)
 
@@ -232,7 +250,7 @@ class SessionOpener:
 
         Later versions get larger sequence numbers than all that are stored.
         """
-        own = range(state.table.shared_pages, len(state.table))
+        own = range(state.table.shared_pages, state.table.stored_pages)
         stored = [*headers.values(), *self._stack.headers_above(state.name)]
         for header in stored:
             state.last_sequence = max(state.last_sequence, header.sequence)

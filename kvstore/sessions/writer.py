@@ -1,5 +1,6 @@
 """Writing of session rows: append, truncate, restore and repair."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -60,18 +61,37 @@ class RowWriter:
                 assert len(state.behind) == 1, "no final row follows one that is not"
                 self._submit(state, state.behind.pop())
 
-    def truncate(self, state: StoredSession, length: int) -> None:
+    def truncate(
+        self, state: StoredSession, length: int, dropped: Sequence[range] | None = None
+    ) -> None:
         """Cut the session to its first `length` rows: whole pages, all of them final.
 
+        dropped: numbers of the pages that it had dropped when it had these rows; None: as now.
         Raises RowRangeError for any other length, and when shared pages would be cut.
         """
         pages, inside = divmod(length, self._layout.page_tokens)
-        if inside or not 0 <= pages <= len(state.table):
+        gaps = state.table.dropped if dropped is None else dropped
+        if inside or not 0 <= pages + sum(map(len, gaps)) <= state.table.stored_pages:
             raise RowRangeError(
                 f"cannot truncate session {state.name!r} to {length} tokens: it has "
                 f"{len(state.table)} pages of {self._layout.page_tokens}"
             )
-        self._writer.delete(state.table.truncate(pages), state.epoch)
+        self._writer.delete(state.table.truncate(pages, gaps), state.epoch)
+        state.behind = []
+        state.length = length
+
+    def drop(self, state: StoredSession, length: int) -> None:
+        """Go on behind the first `length` rows: whole pages. Those behind them stay stored.
+
+        Raises RowRangeError for any other length.
+        """
+        pages, inside = divmod(length, self._layout.page_tokens)
+        if inside or not 0 <= pages <= len(state.table):
+            raise RowRangeError(
+                f"session {state.name!r} cannot drop its rows from {length} on: it has "
+                f"{len(state.table)} pages of {self._layout.page_tokens}"
+            )
+        state.table.drop(pages)
         state.behind = []
         state.length = length
 
@@ -112,7 +132,8 @@ class RowWriter:
         self._epochs.require_writable(state.name, state.epoch)
         self.require_rows(rows, self._layout.page_tokens)
         sequence = self._get_restored_sequence(state, index)
-        page = ExpectedPage(state.table.key(index), sequence, index < state.table.shared_pages)
+        key = state.table.key(index)
+        page = ExpectedPage(key, sequence, key.index < state.table.shared_pages)
         rows = rows.clone(memory_format=torch.contiguous_format)
         self._resubmit(state, page, *self._stack.placement.encode(page, rows))
         state.table.put(index, sequence)
@@ -147,5 +168,5 @@ class RowWriter:
             state.last_sequence = max(state.last_sequence, newest)
             return state.next_sequence()
         # Under an epoch whose pages have these rows committed, so that it is read again.
-        committed = entry.history.first_epoch((index + 1) * self._layout.page_tokens)
+        committed = entry.history.first_epoch((key.index + 1) * self._layout.page_tokens)
         return max(newest + 1, (known or 0) + 1, first_sequence(committed) + 1)

@@ -109,7 +109,9 @@ def _join_calls(messages: Sequence[Placed]) -> list[Placed]:
             and not message.content
         ):
             calls = (*before.message.tool_calls, *message.tool_calls)
-            joined[-1] = replace(before, message=replace(before.message, tool_calls=calls))
+            reasoning = before.message.reasoning or message.reasoning
+            whole = replace(before.message, tool_calls=calls, reasoning=reasoning)
+            joined[-1] = replace(before, message=whole)
         else:
             joined.append(each)
     return joined

@@ -390,7 +390,11 @@ class Conversations:
         """
         fields = asdict(replace(settings, metadata=None, model=None))
         del fields["expires_after_seconds"], fields["stored"], fields["branch"]
-        for name, nothing in (("template_arguments", "{}"), ("cache_salt", "")):
+        for name, nothing in (
+            ("template_arguments", "{}"),
+            ("cache_salt", ""),
+            ("keep_reasoning", False),
+        ):
             if fields[name] == nothing:  # as in digests of before there were any
                 del fields[name]
         if settings.repair_on is not None:

@@ -73,7 +73,7 @@ class PrefixSharing:
         Pages of sessions in the same worker come first: without Redis it can read no others. They are
         referenced before they are used, so that the deletion of their owners keeps them.
         """
-        info = await self._described()
+        info = await self.describe_worker()
         if session.turns or not _may_fill_page(session, plan.messages, info.page_tokens):
             return None
         first = FirstTurn(info.page_tokens)
@@ -116,6 +116,7 @@ class PrefixSharing:
                 without_answer=not request.generate,
                 opening=request.opening,
                 template_arguments=settings.template_arguments,
+                keep_reasoning=settings.keep_reasoning,
                 row_key=derive_session_key(self._catalog, settings),
             )
         )
@@ -132,7 +133,8 @@ class PrefixSharing:
                 first = first or session
         return first
 
-    async def _described(self) -> WorkerInfo:
+    async def describe_worker(self) -> WorkerInfo:
+        """Describe the workers, which are alike."""
         if self._info is None:
             self._info = worker_info_from_wire(await self._worker.describe())
         return self._info

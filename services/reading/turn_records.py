@@ -6,6 +6,7 @@ from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.utterances import Utterance, utterances
 from services.catalog.base import Catalog
+from services.catalog.token_log import restate_turns
 
 _TURNS_AT_ONCE = 64
 
@@ -38,12 +39,27 @@ async def read_turns(catalog: Catalog, session: str, after: int, limit: int) -> 
     return [TurnRecord(turn) for turn in turns]
 
 
+async def read_rewritten(catalog: Catalog, session: str) -> list[Turn] | None:
+    """Read all turns of a session whose chat template has rewritten some; None for any other."""
+    turns = list[Turn]()
+    if not (await catalog.sessions.get(session)).memory.dropped_tokens:
+        return None
+    while page := await catalog.turns.get_after(session, len(turns), _TURNS_AT_ONCE):
+        turns += page
+    return turns
+
+
 async def find_turns(catalog: Catalog, session: Session, start: int, stop: int) -> list[TurnRecord]:
     """Read the turns of the tokens `start` .. `stop - 1`.
 
-    The first is searched for by halves, so that a long log is not read whole. Raises UnknownSession
-    when the session was deleted meanwhile.
+    The first is searched for by halves, so that a long log is not read whole. What later turns rewrote
+    of the earlier ones is left out of these. Raises UnknownSession when the session was deleted
+    meanwhile.
     """
+    log = await read_rewritten(catalog, session.id)
+    if log is not None:
+        found = [TurnRecord(turn) for turn in restate_turns(log)]
+        return [record for record in found if record.start < stop and record.stop > start]
     low, high = 1, session.turns
     while low < high:
         middle = (low + high) // 2
@@ -51,7 +67,7 @@ async def find_turns(catalog: Catalog, session: Session, start: int, stop: int) 
             high = middle
         else:
             low = middle + 1
-    found: list[TurnRecord] = []
+    found = []
     while page := await read_turns(catalog, session.id, low - 1 + len(found), _TURNS_AT_ONCE):
         found += page
         if page[-1].stop >= stop:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Turn
-from kvrecall.protocol.convert import message_to_wire
+from kvrecall.protocol.convert import message_to_wire, rewrite_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.base import Turns
 from services.catalog.records import RepairRecord
@@ -32,6 +32,7 @@ def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list
 
 def _logged(turn: Turn, promoted: tuple[int, ...]) -> pb.LoggedTurn:
     answer = turn.outcome.message
+    rewrite = turn.outcome.rewrite
     return pb.LoggedTurn(
         token_ids=turn.token_ids,
         prompt_tokens=turn.outcome.prompt_tokens,
@@ -44,4 +45,5 @@ def _logged(turn: Turn, promoted: tuple[int, ...]) -> pb.LoggedTurn:
         deferred_tokens=turn.outcome.deferred_tokens,
         recorded_tokens=turn.outcome.recorded_tokens,
         unsettled_tokens=turn.outcome.memory.unsettled,
+        rewrite=None if rewrite is None else rewrite_to_wire(rewrite),
     )

@@ -28,6 +28,7 @@ from workers.engine.side_content import fill_side
 from workers.engine.snapshots import Snapshot
 from workers.engine.stored.store_io import SlotContent, StoreIO, map_store_errors
 from workers.engine.stored.stored_sessions import StoredSessions
+from workers.engine.stored.written import read_dropped
 from workers.engine.usage import UsageMeter
 from workers.errors import BadSettings, IncompatibleState, StaleEpoch, UnknownSession
 from workers.metrics.catalogue import create_metrics
@@ -124,7 +125,7 @@ class Engine:
         """
         session = self.create_empty(spec, state)
         with map_store_errors():
-            self.stored.open(spec, state.length, state.snapshots)
+            self.stored.open(spec, state.length, state.snapshots, read_dropped(state))
         self.restore(session, state)
         return session
 
@@ -146,7 +147,8 @@ class Engine:
     def restore(self, session: WorkerSession, state: pb.SessionState) -> None:
         """Restore an empty session to `state`, whose rows are in the store."""
         restore_state(session, state)
-        named = len(session.page_ids) * self.store.layout.page_tokens
+        pages = len(session.page_ids) - sum(map(len, session.dropped))
+        named = pages * self.store.layout.page_tokens
         if named != state.length:
             raise IncompatibleState(
                 f"session {session.name} has {state.length} rows, but ids of pages for {named}; "
@@ -254,7 +256,7 @@ class Engine:
         session.selection = None
         session.preempted = None
         session.distribution = None
-        session.keep_rows = None
+        session.keep_rows = session.keep_state = None
         session.snapshot = Snapshot()
         self.drop_host_copy(session)
         if session.slot is not None:
@@ -469,7 +471,12 @@ class Engine:
         session.update_peak(self.cache)
         selection = session.active_selection(self.cache)
         return memory_report.build_report(
-            session, selection, self.bound(session), self.model, self.store.usage()
+            session,
+            selection,
+            self.bound(session),
+            self.model,
+            self.store.usage(),
+            self.store.layout.page_tokens,
         )
 
     # Internals

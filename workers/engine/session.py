@@ -129,12 +129,16 @@ class WorkerSession:
       stored already.
     - `keep_rows`: called with the position of the first of the new rows, and these rows
       `[n_layers, 2, n_kv_heads, t, head_dim]` on the device.
+    - `keep_state`: called with the recurrent states that are kept.
     - `evictions`: number of times that rows left the active set since the session was opened.
     - `host_copy`: its rows in host memory, for retrieval, repairs and re-selections; None
       before the first of these, and while other sessions need the memory.
     - `configure`: builds the configuration for a length in rows.
     - `snapshot`: the recurrent states at the last page boundary that the slot has passed; of a model
       without any, of the first token. Kept while the session has a slot.
+    - `dropped`: numbers of written pages that it has no more (`workers.engine.stored.written`).
+    - `dropped_tokens`: that it lost when the chat template rewrote earlier turns, ever.
+    - `anchor`: of `snapshots`, the one before what the chat template may rewrite, which stays.
     - `shared_rows`: its first rows, whose pages other sessions wrote.
     - `snapshots`: stored recurrent states, see `workers.engine.snapshots`.
     - `side_length`: tokens that windows and states in the slot have seen; -1 if these are not the
@@ -170,9 +174,13 @@ class WorkerSession:
     stored: bool = True
     writes: list["Future[Any]"] = field(default_factory=list)
     keep_rows: Callable[[int, Tensor], None] | None = None
+    keep_state: Callable[[Snapshot], None] | None = None
     evictions: int = 0
     host_copy: HostCopy | None = None
     configure: Callable[[int], SessionConfig] | None = None
+    dropped: tuple[range, ...] = ()
+    dropped_tokens: int = 0
+    anchor: int = 0
     shared_rows: int = 0
     snapshot: Snapshot = field(default_factory=Snapshot)
     snapshots: list[int] = field(default_factory=list)

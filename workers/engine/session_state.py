@@ -12,6 +12,7 @@ from workers.cache.active_cache import ActiveCache
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
+from workers.engine.stored.written import read_dropped
 from workers.errors import IncompatibleState
 
 # Version of the bytes in a SessionState: the selection's safetensors and the eviction scores.
@@ -26,6 +27,9 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
         session.page_ids = list(split_ids(state.page_ids))
     session.eviction_scores = read_scores(state)
     session.snapshots = list(state.snapshots)
+    session.dropped = read_dropped(state)
+    session.dropped_tokens = state.dropped_tokens
+    session.anchor = state.anchor
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
     session.unsettled = state.unsettled
@@ -68,6 +72,9 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         eviction_scores=session.eviction_scores.to_bytes() if selection else b"",
         promoted_rows=session.promoted_rows,
         snapshots=session.snapshots,
+        dropped=[pb.PageRange(start=gap.start, stop=gap.stop) for gap in session.dropped],
+        dropped_tokens=session.dropped_tokens,
+        anchor=session.anchor,
         recent=[convert.chat_to_wire(message) for message in session.recent],
         deferred_signal=session.deferred_signal,
         episode=session.episode.id,

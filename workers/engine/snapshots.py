@@ -1,7 +1,8 @@
 """Stored recurrent states of a session: which there are, and which of them stay.
 
-A session has a list of positions, one for each state in the order of writing: the number of rows before
-it, or 0 for one that was dropped. All are whole pages. The last one is where the next turn begins.
+A session has a list of positions, one for each state in the order of writing: the number of rows written
+before it (`workers.engine.stored.written`), or 0 for one that was dropped. All are whole pages. The last one is
+where the next turn begins.
 """
 
 from collections.abc import Sequence
@@ -40,18 +41,20 @@ def find_last(positions: Sequence[int], tokens: int) -> int:
     return max((at for at in positions if at <= tokens), default=0)
 
 
-def choose_dropped(positions: Sequence[int], shared: int, interval: int) -> list[int]:
+def choose_dropped(
+    positions: Sequence[int], shared: int, interval: int, anchor: int = 0
+) -> list[int]:
     """Choose the states that are no longer needed; returns their indices.
 
     The last two stay, since the last may not be committed yet; so does the first, where other
-    sessions that begin alike may begin; and of the others as many as rows outweigh: one for each
-    `interval` tokens. The first `shared` are other sessions'.
+    sessions that begin alike may begin, and the one at `anchor`; and of the others as many as rows
+    outweigh: one for each `interval` tokens. The first `shared` are other sessions'.
     """
     dropped = []
     last = max(positions[:shared], default=0)
     own = [i for i in range(shared, len(positions)) if positions[i]]
     for i in own[:-2]:
-        if i == own[0] or positions[i] - last >= interval:
+        if i == own[0] or positions[i] == anchor or positions[i] - last >= interval:
             last = positions[i]
         else:
             dropped.append(i)

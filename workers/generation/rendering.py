@@ -9,6 +9,9 @@ from typing import TypeVar
 from kvrecall.domain.answer.constraints import FREE
 from kvrecall.domain.messages import Sampling
 from kvrecall.domain.page_ids import count_common
+from kvrecall.domain.rewrites.rewrite import Edit
+from kvrecall.protocol import convert
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.sandbox.tenant_queue import QueueFull
 from kvrecall.sandbox.tenant_threads import TenantThreads
 from workers.engine.engine import Engine
@@ -16,6 +19,7 @@ from workers.engine.session import WorkerSession
 from workers.errors import BadMessages, Overloaded
 from workers.generation.steps import Steps
 from workers.model.grammars import CompiledGrammars
+from workers.model.restating import find_edits, restate_recorded
 from workers.model.tokenizer import ChatMessage, Segment
 
 _T = TypeVar("_T")
@@ -35,12 +39,45 @@ def render_prompt(
     arguments = json.loads(session.config.options.template_arguments)
 
     def render() -> list[Segment]:
-        return engine.tokenizer.prompt(
+        segments = engine.tokenizer.prompt(
             recent, messages, tools, generate, arguments=arguments, opening=opening
         )
+        if session.config.options.keep_reasoning:
+            return segments
+        return restate_recorded(engine.tokenizer, segments, recent, messages, tools, arguments)
 
     segments = yield from _off_thread(engine.renderer, session.config.share.tenant, render)
     return join_turns(session.pending, segments, engine.tokenizer.eos_token_ids)
+
+
+def find_rewrite(
+    engine: Engine,
+    session: WorkerSession,
+    earlier: pb.Earlier,
+    messages: Sequence[ChatMessage],
+) -> Steps[tuple[Edit, ...]]:
+    """Find what the template says otherwise of the session's log now that `messages` follow.
+
+    Positions are those of the session. Nothing where the template refuses the messages.
+    """
+    before = [convert.to_chat(message) for message in earlier.messages]
+    tools = list(session.config.tools)
+    arguments = json.loads(session.config.options.template_arguments)
+    leading = [each for each in session.recent[:1] if each["role"] in ("system", "developer")]
+    start = session.length + len(session.pending) - len(earlier.token_ids)
+    token_ids = list(earlier.token_ids)
+
+    def find() -> tuple[Edit, ...]:
+        pieces = engine.tokenizer.restate(
+            before, messages, tools, leading=leading, arguments=arguments
+        )
+        return find_edits(engine.tokenizer, token_ids, pieces)
+
+    try:
+        edits = yield from _off_thread(engine.renderer, session.config.share.tenant, find)
+    except BadMessages:
+        return ()
+    return tuple(replace(each, start=start + each.start, stop=start + each.stop) for each in edits)
 
 
 def join_turns(

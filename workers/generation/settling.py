@@ -13,6 +13,7 @@ from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.stored.page_naming import get_names
+from workers.engine.stored.written import get_last_id
 from workers.engine.truncation import truncate
 from workers.generation.kept_states import store_states
 from workers.generation.prefill import prefill
@@ -87,14 +88,19 @@ def settle(
 
 
 def _name_pages(engine: Engine, resident: ResidentSession, token_ids: Sequence[int]) -> None:
-    """Name the session's next pages, whose rows are those of `token_ids`."""
+    """Name the session's next pages, whose rows are those of `token_ids`.
+
+    Rows that are stored already have names.
+    """
     session = resident.session
+    if not session.stored:
+        return
     names = get_names(engine.store, resident.config.row_key)
-    named = len(session.page_ids) * names.page_tokens
+    named = (len(session.page_ids) - sum(map(len, session.dropped))) * names.page_tokens
     exact = len(token_ids)
     if session.inexact_from is not None:
         exact = min(exact, session.inexact_from - named)
     exact -= exact % names.page_tokens
     for part, is_exact in ((token_ids[:exact], True), (token_ids[exact:], False)):
-        last = session.page_ids[-1] if session.page_ids else None
+        last = get_last_id(session)
         session.page_ids += names.extend(last, part, exact=is_exact)

@@ -63,6 +63,10 @@ LOAD = (
         when=("pause", "turn"),
     ),
     counter(
+        "worker_dropped_tokens_total",
+        "Tokens that sessions lost when the chat template rewrote earlier turns.",
+    ),
+    counter(
         "worker_calls_total", "gRPC calls by their status: OK, or the error's.", method=(), code=()
     ),
     histogram("worker_call_seconds", "Time of a gRPC call.", buckets.WORK, method=()),

@@ -3,6 +3,7 @@
 from kvrecall.protocol.convert import to_chat
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.client_json import read_json
+from workers.model.restating import restate_recorded
 from workers.model.tokenizer import ChatTokenizer
 
 
@@ -16,14 +17,17 @@ def tokenize(tokenizer: ChatTokenizer, request: pb.TokenizeRequest) -> pb.Tokeni
     else:
         messages = [to_chat(message) for message in request.messages]
         tools = [read_json("a tool", tool) for tool in request.tools]
+        arguments = read_json("template_arguments", request.template_arguments or "{}")
         segments = tokenizer.prompt(
             [],
             messages,
             tools,
             not request.without_answer,
-            arguments=read_json("template_arguments", request.template_arguments or "{}"),
+            arguments=arguments,
             opening=request.opening,
         )
+        if not request.keep_reasoning:
+            segments = restate_recorded(tokenizer, segments, [], messages, tools, arguments)
         ids = [token for segment in segments for token in segment.token_ids]
     pieces = tokenizer.pieces(ids) if request.pieces else []
     return pb.TokenizeResult(ids=ids, pieces=pieces)

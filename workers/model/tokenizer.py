@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from pydantic_core import from_json
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from kvrecall.domain.page_ids import count_common
 from kvrecall.domain.tolerance.surrogates import replace_in_json
 from kvrecall.sandbox.deadline import DeadlinePassed, limit_seconds
 from workers.errors import BadMessages, ModelRefused
@@ -36,6 +37,8 @@ ChatMessage = dict[str, Any]
 _APART = "\ufdd0"
 # The template is tried with a few messages when it is loaded.
 _LOAD_SECONDS = 30.0
+# Members that templates read the reasoning of an answer from: Qwen, GLM, DeepSeek; gpt-oss; others.
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # Tokens at the end of a prompt that tell whether it opens the reasoning.
 _LOOK_BACK = 16
 
@@ -208,6 +211,90 @@ class ChatTokenizer:
             return False
         return True if text.endswith(opening) else None
 
+    def restate(
+        self,
+        earlier: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: list[Any],
+        *,
+        leading: Sequence[ChatMessage] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Render `earlier` as the template says it when `new` follows; returns a piece for each turn.
+
+        A piece ends with a mark that ends a turn. leading: the system's message at the beginning of
+        the conversation. Raises BadMessages.
+        """
+        setting = _Setting(tools, arguments or {})
+        try:
+            with limit_seconds(self.template_seconds):
+                return self._restate(list(leading), list(earlier), list(new), setting)
+        except DeadlinePassed as error:
+            raise BadMessages(
+                f"the chat template takes over {self.template_seconds:g} s for these messages"
+            ) from error
+
+    def _restate(
+        self,
+        leading: list[ChatMessage],
+        earlier: list[ChatMessage],
+        new: list[ChatMessage],
+        setting: _Setting,
+    ) -> list[str]:
+        before = [*leading, *earlier]
+        text = self._render([*before, *new], setting, False)
+        other = self._render([*before, _alter(new[0]), *new[1:]], setting, False)
+        end = self._find_boundary(text, other, self._render_cached(before, setting))
+        first = self._render([*leading, _alter(earlier[0]), *earlier[1:], *new], setting, False)
+        alike = count_common(text, first)
+        marks = re.compile("|".join(map(re.escape, self.turn_ends)))
+        start = max((mark.end() for mark in marks.finditer(text, 0, alike)), default=0)
+        cuts = [start, *(mark.end() for mark in marks.finditer(text, start, end))]
+        cuts += [end] if cuts[-1] < end else []
+        return [text[begin:stop] for begin, stop in pairwise(cuts)]
+
+    @cached_property
+    def turn_ends(self) -> tuple[str, ...]:
+        """Texts of the tokens that end a turn, or a message of several."""
+        channels = self.format.channels
+        return self.eos_texts if channels is None else (*self.eos_texts, channels.end)
+
+    @cached_property
+    def turn_end_ids(self) -> frozenset[int]:
+        """Ids of these tokens."""
+        known = self.inner.get_added_vocab()
+        channels = self.format.channels
+        ends = {known[channels.end]} if channels is not None and channels.end in known else set()
+        return frozenset({*self.eos_token_ids, *ends})
+
+    @cached_property
+    def rewrites(self) -> bool:
+        """True if the template says an answer otherwise once a user's message follows it."""
+        if self.format.reasoning is None and self.format.channels is None:
+            return False
+        asked: list[ChatMessage] = [{"role": "user", "content": "the question"}]
+        for reasoning in ("the reason", ""):
+            answer = {"role": "assistant", "content": "the answer", "reasoning": reasoning}
+            try:
+                before = self._render_cached([*asked, answer], _Setting([], {}))
+                text = self._render([*asked, answer, *asked], _Setting([], {}), False)
+            except BadMessages:
+                return True
+            if not text.startswith(before):
+                return True
+            # What a template never says of an answer is in the log all the same.
+            if reasoning and reasoning not in text:
+                return True
+        return False
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Encode a part of a rendering, marks included."""
+        return [token for part in text.split(_APART) for token in self.encode(part)]
+
+    def drop_parting(self, text: str) -> str:
+        """Return a rendering as its tokens are decoded: without what parts the letters of marks."""
+        return text.replace(_APART, "")
+
     def _encode_prompt(
         self,
         before: list[ChatMessage],
@@ -218,9 +305,15 @@ class ChatTokenizer:
     ) -> list[Segment]:
         """Encode messages of others than the assistant, up to where its answer begins or goes on."""
         begun = [{"role": "assistant", "content": opening}] if opening else []
-        text = self._render([*before, *new, *begun], setting, generate, continues=bool(opening))
+
+        def render(messages: list[ChatMessage]) -> str:
+            return self._render(
+                [*before, *messages, *begun], setting, generate, continues=bool(opening)
+            )
+
+        text = render(new)
         end = len(text) if generate else _find_end(text, self.eos_texts)
-        start = self._find_prefix(text, self._render_cached(before, setting))
+        start = self._find_start(text, self._render_cached(before, setting), [*new, *begun], render)
         return self._encode_segment(text[start:end], recorded=False)
 
     def _encode_recorded(
@@ -238,10 +331,17 @@ class ChatTokenizer:
         opened = [*before, *new]
         text = self._render([*opened, answer], setting, False)
         asked = self._render(opened, setting, True) if opened else ""
+
+        def render(messages: list[ChatMessage]) -> str:
+            return self._render([*before, *messages], setting, False)
+
         if not text.startswith(asked):
             asked = self._render(opened, setting, False)
-            asked = text[: self._find_prefix(text, asked)]
-        start = self._find_prefix(asked, self._render_cached(before, setting))
+            behind = self._find_start(text, asked, [answer], lambda m: render([*new, *m]))
+            asked = text[:behind]
+        start = self._find_start(
+            asked, self._render_cached(before, setting), [*new, answer], render
+        )
         end = _find_end(text, self.eos_texts)
         answered = text[len(asked) : end]
         channels = self.format.channels
@@ -295,21 +395,34 @@ class ChatTokenizer:
         text = self._render(messages, setting, False)
         return text[: _find_end(text, self.eos_texts)]
 
-    def _find_prefix(self, text: str, start: str) -> int:
-        """Find the end of `start` in `text`, also if the template has rewritten earlier turns."""
-        return len(start) if text.startswith(start) else self._find_same_turns(text, start)
+    def _find_start(
+        self,
+        text: str,
+        known: str,
+        new: Sequence[ChatMessage],
+        render: Callable[[list[ChatMessage]], str],
+    ) -> int:
+        """Find where `new` begins in `text`, a rendering of it behind messages that alone are `known`.
 
-    def _find_same_turns(self, text: str, start: str) -> int:
-        """Find the end of the prefix of `text` with as many ends of turn as `start`."""
-        channels = self.format.channels
-        every = self.eos_texts if channels is None else (*self.eos_texts, channels.end)
-        ends = [m.end() for m in re.finditer("|".join(map(re.escape, every)), text)]
-        turns = sum(start.count(end) for end in every)
-        if not 0 < turns <= len(ends):
+        The template may have rewritten these. Then `text` is compared with a rendering of another
+        message in the first one's place: they part behind the last end of turn of what is before.
+        render: renders messages in the place of `new`.
+        """
+        if text.startswith(known) or not new:
+            return len(known)
+        return self._find_boundary(text, render([_alter(new[0]), *new[1:]]), known)
+
+    def _find_boundary(self, text: str, other: str, known: str) -> int:
+        """Find the last end of turn before which two renderings are alike."""
+        alike = count_common(text, other)
+        ends = list(re.finditer("|".join(map(re.escape, self.turn_ends)), text[:alike]))
+        if not ends:
             raise BadMessages(
                 "the chat template renders the earlier messages differently when new ones follow"
             )
-        return ends[turns - 1]
+        # Where no token ends a turn, the mark is the next one's beginning.
+        is_end = known.rstrip().endswith(self.turn_ends)
+        return ends[-1].end() if is_end else ends[-1].start()
 
     def _render(
         self,
@@ -395,8 +508,11 @@ def _to_template(message: ChatMessage, text_arguments: bool) -> ChatMessage:
     """Convert a message to the form that chat templates expect.
 
     The arguments of a call are an object there, unless they are JSON text; the content is a string.
+    The reasoning has all names that templates read it by.
     """
     rendered = {**message, "content": message.get("content") or ""}
+    if reasoning := rendered.pop("reasoning", ""):
+        rendered |= dict.fromkeys(_REASONING_NAMES, reasoning)
     if message.get("tool_calls"):
         rendered["tool_calls"] = [
             _to_template_call(call, text_arguments) for call in message["tool_calls"]
@@ -439,6 +555,23 @@ def _part(value: Any, marks: re.Pattern[str]) -> Any:
     if isinstance(value, list | tuple):
         return [_part(each, marks) for each in value]
     return value
+
+
+def _alter(message: ChatMessage) -> ChatMessage:
+    """Return a message that says something else from its beginning on, in the same parts."""
+
+    def alter(text: str) -> str:
+        return f"{'1' if text[:1] == '0' else '0'}{text}"
+
+    altered = {**message}
+    for name in ("content", "reasoning"):
+        if message.get(name) or (name == "content" and not message.get("tool_calls")):
+            altered[name] = alter(message.get(name) or "")
+    if message.get("tool_calls"):
+        call, *rest = message["tool_calls"]
+        function = {**call["function"], "name": alter(call["function"]["name"])}
+        altered["tool_calls"] = [{**call, "function": function}, *rest]
+    return altered
 
 
 def _to_object(arguments: str | dict[str, Any]) -> Any:

@@ -91,6 +91,7 @@ class WorkerService:
             sampling=sampling_defaults_to_wire(engine.model.sampling),
             call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
             layer_kinds=_describe_layers(engine.model),
+            rewrites=engine.tokenizer.rewrites,
         )
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:

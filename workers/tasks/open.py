@@ -14,10 +14,12 @@ from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.snapshots import count_stored
 from workers.engine.stored.store_io import map_store_errors
+from workers.engine.stored.written import count_written, place_state, read_dropped
 from workers.errors import RowsMissing
 from workers.generation.kept_states import store_states
 from workers.generation.steps import Steps
-from workers.tasks.replay import ReplayRows, replay, rows_after, skip_untouched
+from workers.tasks.logged_tokens import fold_turns
+from workers.tasks.replay import ReplayRows, replay, skip_untouched
 
 _log = structlog.get_logger(__name__)
 
@@ -38,6 +40,7 @@ def run_open(
             f"session {session.name} has lost its recurrent state; it must be computed again"
         )
     engine.restore(session, request.state)
+    _forget_lost(engine, session, intact)
     return engine.memory(session)
 
 
@@ -48,7 +51,9 @@ def run_fork_from_state(
 
     Raises RowsMissing, StorageFailed and StaleEpoch.
     """
-    yield from _fork_store(engine, request, request.state.length, request.state.snapshots)
+    state = request.state
+    dropped = read_dropped(state)
+    yield from _fork_store(engine, request, state.length, state.snapshots, dropped)
     engine.restore(child, request.state)
     return (yield from _finish_fork(engine, child))
 
@@ -61,13 +66,14 @@ def run_fork_replaying(
     Raises as `run_fork_from_state`.
     """
     parent = engine.sessions[request.parent]
-    length = rows_after(request.turns)
-    yield from _fork_store(engine, request, length, parent.snapshots)
+    log = fold_turns(request.turns, engine.store.layout.page_tokens)
+    yield from _fork_store(engine, request, log.rows, parent.snapshots, log.dropped)
     rows = ReplayRows(engine.store, child.session.name, {})
     yield from replay(engine, child, request.turns, rows)
-    pages = child.session.length // engine.store.layout.page_tokens
-    child.session.page_ids = parent.page_ids[:pages]
-    child.session.snapshots = parent.snapshots[: count_stored(parent.snapshots, length)]
+    page_tokens = engine.store.layout.page_tokens
+    written = count_written(log.rows, log.dropped, page_tokens)
+    child.session.page_ids = parent.page_ids[: written // page_tokens]
+    child.session.snapshots = parent.snapshots[: count_stored(parent.snapshots, written)]
     child.session.stored = True
     child.session.dirty = False
     store_states(engine, child.session)
@@ -104,6 +110,8 @@ def run_rebuild(
     engine.rebuilt_pages += losses
     rebuilt = engine.create_empty(spec, state)
     engine.restore(rebuilt, state)
+    place = place_state(state.length, rebuilt.dropped, engine.store.layout.page_tokens)
+    _forget_lost(engine, rebuilt, (*intact, place))
     seconds = time.perf_counter() - started
     states = int(lacks_state and not _is_anothers(state, rebuilt.shared_rows))
     _log.warning(
@@ -122,7 +130,14 @@ def _find_lost(
 
 def _lacks_state(engine: Engine, state: pb.SessionState, intact: Collection[int]) -> bool:
     """Check if the recurrent state that the next turn begins with is lost."""
-    return engine.has_states and state.length > 0 and state.length not in intact
+    place = place_state(state.length, read_dropped(state), engine.store.layout.page_tokens)
+    return engine.has_states and place > 0 and place not in intact
+
+
+def _forget_lost(engine: Engine, session: WorkerSession, intact: Collection[int]) -> None:
+    """Forget the recurrent states that are lost, so that the session does not go back to one."""
+    if engine.has_states:
+        session.snapshots = [at if at in intact else 0 for at in session.snapshots]
 
 
 def _is_anothers(state: pb.SessionState, shared_rows: int) -> bool:
@@ -132,7 +147,7 @@ def _is_anothers(state: pb.SessionState, shared_rows: int) -> bool:
 
 def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[None]:
     """Store the recurrent state that a replay has come to. Raises RowsMissing if it is another one's."""
-    index = engine.stored.find_state(state.length, state.snapshots)
+    index = engine.stored.find_state(state.length, state.snapshots, read_dropped(state))
     side = engine.caches.side
     if index is None or session.snapshot.position != state.length:
         raise RowsMissing(
@@ -150,12 +165,16 @@ def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionStat
 
 
 def _fork_store(
-    engine: Engine, request: pb.ForkRequest, length: int, snapshots: Sequence[int]
+    engine: Engine,
+    request: pb.ForkRequest,
+    length: int,
+    snapshots: Sequence[int],
+    dropped: Sequence[range],
 ) -> Steps[None]:
     """Fork the parent's rows and states in the store, those of the first `length` tokens."""
     snapshots = tuple(snapshots)
     forked = engine.store_io.submit(
-        lambda: engine.stored.fork(request.parent, request.spec, length, snapshots)
+        lambda: engine.stored.fork(request.parent, request.spec, length, snapshots, dropped)
     )
     yield forked
     forked.result()
@@ -171,7 +190,7 @@ def _open_store(engine: Engine, spec: pb.SessionSpec, state: pb.SessionState) ->
     """Open the session's rows; returns the pages that are known to be lost without reading them."""
 
     def open_rows() -> list[int]:
-        engine.stored.open(spec, state.length, state.snapshots)
+        engine.stored.open(spec, state.length, state.snapshots, read_dropped(state))
         return engine.store.missing_pages(spec.session)
 
     opened = engine.store_io.submit(open_rows)
@@ -197,7 +216,7 @@ def _replay_lost(
     stop = min(lost) * engine.store.layout.page_tokens if lost else length
     skipped = yield from skip_untouched(engine, resident, turns, stop, intact)
     with map_store_errors():
-        yield from replay(engine, resident, turns[skipped:], rows, length=length)
+        yield from replay(engine, resident, turns, rows, skipped=skipped, length=length)
     if rows.missing:
         raise RowsMissing(
             f"the log of session {name} ends before its pages {_format_pages(sorted(rows.missing))}"

@@ -6,6 +6,9 @@ logged repairs are applied again. Other movements of rows are not: repairs that 
 logged, swaps of rows, switches of episodes, re-selections between the place where an answer ends
 and the stop string that ended it. Rows that were computed after such a movement may differ, because
 other rows were active then.
+
+Rows that a later turn dropped, since the chat template rewrote their tokens, are computed again for what
+was evicted meanwhile. They restore nothing.
 """
 
 import sys
@@ -27,40 +30,16 @@ from workers.engine.eviction.evict import kept_by_position
 from workers.engine.session import ResidentSession
 from workers.engine.side_content import fill_side
 from workers.engine.stored.store_io import map_store_errors
+from workers.engine.stored.written import place_state
 from workers.generation.prefill import prefill
 from workers.generation.settling import drop_rows, settle
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment, keep_recent
 from workers.primitives.selection import mask_to_indices
 from workers.repair.promotion import RowSwap, apply_swap, expand_to_heads, missing_rows
+from workers.tasks.logged_tokens import LoggedTokens, count_pending, fold_turns
+from workers.tasks.rewinding import Rewinds, find_floor, rewind
 from workers.tasks.step import prepare_step
-
-
-def pending_after(turns: Sequence[pb.LoggedTurn]) -> list[int]:
-    """Tokens pending at the end of these turns, a session's first ones."""
-    pending = list[int]()
-    for turn in turns:
-        pending = [*pending, *turn.token_ids]
-        count = _count_pending(turn)
-        pending = pending[len(pending) - count :]
-    return pending
-
-
-def rows_after(turns: Sequence[pb.LoggedTurn]) -> int:
-    """Count the rows of a session at the end of these turns, its first ones."""
-    pending = _count_pending(turns[-1]) if turns else 0
-    return sum(len(turn.token_ids) for turn in turns) - pending
-
-
-def _count_pending(turn: pb.LoggedTurn) -> int:
-    """Count the tokens that are pending at a turn's end.
-
-    The last one generated, an end of turn that was added, and those before them whose rows it dropped.
-    """
-    if not turn.output_tokens:
-        return turn.unsettled_tokens
-    closing = len(turn.token_ids) - turn.prompt_tokens - turn.output_tokens
-    return 1 + closing + turn.unsettled_tokens
 
 
 def replay(
@@ -69,29 +48,59 @@ def replay(
     turns: Sequence[pb.LoggedTurn],
     rows: "ReplayRows",
     *,
+    skipped: int = 0,
     length: int = 0,
 ) -> Steps[None]:
-    """Replay turns: all of them, to restore the state after them; or until no row is missing.
+    """Replay a session's turns: all of them, to restore the state after them; or until no row is missing.
 
-    `length`: rows are missing, and the state after so many rows is as well: behind the last turn, or
-    behind what was settled after it.
+    The first `skipped` of them are loaded already (`skip_untouched`). `length`: rows are missing, and
+    the state after so many rows is as well: behind the last turn, or behind what was settled after it.
     """
     session = resident.session
     restores = bool(rows.missing) and not length
     session.keep_rows = rows.keep
-    for turn in turns:
+    page_tokens = engine.store.layout.page_tokens
+    log = fold_turns(turns[:skipped], page_tokens)
+    rewinds = Rewinds(frozenset(turn.rewrite.kept for turn in turns if turn.HasField("rewrite")))
+    rewinds.keep(session.snapshot)
+    session.keep_state = rewinds.keep
+    for number, turn in enumerate(turns[skipped:], skipped + 1):
         if restores and not rows.missing:
             break
+        rows.floor = find_floor(turns, number - 1)
+        rewritten = log.rewritten(turn, page_tokens)
+        if turn.HasField("rewrite"):
+            yield from _rewind(engine, resident, turn, rewritten, rows, rewinds)
+        rows.floor = find_floor(turns, number)
         yield from _replay_turn(engine, resident, turn, rows)
+        log = log.after(turn, page_tokens)
         messages = [convert.to_chat(message) for message in turn.messages]
         session.recent = keep_recent([*session.recent, *messages])
         # A turn that defers its repair has no answer: its tokens follow those deferred before.
         deferred = [*session.deferred_signal, *turn.token_ids]
         session.deferred_signal = deferred[len(deferred) - turn.deferred_tokens :]
     if rows.missing or session.length < length:  # what was settled after the last turn
-        rows.begin_turn()
+        rows.begin_turn(session.length)
         yield from settle(engine, resident, source=rows)
-    session.keep_rows = None
+    session.keep_rows = session.keep_state = None
+
+
+def _rewind(
+    engine: Engine,
+    resident: ResidentSession,
+    turn: pb.LoggedTurn,
+    rewritten: LoggedTokens,
+    rows: "ReplayRows",
+    rewinds: Rewinds,
+) -> Steps[None]:
+    """Go back to where a turn rewrote the session, with what was settled in the pause before."""
+    session = resident.session
+    rows.begin_turn(session.length)
+    if turn.rewrite.rows > session.length:
+        yield from settle(engine, resident, source=rows)
+    rewinds.restore(session, turn.rewrite.kept)
+    yield from rewind(engine, resident, turn.rewrite.kept, rewritten.pending)
+    session.dropped = rewritten.dropped
 
 
 def _replay_turn(
@@ -106,15 +115,16 @@ def _replay_turn(
     block, or are read by a step whose row stayed: they change nothing of what stays.
     """
     session = resident.session
-    rows.begin_turn()
+    rows.begin_turn(session.length)
     yield from settle(engine, resident, source=rows)
     session.clear_turn()
     session.turn_start = session.length
     token_ids = [*session.pending, *turn.token_ids]
-    stop = session.length + len(token_ids) - _count_pending(turn)
+    stop = session.length + len(token_ids) - count_pending(turn)
     pending = token_ids[stop - session.length :]
-    rows.begin_turn(stop)
-    _promote_logged(engine, resident, turn.promoted, rows)
+    rows.begin_turn(session.length, stop)
+    promoted = [position for position in turn.promoted if position < session.length]
+    _promote_logged(engine, resident, promoted, rows)
 
     def before_step(output_tokens: int) -> Steps[None]:
         yield from prepare_step(engine, resident, output_tokens, rows)
@@ -194,15 +204,20 @@ def skip_untouched(
     if config.method.observation.accumulate:
         return 0
     bounded = config.method.evicts and not config.recalls
-    skipped = rows = unsettled = 0
+    skipped = unsettled = 0
+    log = found = LoggedTokens()
+    page_tokens = engine.store.layout.page_tokens
     for number, turn in enumerate(turns, 1):
-        length, dropped = rows_after(turns[:number]), turn.unsettled_tokens
-        if length > stop or (bounded and length + dropped > min(config.layer_rows)):
+        log = log.after(turn, page_tokens)
+        if bounded and log.rows + turn.unsettled_tokens > min(config.layer_rows):
             break
-        if not engine.has_states or length in intact:
-            skipped, rows, unsettled = number, length, dropped
-    yield from load_rows(engine, resident, rows, unsettled)
-    resident.session.pending = pending_after(turns[:skipped])
+        if log.rows > min(stop, find_floor(turns, number)):
+            continue  # what the store has there is not this turn's
+        if not engine.has_states or place_state(log.rows, log.dropped, page_tokens) in intact:
+            skipped, found, unsettled = number, log, turn.unsettled_tokens
+    resident.session.dropped = found.dropped
+    yield from load_rows(engine, resident, found.rows, unsettled)
+    resident.session.pending = found.pending
     resident.session.unsettled = unsettled
     return skipped
 
@@ -241,8 +256,9 @@ class ReplayRows:
 
     It restores the session's `missing` pages when they are complete.
 
-    `running`: pages of the replayed turn from position `stop` on. The turn reads them and drops them at
-    its end. In their place the store has none, or those of later turns.
+    `running`: pages of the replayed turn from position `stop` on, and of earlier turns from `floor` on,
+    where a later turn goes back to. They are read until the turn, or the later one, drops them. In their
+    place the store has none, or those of later turns.
     """
 
     store: RowStore
@@ -250,12 +266,17 @@ class ReplayRows:
     missing: dict[int, Tensor | None]
     running: dict[int, Tensor] = field(default_factory=dict)
     stop: int = sys.maxsize
+    floor: int = sys.maxsize
     end: int = 0
 
-    def begin_turn(self, stop: int = sys.maxsize) -> None:
-        """Collect the rows before position `stop` from now on; by default all."""
-        self.stop = stop
-        self.running.clear()
+    def begin_turn(self, length: int, stop: int = sys.maxsize) -> None:
+        """Collect the rows before position `stop` from now on; by default all.
+
+        length: rows that the session has now. Those behind them are dropped.
+        """
+        self.stop = min(stop, self.floor)
+        pages = length // self.layout.page_tokens
+        self.running = {page: rows for page, rows in self.running.items() if page < pages}
 
     def keep(self, start: int, rows: Tensor) -> None:
         """Collect rows of `[n_layers, 2, n_kv_heads, t, head_dim]` from position `start` on."""

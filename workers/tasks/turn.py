@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 
 from kvrecall.domain.answer.constraints import ToolChoice
 from kvrecall.domain.messages import Sampling
+from kvrecall.domain.rewrites.rewrite import Rewrite
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.stopwatch import Stopwatch
 from workers.capabilities import attach
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, WorkerSession
+from workers.engine.stored.written import place_state
 from workers.engine.truncation import truncate
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.switch import read_episode, switch
@@ -31,6 +33,7 @@ from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.repair.repair import run_repair
 from workers.tasks.prefix import skip_tokens, take_prefix
+from workers.tasks.rewriting import apply_rewrite, plan_rewrite
 from workers.tasks.step import prepare_step
 from workers.tasks.turn_signal import build_signal, defer_signal
 
@@ -43,6 +46,7 @@ class _TurnPlan:
 
     `answer_start`: the position of the answer's first token, after pending tokens and prompt.
     `beginning`: the prompt's first tokens that other conversations have as well.
+    `rewrite`: of earlier turns, before anything is appended.
     """
 
     request: pb.TurnRequest
@@ -55,6 +59,7 @@ class _TurnPlan:
     episode: EpisodeRows | None
     answer_start: int
     beginning: int
+    rewrite: Rewrite | None
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,10 @@ def run_turn(
     done = run.done
     done.prompt_tokens = len(plan.prompt)
     session.dirty = True
+    if plan.rewrite is not None:
+        yield from apply_rewrite(engine, resident, plan.rewrite, request.earlier)
+        done.rewrite.MergeFrom(convert.rewrite_to_wire(plan.rewrite))
+        run.watch.lap("rewrite")
     done.settled_tokens = yield from settle(engine, resident)
     engine.metrics.inc("worker_settled_tokens_total", done.settled_tokens, when="turn")
     if done.settled_tokens:
@@ -114,6 +123,7 @@ def run_turn(
         done.reasoning_tokens = answer.reasoning_tokens
         messages.append(_build_answer(done, answer, plan.answer_start, request.opening))
     session.recent = keep_recent([*session.recent, *messages])
+    _note_anchor(engine, session, plan.messages)
     session.deferred_signal = (
         defer_signal(session, plan.segments, engine.settings.block_tokens)
         if request.defer_repair
@@ -131,6 +141,13 @@ def run_turn(
     done.seconds.update(run.watch.seconds)
     session.dirty = False
     return done
+
+
+def _note_anchor(engine: Engine, session: WorkerSession, messages: Sequence[ChatMessage]) -> None:
+    """Note the recurrent state before the answers that a later user's message may rewrite."""
+    if any(message["role"] == "user" for message in messages):
+        page_tokens = engine.store.layout.page_tokens
+        session.anchor = place_state(session.snapshot.position, session.dropped, page_tokens)
 
 
 def _plan_turn(
@@ -158,8 +175,11 @@ def _plan_turn(
     episode = None
     if request.HasField("episode"):
         episode = read_episode(engine, session, request.episode)
+    rewrite = yield from plan_rewrite(engine, session, request.earlier, messages)
+    held = session.length + len(session.pending)
+    held -= 0 if rewrite is None else rewrite.dropped_tokens
     planned = pb.TurnPlanned(
-        held_tokens=session.length + len(session.pending),
+        held_tokens=held,
         prompt_tokens=len(prompt),
         max_tokens=_get_limit(engine, resident),
     )
@@ -174,8 +194,9 @@ def _plan_turn(
         grammars,
         reference,
         episode,
-        session.length + len(session.pending) + len(prompt),
+        held + len(prompt),
         (yield from count_beginning(engine, session, messages, prompt)),
+        rewrite,
     )
 
 

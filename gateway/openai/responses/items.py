@@ -133,11 +133,16 @@ class MessageItem(Wire):
 
 
 class ReasoningItem(Wire):
-    """Reasoning of an answer. The session has it as it was said; what a client sends is not read."""
+    """Reasoning of an answer, as far as it is not encrypted. The chat template may drop it."""
 
     summary: list[Json] | None = None
     content: list[Json] | None = None
     encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The reasoning as text; of one without a content its summary says nothing."""
+        return "".join(str(part.get("text") or "") for part in self.content or ())
 
 
 Item = MessageItem | CallItem | ResultItem | ReasoningItem | HostedItem
@@ -238,16 +243,22 @@ def to_messages(items: Sequence[PlacedItem]) -> Messages:
     messages: list[Message] = []
     fields: list[str] = []
     answering = False  # the last message is an answer that goes on
+    thought = ""  # of the answer that follows
     for placed in items:
         message = _to_message(placed)
         if message is None:
+            thought += placed.item.text if isinstance(placed.item, ReasoningItem) else ""
             continue
+        if message.role == "assistant":
+            message = replace(message, reasoning=thought)
+        thought = ""
         if answering and message.role == "assistant":
             before = messages[-1]
             messages[-1] = replace(
                 before,
                 content=before.content + message.content,
                 tool_calls=(*before.tool_calls, *message.tool_calls),
+                reasoning="\n\n".join(filter(None, (before.reasoning, message.reasoning))),
             )
         else:
             messages.append(message)

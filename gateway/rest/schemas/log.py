@@ -23,7 +23,8 @@ class LoggedTurn(client.LoggedTurn):
 
     `messages` are its input, `answer` what was generated, null where nothing was. `worker` ran it,
     after `retries` others were lost. `settled_tokens` of `prefilled_tokens` were of the answer
-    before, and computed again.
+    before, and computed again. `dropped_tokens` of the turns before are gone since: reasoning that the
+    chat template drops. Positions are those at the turn's end.
     """
 
     # The client reads both forms of a message as one.

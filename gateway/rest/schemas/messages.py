@@ -43,14 +43,20 @@ class MessageBody(Body):
     tool_call_id: Name | None = None
     name: Name | None = None
     reasoning: str | None = Field(
-        default=None, description="Of a reply that is sent back. It is not read."
+        default=None,
+        description="Of a reply that is sent back: what was said before it. The chat template may drop it.",
     )
 
     def to_domain(self) -> Message:
         """Convert to the domain value."""
         calls = tuple(call.to_domain() for call in self.tool_calls or ())
         return Message(
-            self.role, self.content or "", calls, self.tool_call_id or "", self.name or ""
+            self.role,
+            self.content or "",
+            calls,
+            self.tool_call_id or "",
+            self.name or "",
+            (self.reasoning or "") if self.role == "assistant" else "",
         )
 
 
@@ -101,6 +107,7 @@ class LoggedMessage:
     tool_calls: tuple[client.ToolCall, ...] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning: str | None = None
 
 
 def to_tool_call(call: ToolCall) -> client.ToolCall:
@@ -128,6 +135,7 @@ def to_logged_message(message: Message) -> LoggedMessage:
         tool_calls=_to_tool_calls(message),
         tool_call_id=message.tool_call_id or None,
         name=message.name or None,
+        reasoning=message.reasoning or None,
     )
 
 

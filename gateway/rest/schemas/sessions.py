@@ -123,6 +123,11 @@ class CreateSessionBody(Body):
         default=None,
         description="Settings of retrieval while answers are generated. null or empty: as the method does.",
     )
+    keep_reasoning: bool = Field(
+        default=False,
+        description="Earlier answers keep their reasoning, also where the model's chat template drops "
+        "it once a user's message follows.",
+    )
     method: Name | None = Field(
         default=None, description="Eviction method; one of GET /v1/methods."
     )
@@ -187,6 +192,7 @@ class CreateSessionBody(Body):
             reselect=None if self.reselect is None else self.reselect.to_domain(),
             prefill=self.prefill,
             retrieve=self.retrieve,
+            keep_reasoning=self.keep_reasoning,
             expires_after_seconds=self.expires_after_seconds,
             cache_salt=self.cache_salt or "",
         )

@@ -84,8 +84,8 @@ def build_header(session_id: str, origin: Origin, model: str, *, has_pages: bool
 
 
 def count_pages(dump: SessionDump, page_tokens: int) -> int:
-    """Return how many pages the committed rows of a session take."""
-    return -(-_get_length(dump) // page_tokens)
+    """Return how many pages a session has written, dropped ones included."""
+    return -(-_get_length(dump, page_tokens) // page_tokens)
 
 
 def read_pages(dump: SessionDump, tiers: Sequence[Tier], page_tokens: int) -> Iterator[Record]:
@@ -94,7 +94,7 @@ def read_pages(dump: SessionDump, tiers: Sequence[Tier], page_tokens: int) -> It
     Each is the newest version in any tier; pages without all their tokens, committed, are skipped.
     Raises TierFailedError when a tier does not answer.
     """
-    length = _get_length(dump)
+    length = _get_length(dump, page_tokens)
     own = to_commit_history(dump.history)
     for index in range(count_pages(dump, page_tokens)):
         start = index * page_tokens
@@ -246,5 +246,6 @@ def _reseal(record: Record, dump: SessionDump) -> tuple[PageKey, bytes]:
     return key, seal(header, record.data[HEADER_BYTES:])
 
 
-def _get_length(dump: SessionDump) -> int:
-    return int(pb.SessionState.FromString(dump.worker_state).length)
+def _get_length(dump: SessionDump, page_tokens: int) -> int:
+    state = pb.SessionState.FromString(dump.worker_state)
+    return int(state.length) + page_tokens * sum(gap.stop - gap.start for gap in state.dropped)

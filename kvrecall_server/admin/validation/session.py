@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
+from kvrecall.domain.rewrites.rewrite import Rewrite
 from kvrecall.domain.session_settings import MAX_CACHE_SALT
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.admin.validation.bounds import Bounds
@@ -18,6 +19,7 @@ from kvrecall_server.admin.validation.state import (
 )
 from kvrecall_server.admin.validation.values import check_values, is_id
 from services.catalog.records import REPAIRS_RETAINED, SessionDump
+from services.catalog.token_log import count_tokens
 
 # A page's sequence number has 32 bits for its writer's epoch.
 _MOST_EPOCHS = 1 << 31
@@ -70,6 +72,7 @@ def _check_values(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
 
 
 def _check_turns(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
+    logged = 0
     for expected, turn in enumerate(dump.turns, 1):
         tokens, outcome = len(turn.token_ids), turn.outcome
         where = f"turn {turn.number}"
@@ -77,6 +80,10 @@ def _check_turns(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
             yield f"{where} stands in the place of turn {expected}"
         if outcome.prompt_tokens + outcome.output_tokens > tokens:
             yield f"{where} counts more tokens than the {tokens} that it has"
+        if (rewrite := outcome.rewrite) is not None:
+            yield from _check_rewrite(rewrite, logged, where)
+            logged -= rewrite.dropped_tokens
+        logged += tokens
         if turn.utterance_tokens and sum(turn.utterance_tokens) != tokens:
             yield f"{where} divides {sum(turn.utterance_tokens)} tokens, and has {tokens}"
         answer = () if outcome.message is None else (outcome.message,)
@@ -86,8 +93,17 @@ def _check_turns(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
         yield from check_tokens(turn.token_ids, bounds, where)
 
 
+def _check_rewrite(rewrite: Rewrite, logged: int, where: str) -> Iterator[str]:
+    """Check that the edits of a log of so many tokens are in order and within it."""
+    places = [place for each in rewrite.edits for place in (each.start, each.stop)]
+    if not places or sorted(places) != places or not rewrite.kept <= places[0]:
+        yield f"{where} rewrites tokens in no order"
+    if places[-1:] > [logged] or not 0 <= rewrite.kept <= rewrite.rows <= logged:
+        yield f"{where} rewrites tokens that are not before it"
+
+
 def _check_content(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
-    logged = sum(len(turn.token_ids) for turn in dump.turns)
+    logged = count_tokens(dump.turns)
     state = parse_state(dump.worker_state)
     if state is None:
         yield "its state cannot be decoded"
@@ -96,7 +112,7 @@ def _check_content(dump: SessionDump, bounds: Bounds) -> Iterator[str]:
     if dump.session.memory.rows != state.length:
         yield f"its memory has {dump.session.memory.rows} rows, its state {state.length}"
     yield from _check_calls(dump)
-    yield from _check_repairs(dump, logged)
+    yield from _check_repairs(dump, logged + dump.session.memory.dropped_tokens)
     yield from _check_episodes(dump, logged, bounds)
 
 

@@ -272,7 +272,7 @@ def _to_memory_fields(memory: MemoryReport) -> dict[str, Argument]:
 
 
 def _to_history_fields(epoch: int, memory: MemoryReport) -> dict[str, int]:
-    return {str(epoch): memory.rows} if memory.rows else {}
+    return {str(epoch): memory.written_rows} if memory.written_rows else {}
 
 
 def _to_owner_fields(shared: Iterable[SharedPages]) -> dict[str, int]:

@@ -41,7 +41,7 @@ def add_session(
     insert(db, "worker_states", [state])
     set_pages(db, session.id, page_ids)
     page_refs.replace_refs(db, session.id, session.shared)
-    add_commit_point(db, session.id, session.epoch, session.memory.rows)
+    add_commit_point(db, session.id, session.epoch, session.memory.written_rows)
 
 
 def add_commit_point(db: sqlite3.Connection, session_id: str, epoch: int, length: int) -> None:

@@ -55,7 +55,7 @@ class SqliteTurns:
         def change(db: sqlite3.Connection) -> None:
             session_rows.replace_pages(db, session_id, commit.worker_state, commit.page_ids)
             session_rows.replace_memory(db, session_id, commit.memory)
-            session_rows.add_commit_point(db, session_id, epoch, commit.memory.rows)
+            session_rows.add_commit_point(db, session_id, epoch, commit.memory.written_rows)
 
         await self._database.write_fenced(session_id, epoch, change)
 
@@ -111,7 +111,7 @@ def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float
         },
     )
     session_rows.replace_memory(db, turn.session, outcome.memory)
-    session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.rows)
+    session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.written_rows)
     session_rows.replace_pages(db, turn.session, commit.worker_state, commit.page_ids)
     if commit.kept is not None:
         session_rows.keep_state(db, turn.session, turn.number, commit.kept)

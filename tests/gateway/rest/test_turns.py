@@ -30,7 +30,12 @@ async def test_a_turn_returns_the_reply_usage_and_memory(api: Any) -> None:
             "reasoning": None,
         },
         "finish_reason": "stop",
-        "usage": {"prompt_tokens": 2, "output_tokens": 2, "reasoning_tokens": 0},
+        "usage": {
+            "prompt_tokens": 2,
+            "output_tokens": 2,
+            "reasoning_tokens": 0,
+            "dropped_tokens": 0,
+        },
         "memory": {
             "length": 4,
             "budget": 64,

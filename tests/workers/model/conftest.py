@@ -1,32 +1,14 @@
 """Tokenizers of the tests: any text, any chat template, marks of one's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from tests.workers.byte_level import make_byte_level
 
 
 @pytest.fixture(scope="session")
 def byte_level() -> Callable[..., PreTrainedTokenizerFast]:
-    """byte_level(template, end, special, added).
-
-    A tokenizer of single bytes with that chat template and end of turn, and marks that are special
-    tokens or only added ones.
-    """
-
-    def make(
-        template: str, end: str, special: Sequence[str] = (), added: Sequence[str] = ()
-    ) -> PreTrainedTokenizerFast:
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        inner = PreTrainedTokenizerFast(
-            tokenizer_object=backend, eos_token=end, extra_special_tokens=list(special)
-        )
-        inner.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
-        inner.chat_template = template
-        return inner
-
-    return make
+    """byte_level(template, end, special, added): `make_byte_level`."""
+    return make_byte_level

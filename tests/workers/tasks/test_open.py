@@ -12,7 +12,7 @@ import torch
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.tasks.turn_log import logged, rebuild
 from workers.errors import BadSettings, RowsMissing, StaleEpoch, UnknownSession
-from workers.tasks.replay import rows_after
+from workers.tasks.logged_tokens import fold_turns
 
 PAGE = 64
 EVICTING = {"method": "snapkv", "budget": 64}
@@ -292,7 +292,9 @@ def test_a_rebuild_promotes_the_rows_of_logged_repairs_again(
     everything = torch.arange(state.length)
     before = store.gather("s", everything)
     pages = range(-(-state.length // PAGE))
-    assert pages[-2] * PAGE > rows_after(log[:2]), "lost rows were computed over promoted rows"
+    assert pages[-2] * PAGE > fold_turns(log[:2], PAGE).rows, (
+        "lost rows were computed over promoted rows"
+    )
     for epoch, lost in enumerate((pages[-2:-1], pages), 2):
         for page in lost:
             lose_page(store, "s", page)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.tasks.replay import pending_after, rows_after
+from workers.tasks.logged_tokens import fold_turns
 
 BUDGETS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -117,5 +117,5 @@ def test_the_log_says_which_tokens_have_rows(
         output_tokens=done.output_tokens,
         unsettled_tokens=done.state.unsettled,
     )
-    assert pending_after([logged]) == list(done.state.pending)
-    assert rows_after([logged]) == done.memory.length
+    assert fold_turns([logged], 64).pending == list(done.state.pending)
+    assert fold_turns([logged], 64).rows == done.memory.length

@@ -19,6 +19,7 @@ def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
         deferred_tokens=done.deferred_tokens,
         recorded_tokens=done.recorded_tokens,
         unsettled_tokens=done.state.unsettled,
+        rewrite=done.rewrite if done.HasField("rewrite") else None,
     )
 
 

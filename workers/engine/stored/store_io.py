@@ -136,6 +136,10 @@ class StoreIO:
         remove = partial(self._store.truncate, session.name, length)
         session.writes.append(self.submit(remove))
 
+    def drop(self, session: WorkerSession, length: int) -> None:
+        """Let the session go on behind its first `length` rows; those behind them stay stored."""
+        session.writes.append(self.submit(partial(self._store.drop, session.name, length)))
+
     def _append(
         self,
         session: str,
@@ -198,12 +202,14 @@ class StoreIO:
         promote: bool = True,
     ) -> "Future[SlotContent]":
         """Begin to read what a slot needs of a session of `length` rows; positions: as `gather`."""
-        name, snapshots = session.name, tuple(session.snapshots)
+        name, snapshots, dropped = session.name, tuple(session.snapshots), session.dropped
 
         def read() -> SlotContent:
             rows = self._store.gather_selection(name, positions, promote=promote)
             return SlotContent(
-                rows, self._read_windows(name, length), self._read_state(name, length, snapshots)
+                rows,
+                self._read_windows(name, length),
+                self._read_state(name, length, snapshots, dropped),
             )
 
         return self._reader.submit(_run_mapping_errors, read)
@@ -214,11 +220,14 @@ class StoreIO:
             return None
         return self._store.gather_side(session, self._side.first_position(length), length)
 
-    def _read_state(self, session: str, length: int, snapshots: Sequence[int]) -> Tensor | None:
+    def _read_state(
+        self, session: str, length: int, snapshots: Sequence[int], dropped: Sequence[range]
+    ) -> Tensor | None:
         """Read the recurrent states after `length` tokens."""
         if self._side is None or self._side.states is None or not length:
             return None
-        return self._stored.read_state(session, length, snapshots, self._side.states.nbytes)
+        nbytes = self._side.states.nbytes
+        return self._stored.read_state(session, length, snapshots, nbytes, dropped)
 
     def gather(
         self, session: str, positions: Sequence[Tensor], *, promote: bool = True

@@ -19,6 +19,7 @@ from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import TierStatus
 from kvstore.store import RowStore
 from workers.engine.snapshots import count_stored
+from workers.engine.stored.written import count_written, place_state
 
 # Numbers of a vector that a state's bytes are laid out in.
 _WIDTH = 4096
@@ -53,7 +54,13 @@ class StoredSessions:
         self.states = states
         self._page_tokens = rows.layout.page_tokens
 
-    def open(self, spec: pb.SessionSpec, length: int, snapshots: Sequence[int]) -> None:
+    def open(
+        self,
+        spec: pb.SessionSpec,
+        length: int,
+        snapshots: Sequence[int],
+        dropped: Sequence[range] = (),
+    ) -> None:
         """Open a session with `length` rows and its states. Raises as `RowStore.open`."""
         self.open_shared(
             spec.session,
@@ -62,6 +69,7 @@ class StoredSessions:
             read_shared(spec.shared),
             snapshots,
             read_history(spec.history),
+            dropped,
         )
 
     def open_shared(
@@ -72,20 +80,32 @@ class StoredSessions:
         shared: Sequence[SharedPages],
         snapshots: Sequence[int],
         history: CommitHistory | None = None,
+        dropped: Sequence[range] = (),
     ) -> None:
         """Open a session over other sessions' pages and states. Raises as `RowStore.open`."""
-        self.rows.open(session, epoch=epoch, length=length, shared=shared, history=history)
+        self.rows.open(
+            session, epoch=epoch, length=length, shared=shared, history=history, dropped=dropped
+        )
         if self.states is not None:
-            self._open_states(session, epoch, length, shared, snapshots, history)
+            written = count_written(length, dropped, self._page_tokens)
+            self._open_states(session, epoch, written, shared, snapshots, history)
 
     def fork(
-        self, parent: str, spec: pb.SessionSpec, length: int, snapshots: Sequence[int]
+        self,
+        parent: str,
+        spec: pb.SessionSpec,
+        length: int,
+        snapshots: Sequence[int],
+        dropped: Sequence[range] = (),
     ) -> None:
         """Open a session over the first `length` rows of its parent. Raises as `RowStore.fork`."""
         shared = read_shared(spec.shared)
-        self.rows.fork(parent, spec.session, epoch=spec.epoch, length=length, shared=shared)
+        self.rows.fork(
+            parent, spec.session, epoch=spec.epoch, length=length, shared=shared, dropped=dropped
+        )
         if self.states is not None:
-            self._open_states(spec.session, spec.epoch, length, shared, snapshots, None)
+            written = count_written(length, dropped, self._page_tokens)
+            self._open_states(spec.session, spec.epoch, written, shared, snapshots, None)
 
     def find_intact(
         self, session: str, snapshots: Sequence[int], *, verify: bool = False
@@ -100,16 +120,24 @@ class StoredSessions:
         missing = set(find_missing(session))
         return tuple(at for index, at in enumerate(snapshots) if at and index not in missing)
 
-    def find_state(self, length: int, snapshots: Sequence[int]) -> int | None:
+    def find_state(
+        self, length: int, snapshots: Sequence[int], dropped: Sequence[range] = ()
+    ) -> int | None:
         """Find the index of the state after `length` tokens."""
-        return list(snapshots).index(length) if length and length in snapshots else None
+        place = place_state(length, dropped, self._page_tokens)
+        return list(snapshots).index(place) if place and place in snapshots else None
 
     def read_state(
-        self, session: str, length: int, snapshots: Sequence[int], nbytes: int
+        self,
+        session: str,
+        length: int,
+        snapshots: Sequence[int],
+        nbytes: int,
+        dropped: Sequence[range] = (),
     ) -> Tensor:
         """Read the state after `length` tokens, uint8 `[nbytes]`. Raises as `RowStore.gather`."""
         assert self.states is not None, "only models with recurrent states have them stored"
-        index = self.find_state(length, snapshots)
+        index = self.find_state(length, snapshots, dropped)
         if index is None:
             raise MissingPageError(
                 f"session {session!r} has no recurrent state after {length} tokens; it must be "
@@ -205,7 +233,10 @@ class StoredSessions:
         snapshots: Sequence[int],
         history: CommitHistory | None,
     ) -> None:
-        """Open the session's states as `open_shared` opens its rows: in states where it has tokens."""
+        """Open the session's states as `open_shared` opens its rows: in states where it has tokens.
+
+        length: of the rows that were written, dropped ones included.
+        """
         assert self.states is not None, "only models with recurrent states have them stored"
 
         def count(tokens: int) -> int:

@@ -105,7 +105,10 @@ def split_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         calls = message.get("tool_calls") or ()
         if message.get("content") or not calls:
             split.append({key: value for key, value in message.items() if key != "tool_calls"})
-        split += [{"role": message["role"], "content": "", "tool_calls": [call]} for call in calls]
+        apart = [{"role": message["role"], "content": "", "tool_calls": [call]} for call in calls]
+        if apart and not message.get("content") and message.get("reasoning"):
+            apart[0]["reasoning"] = message["reasoning"]
+        split += apart
     return split
 
 

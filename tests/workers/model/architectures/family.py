@@ -46,11 +46,16 @@ class Family:
     """One model, twice: as transformers runs it, and in a worker with two slots."""
 
     def __init__(
-        self, architecture: Architecture, tokenizer: ChatTokenizer, directory: Path
+        self,
+        architecture: Architecture,
+        tokenizer: ChatTokenizer,
+        directory: Path,
+        settings: WorkerSettings = _SETTINGS,
     ) -> None:
         self.plain: PreTrainedModel = build(architecture)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._directory = directory
+        self._settings = settings
 
     @cached_property
     def worker(self) -> LocalWorker:
@@ -58,7 +63,7 @@ class Family:
         model = adopt(copy.deepcopy(self.plain))
         store = build_store(model, self._directory, ram_bytes=1 << 26)
         states = build_state_store(model, self._directory, ram_bytes=1 << 26)
-        return LocalWorker(Parts(model, self._tokenizer, store, _SETTINGS, states=states))
+        return LocalWorker(Parts(model, self.tokenizer, store, self._settings, states=states))
 
     def close(self) -> None:
         """Stop the worker, if there is one."""

@@ -1,0 +1,1 @@
+"""What a chat template rewrites of a session's log once new messages follow."""
