@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from tokenizers import pre_tokenizers
+from typer.testing import CliRunner
 
+from kvrecall_server.cli.commands import app
 from tests.end_to_end.servers import Json, Server
 from tests.workers.byte_level import make_byte_level
 from tests.workers.model.architectures.building import build
@@ -46,6 +49,28 @@ def save(folder: Path) -> Path:
     model.save_pretrained(folder)
     inner.save_pretrained(folder)
     return folder
+
+
+def talk_on(server: Server, messages: list[Json], question: str) -> tuple[list[Json], Json]:
+    """Ask one question more; returns the conversation with its answer, and the response."""
+    asked = [*messages, {"role": "user", "content": question}]
+    found = complete(server, asked)
+    return [*asked, {"role": "assistant", "content": get_message(found)["content"]}], found
+
+
+def begin_thinking(server: Server, about: str) -> list[Json]:
+    """A conversation whose first answer's reasoning was dropped when the second question came."""
+    messages: list[Json] = [
+        {"role": "user", "content": f"Where is {about}? " * 6},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": THOUGHT},
+        {"role": "tool", "tool_call_id": "c1", "content": "in the garden " * 5},
+    ]
+    first = complete(server, messages)
+    messages.append({"role": "assistant", "content": get_message(first)["content"]})
+    messages, second = talk_on(server, messages, "And now?")
+    assert second["match"] == "continued"
+    assert get_dropped(second) >= len(THOUGHT.strip())
+    return messages
 
 
 def complete(server: Server, messages: list[Json], salt: str = "", **options: Any) -> Json:
@@ -131,3 +156,54 @@ def test_a_session_may_keep_it(server: Server) -> None:
     assert dropped["match"] == "built", "another setting is another session"
     more = kept["usage"]["prompt_tokens"] - dropped["usage"]["prompt_tokens"]
     assert more >= len(THOUGHT.strip())
+
+
+def test_a_session_that_dropped_reasoning_is_checked_and_moves_as_a_file(
+    new_server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = save(tmp_path / "model")
+    first, other = (new_server(KVRECALL_MODEL=str(folder)) for _ in range(2))
+
+    def run(*arguments: object, server: Server) -> str:
+        options = [*arguments, "--data", server.data, "--model", folder]
+        found = CliRunner().invoke(app, [str(each) for each in options])
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    first.start()
+    messages = begin_thinking(first, "it")
+    with first.client() as client:
+        (session,) = [each.id for each in client.list_sessions().sessions]
+    expected = get_message(talk_on(first, messages, "And then?")[1])["content"]
+    first.kill()
+    run("fsck", server=first)
+    file = tmp_path / "session.kvs"
+    run("export", session, file, server=first)
+    run("import", file, server=other)
+    other.start()
+    # The question that was asked before the session moved is asked again, by its fork.
+    _, moved = talk_on(other, messages, "And then?")
+    assert get_message(moved)["content"] == expected
+    other.kill()
+    run("fsck", server=other)
+
+
+def test_reasoning_is_dropped_on_redis_as_in_files(
+    new_server: Callable[..., Server], tmp_path: Path, redis_url: str
+) -> None:
+    folder = save(tmp_path / "model")
+    server = new_server(
+        KVRECALL_MODEL=str(folder),
+        KVRECALL_CATALOG_URL=redis_url,
+        KVRECALL_STORE__REDIS_URL=redis_url,
+        KVRECALL_STORE__REDIS_NAMESPACE=uuid4().hex,
+    )
+    server.start()
+    messages = begin_thinking(server, "it")
+    server.kill()
+    server.start()
+    messages, third = talk_on(server, messages, "And then?")
+    assert third["match"] == "continued"
+    check_like_new(server, messages[:-1], third, "new")
+    server.kill()
