@@ -6,6 +6,7 @@ written as RAW stays exact.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -25,6 +26,14 @@ from kvstore.hierarchy.placement import PagePlacement
 from kvstore.tiers.base import Tier
 
 _Page = tuple[PageHeader, Blob]
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Rows of a page, and the depth of the tier that had it."""
+
+    depth: int
+    rows: Tensor
 
 
 class TierStack:
@@ -61,16 +70,38 @@ class TierStack:
         page that no tier can give: the lowest tier's TierError when it did not answer, the
         PageError of an unusable copy, else MissingPageError.
         """
-        rows: dict[PageKey, Tensor] = {}
+        found = self._read(pages, promote=promote)
+        return [found[page.key].rows for page in pages]
+
+    def hold(self, pages: Sequence[ExpectedPage]) -> list[Tensor]:
+        """Read pages as `read`, in the memory of the fastest tier where it gives views of that."""
+        found = self._read(pages, promote=True)
+        lower = [page for page in pages if found[page.key].depth > 0]
+        copies: dict[PageKey, _Page] = {}
+        if lower and not self.tiers.all[0].durable:
+            blobs = self.tiers.get(0, [page.key for page in lower])
+            copies = self._match_expected(lower, blobs)
+        return [
+            decode_page(self._layout, *copies[page.key])
+            if page.key in copies
+            else found[page.key].rows
+            for page in pages
+        ]
+
+    def _read(self, pages: Sequence[ExpectedPage], *, promote: bool) -> dict[PageKey, _Read]:
+        """Read pages as `read`."""
+        rows: dict[PageKey, _Read] = {}
         failures: dict[PageKey, KvStoreError] = {}
         missing = list(pages)
         for depth in range(len(self.tiers.all)):
             read, failed = self._read_from(depth, missing)
             failures |= failed
-            rows |= {key: decode_page(self._layout, *page) for key, page in read.items()}
+            rows |= {
+                key: _Read(depth, decode_page(self._layout, *page)) for key, page in read.items()
+            }
             if promote:
                 self.placement.copy_above(
-                    depth, [(key, blob, rows[key]) for key, (_, blob) in read.items()]
+                    depth, [(key, blob, rows[key].rows) for key, (_, blob) in read.items()]
                 )
             missing = [page for page in missing if page.key not in rows]
             if not missing:
@@ -78,20 +109,7 @@ class TierStack:
         for page in missing:
             absent = MissingPageError(f"no tier holds {page}; its rows must be computed again")
             raise failures.get(page.key, absent)
-        return [rows[page.key] for page in pages]
-
-    def hold(self, pages: Sequence[ExpectedPage]) -> list[Tensor]:
-        """Read pages as `read`, in the memory of the fastest tier where it gives views of that."""
-        found, _ = self._read_from(0, pages)
-        missing = [page for page in pages if page.key not in found]
-        read = dict(zip(missing, self.read(missing), strict=True))
-        if missing and not self.tiers.all[0].durable:
-            copies = self.tiers.get(0, [page.key for page in missing])
-            found |= self._match_expected(missing, copies)
-        return [
-            decode_page(self._layout, *found[page.key]) if page.key in found else read[page]
-            for page in pages
-        ]
+        return rows
 
     def read_verified(self, page: ExpectedPage) -> tuple[Tensor, bool]:
         """Read a page; also return whether the tier that must hold it has it, not only a copy.

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,8 +61,9 @@ def engine(
     model_path: Callable[[str], Any], tokenizer: Any, open_store: Callable[..., Any]
 ) -> Iterator[Engine]:
     """An engine on the accelerator, with the mode on."""
-    model = load_model(model_path("llama"), dtype=torch.float32)
-    move_module(model.module)
+    loaded = load_model(model_path("llama"), dtype=torch.float32)
+    move_module(loaded.module)
+    model = replace(loaded, devices=(ACCELERATOR,) * len(loaded.devices))
     store = open_store(model, "rows", 8)
     settings = WorkerSettings(slots=2, block_tokens=32, prompt_tokens=24, recent=8, max_budget=512)
     with AcceleratorMode():
