@@ -1,0 +1,141 @@
+"""Pages that readers hold: in the RAM tier's memory where it has them, and as long as they are held."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvstore.errors import MissingPageError, RowRangeError
+from kvstore.format.codec import Codec
+from kvstore.format.page import PageLayout
+from kvstore.store import RowStore
+from kvstore.tiers.nvme.tier import NvmeTier
+from kvstore.tiers.ram import RamTier
+
+PAGES = 6
+
+
+@pytest.fixture
+def rows(make_rows: Callable[..., Tensor], layout: PageLayout) -> Tensor:
+    """Rows of some pages."""
+    return make_rows(PAGES * layout.page_tokens)
+
+
+def make_store(
+    layout: PageLayout, folder: Path, codecs: Sequence[Codec] = (Codec.RAW, Codec.RAW)
+) -> RowStore:
+    """A store with RAM for the pages and one more over files."""
+    tiers = [RamTier((PAGES + 1) * layout.page_bytes), NvmeTier(folder)]
+    return RowStore(layout, tiers, codecs=codecs)
+
+
+def split(rows: Tensor, layout: PageLayout) -> list[Tensor]:
+    """The rows of each page."""
+    return list(rows.split(layout.page_tokens, 3))
+
+
+def test_all_readers_hold_the_same_memory(layout: PageLayout, rows: Tensor, tmp_path: Path) -> None:
+    store = make_store(layout, tmp_path)
+    store.open("a", epoch=1, length=0)
+    store.append("a", rows)
+    store.flush("a")
+    held, again = (store.hold_pages("a", range(PAGES)) for _ in range(2))
+    for mine, theirs, expected in zip(held, again, split(rows, layout), strict=True):
+        assert torch.equal(mine, expected)
+        assert mine.data_ptr() == theirs.data_ptr()
+    store.close()
+
+
+def test_pages_that_are_read_from_files_are_held_in_memory(
+    layout: PageLayout, rows: Tensor, tmp_path: Path
+) -> None:
+    store = make_store(layout, tmp_path)
+    store.open("a", epoch=1, length=0)
+    store.append("a", rows)
+    store.close()
+    store = make_store(layout, tmp_path)
+    store.open("a", epoch=2, length=rows.shape[3])
+    before = store.tiers()["ram"].counters
+    held, again = (store.hold_pages("a", range(PAGES)) for _ in range(2))
+    for mine, theirs, expected in zip(held, again, split(rows, layout), strict=True):
+        assert torch.equal(mine, expected)
+        assert mine.data_ptr() == theirs.data_ptr(), "the first reader holds the RAM tier's copy"
+    after = store.tiers()["ram"].counters
+    assert (after.misses - before.misses, after.hits - before.hits) == (PAGES, PAGES)
+    store.close()
+
+
+def test_held_pages_stay_as_they_are_while_others_take_their_place_in_memory(
+    layout: PageLayout, rows: Tensor, make_rows: Callable[..., Tensor], tmp_path: Path
+) -> None:
+    store = make_store(layout, tmp_path)
+    store.open("a", epoch=1, length=0)
+    store.append("a", rows)
+    store.flush("a")
+    held = store.hold_pages("a", range(PAGES))
+    for number in range(4):
+        name = f"other-{number}"
+        store.open(name, epoch=1, length=0)
+        store.append(name, make_rows(PAGES * layout.page_tokens, seed=number + 1))
+        store.flush(name)
+        store.hold_pages(name, range(PAGES))
+    for mine, expected in zip(held, split(rows, layout), strict=True):
+        assert torch.equal(mine, expected)
+    store.check()
+    store.close()
+
+
+def test_a_version_names_rows_that_do_not_change(
+    layout: PageLayout, rows: Tensor, tmp_path: Path
+) -> None:
+    """The last page is in memory alone while it has room; so is one whose rows are not final."""
+    store = make_store(layout, tmp_path)
+    store.open("a", epoch=1, length=0)
+    cut = layout.page_tokens + 3
+    store.append("a", rows[:, :, :, :cut])
+    first, last = store.page_versions("a", range(2))
+    assert first.final
+    assert not last.final
+    held = store.hold_pages("a", [1])[0]
+    assert torch.equal(held[:, :, :, :3], rows[:, :, :, layout.page_tokens : cut])
+    store.append("a", rows[:, :, :, cut:])
+    versions = store.page_versions("a", range(PAGES))
+    assert versions[0] == first
+    assert all(version.final for version in versions)
+    assert len(set(versions)) == PAGES
+    with pytest.raises(RowRangeError):
+        store.page_versions("a", [PAGES])
+    with pytest.raises(RowRangeError):
+        store.hold_pages("a", [PAGES])
+    store.close()
+
+
+def test_pages_that_are_encoded_are_held_as_all_readers_get_them(
+    layout: PageLayout, rows: Tensor, tmp_path: Path
+) -> None:
+    store = make_store(layout, tmp_path, (Codec.RAW, Codec.INT8))
+    store.open("a", epoch=1, length=0)
+    store.append("a", rows)
+    store.flush("a")
+    read = store.gather("a", torch.arange(rows.shape[3]))
+    for mine, expected in zip(
+        store.hold_pages("a", range(PAGES)), split(read, layout), strict=True
+    ):
+        assert torch.equal(mine, expected)
+    store.close()
+
+
+def test_a_page_that_is_missing_cannot_be_held(
+    layout: PageLayout, rows: Tensor, tmp_path: Path
+) -> None:
+    store = make_store(layout, tmp_path)
+    store.open("a", epoch=1, length=0)
+    store.append("a", rows)
+    store.flush("a")
+    store.drop_page("a", 2)
+    assert not store.page_versions("a", [2])[0].final
+    with pytest.raises(MissingPageError):
+        store.hold_pages("a", [2])
+    store.close()
