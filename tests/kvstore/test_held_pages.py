@@ -11,6 +11,7 @@ from kvstore.errors import MissingPageError, RowRangeError
 from kvstore.format.codec import Codec
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
@@ -27,7 +28,7 @@ def make_store(
     layout: PageLayout, folder: Path, codecs: Sequence[Codec] = (Codec.RAW, Codec.RAW)
 ) -> RowStore:
     """A store with RAM for the pages and one more over files."""
-    tiers = [RamTier((PAGES + 1) * layout.page_bytes), NvmeTier(folder)]
+    tiers: list[Tier] = [RamTier((PAGES + 1) * layout.page_bytes), NvmeTier(folder)]
     return RowStore(layout, tiers, codecs=codecs)
 
 
