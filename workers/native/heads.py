@@ -1,9 +1,10 @@
 """A tensor of all sessions and heads, as the native code reads it."""
 
 import ctypes
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+if TYPE_CHECKING:  # commands that look for the library import no torch
+    from torch import Tensor
 
 
 class Heads(ctypes.Structure):
@@ -16,6 +17,6 @@ class Heads(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Heads":
+    def of(cls, tensor: "Tensor") -> "Heads":
         """Of a tensor `[B, n_kv_heads, ...]`, which has to outlive this."""
         return cls(tensor.data_ptr(), *tensor.stride()[:2])
