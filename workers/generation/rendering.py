@@ -37,12 +37,14 @@ def render_prompt(
     recent = session.recent
     tools = list(session.config.tools)
     arguments = json.loads(session.config.options.template_arguments)
+    # A thread keeps what its last job has named: not the session.
+    keep_reasoning = session.config.options.keep_reasoning
 
     def render() -> list[Segment]:
         segments = engine.tokenizer.prompt(
             recent, messages, tools, generate, arguments=arguments, opening=opening
         )
-        if session.config.options.keep_reasoning:
+        if keep_reasoning:
             return segments
         return restate_recorded(engine.tokenizer, segments, recent, messages, tools, arguments)
 
