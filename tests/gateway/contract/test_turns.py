@@ -42,7 +42,12 @@ async def test_a_turn_returns_the_reply_usage_and_memory(
     assert turn["message"]["role"] == "assistant"
     assert turn["message"]["content"] == "it rains"
     assert (turn["turn"], turn["finish_reason"], turn["durable"]) == (1, "stop", True)
-    assert turn["usage"] == {"prompt_tokens": 2, "output_tokens": 2, "reasoning_tokens": 0}
+    assert turn["usage"] == {
+        "prompt_tokens": 2,
+        "output_tokens": 2,
+        "reasoning_tokens": 0,
+        "dropped_tokens": 0,
+    }
     assert turn["seconds"].keys() == {"waiting", "prefill", "decode"}
     assert turn["seconds"]["prefill"] == 0.25
     memory = turn["memory"]

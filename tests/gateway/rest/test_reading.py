@@ -46,6 +46,7 @@ class TestTurns:
                 "tool_calls": None,
                 "tool_call_id": None,
                 "name": None,
+                "reasoning": None,
             }
         ]
         assert one["answer"]["content"] == "hello yourself"
