@@ -105,12 +105,13 @@ PANELS = (
         "Tokens",
         "Tokens of committed turns, and what workers prefilled for them. Much more prefilled than "
         "prompt: sessions move or lose pages; see Takeovers and Lost pages. Settled: tokens of answers, "
-        "computed again as blocks.",
+        "computed again as blocks. Dropped: earlier reasoning that the chat template leaves out.",
         Unit.PER_SECOND,
         (
             Query(rate("tokens_total", GATEWAY, "kind"), "{{kind}}"),
             Query(rate("worker_prefilled_tokens_total", WORKER), "prefilled"),
             Query(rate("worker_settled_tokens_total", WORKER, "when"), "settled in the {{when}}"),
+            Query(rate("worker_dropped_tokens_total", WORKER), "dropped"),
         ),
     ),
     Panel(
