@@ -22,7 +22,7 @@ class _Expected:
 
     def add(self, state: StoredSession) -> None:
         self.sessions.add(state.name)
-        versions = state.table.versions()
+        versions = state.table.known_sequences()
         for stored in range(state.table.stored_pages):
             key = state.table.stored_key(stored)
             sequence = versions.get(stored)

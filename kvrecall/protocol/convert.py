@@ -328,7 +328,7 @@ def memory_from_wire(report: pb.MemoryReport, durable: bool | None = None) -> Me
         retrieval_bytes=report.retrieval_bytes,
         durable=durable,
         unsettled=report.unsettled,
-        dropped_rows=report.dropped,
+        dropped_rows=report.dropped_rows,
         dropped_tokens=report.dropped_tokens,
     )
 

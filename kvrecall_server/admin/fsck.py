@@ -9,6 +9,7 @@ from kvrecall_server.admin.commit_history import find_writer
 from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.fsck import PagesReport, StoredPage
+from workers.engine.stored.written import count_written
 
 REBUILT = "computed again from the turn log at the session's next use"
 NOT_REBUILT = "lost: its turn log is incomplete"
@@ -186,7 +187,7 @@ def _missing(session: KnownSession, found: Stored) -> Iterator[tuple[int, str]]:
     for index in range(_page_count(session, found)):
         if any(index in gap for gap in session.dropped):
             continue  # only forks and sessions that share it need it
-        written = session.length + sum(map(len, session.dropped)) * found.page_tokens
+        written = count_written(session.length, session.dropped, found.page_tokens)
         tokens = min(found.page_tokens, written - index * found.page_tokens)
         owner, history = session.owner(index)
         if reason := found.missing(PageKey(owner, index), tokens, history):
@@ -202,7 +203,8 @@ def _is_later(session: KnownSession, index: int, found: Stored) -> bool:
 
 def _page_count(session: KnownSession, found: Stored) -> int:
     """Number of pages that the session has written, the dropped ones included."""
-    return -(-session.length // found.page_tokens) + sum(map(len, session.dropped))
+    written = count_written(session.length, session.dropped, found.page_tokens)
+    return -(-written // found.page_tokens)
 
 
 def _by_reason(reasons: Iterator[tuple[int, str]]) -> list[tuple[str, list[int]]]:

@@ -139,7 +139,7 @@ class PageTable:
             )
         return ExpectedPage(key, sequence, shared=key.index < self.shared_pages)
 
-    def versions(self) -> dict[int, int]:
+    def known_sequences(self) -> dict[int, int]:
         """Sequence numbers of the known written pages, by the number under which they are stored."""
         return {
             stored: sequence

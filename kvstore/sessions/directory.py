@@ -59,7 +59,7 @@ class SessionDirectory:
         if state is None:
             return None
         with state.lock:
-            return state.table.versions()
+            return state.table.known_sequences()
 
     def remove(self, state: StoredSession, *, keep_pages: int = 0, unopened: bool = False) -> None:
         """Remove a locked session; its first pages may be retained, or all be left unopened."""

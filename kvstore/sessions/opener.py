@@ -101,7 +101,7 @@ class SessionOpener:
                 f"cannot fork {length} tokens with {table.shared_pages} shared pages of "
                 f"{page_tokens}: parent {parent.name!r} has {parent.length} tokens"
             )
-        known = parent.table.versions()
+        known = parent.table.known_sequences()
         versions: dict[str, dict[int, int]] = {}
         for index in range(pages):
             stored = table.stored_index(index)
@@ -142,7 +142,7 @@ class SessionOpener:
         """Return whether memory has the committed rows, in the versions that the tiers have."""
         pages = length // self._layout.page_tokens
         stored = table.count_stored(pages)
-        known = state.table.versions()
+        known = state.table.known_sequences()
         return (
             state.loaded
             and not state.unopened

@@ -164,14 +164,10 @@ class RowReader:
                 for page, rows in zip(below, self._stack.read(below, promote=promote), strict=True)
             }
             for index in batch:
-                yield (
-                    (in_memory[index], False)
-                    if index in in_memory
-                    else (
-                        read[state.table.stored_index(index)],
-                        True,
-                    )
-                )
+                if index in in_memory:
+                    yield in_memory[index], False
+                else:
+                    yield read[state.table.stored_index(index)], True
 
     def _get_in_memory(self, state: StoredSession, index: int) -> Tensor | None:
         if index >= len(state.table):

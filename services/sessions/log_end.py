@@ -23,8 +23,8 @@ async def read_log_end(
 ) -> pb.Earlier | None:
     """Read what a turn of these messages may rewrite; None if it rewrites nothing.
 
-    That is so for a model whose template says answers always alike, without a user's message, for a
-    session that keeps reasoning, and for one with episodes, whose segments are told by positions.
+    That is so for a model whose template never rewrites, for messages without a user's, for a session
+    that keeps reasoning, and for one with episodes, whose segments are stored by their positions.
     """
     settings = session.settings
     asks = any(message.role == "user" for message in messages)

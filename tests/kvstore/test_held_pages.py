@@ -1,6 +1,6 @@
 """Pages that readers hold: in the RAM tier's memory where it has them, and as long as they are held."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,17 @@ def rows(make_rows: Callable[..., Tensor], layout: PageLayout) -> Tensor:
     return make_rows(PAGES * layout.page_tokens)
 
 
+@pytest.fixture
+def store(layout: PageLayout, rows: Tensor, tmp_path: Path) -> Iterator[RowStore]:
+    """A store with a session of these rows."""
+    store = make_store(layout, tmp_path)
+    store.open("a", epoch=1, length=0)
+    store.append("a", rows)
+    store.flush("a")
+    yield store
+    store.close()
+
+
 def make_store(
     layout: PageLayout, folder: Path, codecs: Sequence[Codec] = (Codec.RAW, Codec.RAW)
 ) -> RowStore:
@@ -37,16 +48,13 @@ def split(rows: Tensor, layout: PageLayout) -> list[Tensor]:
     return list(rows.split(layout.page_tokens, 3))
 
 
-def test_all_readers_hold_the_same_memory(layout: PageLayout, rows: Tensor, tmp_path: Path) -> None:
-    store = make_store(layout, tmp_path)
-    store.open("a", epoch=1, length=0)
-    store.append("a", rows)
-    store.flush("a")
+def test_all_readers_hold_the_same_memory(
+    store: RowStore, layout: PageLayout, rows: Tensor
+) -> None:
     held, again = (store.hold_pages("a", range(PAGES)) for _ in range(2))
     for mine, theirs, expected in zip(held, again, split(rows, layout), strict=True):
         assert torch.equal(mine, expected)
         assert mine.data_ptr() == theirs.data_ptr()
-    store.close()
 
 
 def test_pages_that_are_read_from_files_are_held_in_memory(
@@ -69,12 +77,8 @@ def test_pages_that_are_read_from_files_are_held_in_memory(
 
 
 def test_held_pages_stay_as_they_are_while_others_take_their_place_in_memory(
-    layout: PageLayout, rows: Tensor, make_rows: Callable[..., Tensor], tmp_path: Path
+    store: RowStore, layout: PageLayout, rows: Tensor, make_rows: Callable[..., Tensor]
 ) -> None:
-    store = make_store(layout, tmp_path)
-    store.open("a", epoch=1, length=0)
-    store.append("a", rows)
-    store.flush("a")
     held = store.hold_pages("a", range(PAGES))
     for number in range(4):
         name = f"other-{number}"
@@ -85,7 +89,6 @@ def test_held_pages_stay_as_they_are_while_others_take_their_place_in_memory(
     for mine, expected in zip(held, split(rows, layout), strict=True):
         assert torch.equal(mine, expected)
     store.check()
-    store.close()
 
 
 def test_a_version_names_rows_that_do_not_change(
@@ -128,15 +131,8 @@ def test_pages_that_are_encoded_are_held_as_all_readers_get_them(
     store.close()
 
 
-def test_a_page_that_is_missing_cannot_be_held(
-    layout: PageLayout, rows: Tensor, tmp_path: Path
-) -> None:
-    store = make_store(layout, tmp_path)
-    store.open("a", epoch=1, length=0)
-    store.append("a", rows)
-    store.flush("a")
+def test_a_page_that_is_missing_cannot_be_held(store: RowStore) -> None:
     store.drop_page("a", 2)
     assert not store.page_versions("a", [2])[0].final
     with pytest.raises(MissingPageError):
         store.hold_pages("a", [2])
-    store.close()

@@ -88,6 +88,15 @@ def tiny_config(family: str) -> PreTrainedConfig:
     return configs[family]()
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models are quickest on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the native code is; it is built if the installation has none."""

@@ -68,10 +68,6 @@ class StatePool:
         self._begun = [False] * slots
         self.nbytes = sum(each.nbytes for each in tensors)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All slots' tensors, `[slots, ...]`, in the order of the layers."""
-        return tuple(self._pool)
-
     def clear(self, slot: int) -> None:
         """Return the slot to the state before the first token."""
         self._begun[slot] = False

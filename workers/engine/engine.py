@@ -28,7 +28,7 @@ from workers.engine.side_content import fill_side
 from workers.engine.snapshots import Snapshot
 from workers.engine.stored.store_io import SlotContent, StoreIO, map_store_errors
 from workers.engine.stored.stored_sessions import StoredSessions
-from workers.engine.stored.written import read_dropped
+from workers.engine.stored.written import count_written, read_dropped
 from workers.engine.usage import UsageMeter
 from workers.errors import BadSettings, IncompatibleState, StaleEpoch, UnknownSession
 from workers.metrics.catalogue import create_metrics
@@ -147,11 +147,12 @@ class Engine:
     def restore(self, session: WorkerSession, state: pb.SessionState) -> None:
         """Restore an empty session to `state`, whose rows are in the store."""
         restore_state(session, state)
-        pages = len(session.page_ids) - sum(map(len, session.dropped))
-        named = pages * self.store.layout.page_tokens
-        if named != state.length:
+        page_tokens = self.store.layout.page_tokens
+        written = count_written(state.length, session.dropped, page_tokens)
+        named = len(session.page_ids) * page_tokens
+        if named != written:
             raise IncompatibleState(
-                f"session {session.name} has {state.length} rows, but ids of pages for {named}; "
+                f"session {session.name} has written {written} rows, but has ids of pages for {named}; "
                 "open it again"
             )
         self.fit_budget(session)

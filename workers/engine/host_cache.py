@@ -117,6 +117,9 @@ class HostCache:
 
     def _choose_victims(self, session: str, wanted: _Held) -> list[str] | None:
         """Choose the sessions to drop, so that this one may have what it wants; None: too few."""
+        added = sum(page not in self._holders for page in wanted.pages)
+        if self.used_bytes + added * self._page_bytes + wanted.own_bytes <= self.limit_bytes:
+            return []  # as nearly always, without a look at all pages
         holders = self._holders.copy()
         holders.update(wanted.pages)
         before = self._sessions.get(session, _Held())

@@ -31,7 +31,7 @@ def build_report(
         active_bytes=rows * model.shape.row_bytes(model.dtype),
         evicted_rows=session.length - fully_active,
         unsettled=session.unsettled,
-        dropped=sum(map(len, session.dropped)) * page_tokens,
+        dropped_rows=sum(map(len, session.dropped)) * page_tokens,
         dropped_tokens=session.dropped_tokens,
         promoted_rows=session.promoted_rows,
         tier_bytes=tier_bytes,

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from kvstore.format.page_table import PageVersion
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
@@ -47,18 +45,17 @@ class PageTaker:
 
     def take(self, stop: int) -> None:
         """Take the pages before position `stop` that are missing. Raises the errors of the source."""
-        copy, first = self._copy, self._copy.pages
-        wanted = self._versions[first : -(-stop // self._tokens)]
+        end = min(len(self._versions), -(-stop // self._tokens))
+        wanted = range(self._copy.pages, end)
         if not wanted:
             return
-        found: list[Tensor | None] = [self._cache.get(version) for version in wanted]
-        missing = [index for index, rows in enumerate(found) if rows is None]
-        read = self._source.hold_pages(self._name, [first + index for index in missing])
-        for index, rows in zip(missing, read, strict=True):
-            found[index] = rows
-        pages = [rows for rows in found if rows is not None]
-        self._cache.put(wanted, pages)
-        copy.append(wanted, pages, min(self.length, (first + len(wanted)) * self._tokens))
+        versions = self._versions[wanted.start : end]
+        found = dict(zip(wanted, map(self._cache.get, versions), strict=True))
+        missing = [index for index, rows in found.items() if rows is None]
+        found |= zip(missing, self._source.hold_pages(self._name, missing), strict=True)
+        pages = [rows for rows in found.values() if rows is not None]
+        self._cache.put(versions, pages)
+        self._copy.append(versions, pages, min(self.length, end * self._tokens))
 
     @property
     def _tokens(self) -> int:

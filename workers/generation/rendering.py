@@ -19,7 +19,7 @@ from workers.engine.session import WorkerSession
 from workers.errors import BadMessages, Overloaded
 from workers.generation.steps import Steps
 from workers.model.grammars import CompiledGrammars
-from workers.model.restating import find_edits, restate_recorded
+from workers.model.restating import find_edits, render_messages
 from workers.model.tokenizer import ChatMessage, Segment
 
 _T = TypeVar("_T")
@@ -41,12 +41,16 @@ def render_prompt(
     keep_reasoning = session.config.options.keep_reasoning
 
     def render() -> list[Segment]:
-        segments = engine.tokenizer.prompt(
-            recent, messages, tools, generate, arguments=arguments, opening=opening
+        return render_messages(
+            engine.tokenizer,
+            recent,
+            messages,
+            tools,
+            generate,
+            arguments=arguments,
+            opening=opening,
+            keep_reasoning=keep_reasoning,
         )
-        if keep_reasoning:
-            return segments
-        return restate_recorded(engine.tokenizer, segments, recent, messages, tools, arguments)
 
     segments = yield from _off_thread(engine.renderer, session.config.share.tenant, render)
     return join_turns(session.pending, segments, engine.tokenizer.eos_token_ids)

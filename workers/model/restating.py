@@ -14,7 +14,30 @@ from workers.model.answer_format import Channels
 from workers.model.tokenizer import ChatMessage, ChatTokenizer, Segment, keep_recent
 
 
-def restate_recorded(
+def render_messages(
+    tokenizer: ChatTokenizer,
+    recent: Sequence[ChatMessage],
+    messages: Sequence[ChatMessage],
+    tools: list[Any],
+    generate: bool,
+    *,
+    arguments: Mapping[str, Any],
+    opening: str = "",
+    keep_reasoning: bool = False,
+) -> list[Segment]:
+    """Render and encode messages as `ChatTokenizer.prompt` does, as the template says them all together.
+
+    keep_reasoning: recorded answers stay as they were said. Raises BadMessages.
+    """
+    segments = tokenizer.prompt(
+        recent, messages, tools, generate, arguments=arguments, opening=opening
+    )
+    if keep_reasoning:
+        return segments
+    return _restate_recorded(tokenizer, segments, recent, messages, tools, arguments)
+
+
+def _restate_recorded(
     tokenizer: ChatTokenizer,
     segments: Sequence[Segment],
     recent: Sequence[ChatMessage],

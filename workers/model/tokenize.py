@@ -3,7 +3,7 @@
 from kvrecall.protocol.convert import to_chat
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.client_json import read_json
-from workers.model.restating import restate_recorded
+from workers.model.restating import render_messages
 from workers.model.tokenizer import ChatTokenizer
 
 
@@ -17,17 +17,16 @@ def tokenize(tokenizer: ChatTokenizer, request: pb.TokenizeRequest) -> pb.Tokeni
     else:
         messages = [to_chat(message) for message in request.messages]
         tools = [read_json("a tool", tool) for tool in request.tools]
-        arguments = read_json("template_arguments", request.template_arguments or "{}")
-        segments = tokenizer.prompt(
+        segments = render_messages(
+            tokenizer,
             [],
             messages,
             tools,
             not request.without_answer,
-            arguments=arguments,
+            arguments=read_json("template_arguments", request.template_arguments or "{}"),
             opening=request.opening,
+            keep_reasoning=request.keep_reasoning,
         )
-        if not request.keep_reasoning:
-            segments = restate_recorded(tokenizer, segments, [], messages, tools, arguments)
         ids = [token for segment in segments for token in segment.token_ids]
     pieces = tokenizer.pieces(ids) if request.pieces else []
     return pb.TokenizeResult(ids=ids, pieces=pieces)

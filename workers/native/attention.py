@@ -130,16 +130,21 @@ class NativeAttention:
         none = torch.arange(searched.count) >= drawn[:, :1]
         return drawn[:, 1:].long(), counts[0].log_().masked_fill_(none, -torch.inf)
 
-    def gather_keys(self, rows: PagedRows, layer: int, positions: Tensor) -> Tensor:
-        """Gather keys of a layer, `[n_kv_heads, m, head_dim]`; positions: int64 `[n_kv_heads, m]`."""
+    def gather(
+        self, rows: PagedRows, layer: int, positions: Tensor, *, values: bool = False
+    ) -> Tensor:
+        """Gather keys of a layer, or `values`, `[n_kv_heads, m, head_dim]`.
+
+        positions: int64 `[n_kv_heads, m]`, each of a row.
+        """
         heads, count = positions.shape
         out = torch.empty(heads, count, rows.layout.head_dim, dtype=rows.layout.dtype)
         positions = positions.contiguous()
         row_bytes = rows.layout.head_dim * rows.layout.dtype.itemsize
-        keys, _ = _find_parts(rows.layout, layer)
+        part = _find_parts(rows.layout, layer)[values]
         self._gather(
             Gather(
-                *(rows.addresses.data_ptr(), keys, rows.layout.page_tokens, row_bytes),
+                *(rows.addresses.data_ptr(), part, rows.layout.page_tokens, row_bytes),
                 *(heads, count, positions.data_ptr(), out.data_ptr()),
             )
         )

@@ -124,6 +124,12 @@ class HostCopy:
 
         Any row of a position that is none, -1.
         """
+        if self.native is not None:
+            keys = self.gather_keys(layer, positions)
+            if self.layout.latent:
+                return keys, keys
+            places = positions.clamp(min=0)
+            return keys, self.native.gather(self.rows, layer, places, values=True)
         if not self._searched_by_torch:
             return self.rows.gather(layer, positions)
         keys, values = self._join(layer)
@@ -137,7 +143,7 @@ class HostCopy:
         """
         places = positions.clamp(0, self.rows.length - 1)
         if self.native is not None:
-            return self.native.gather_keys(self.rows, layer, places)
+            return self.native.gather(self.rows, layer, places)
         return self.gather(layer, places)[0]
 
     def gather_key_runs(self, layer: int, runs: Tensor) -> Tensor:

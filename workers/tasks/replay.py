@@ -26,7 +26,7 @@ from kvstore.format.page_table import PageVersion
 from kvstore.store import RowStore
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
-from workers.engine.eviction.evict import kept_by_position
+from workers.engine.eviction.evict import kept_by_position, select_by_position
 from workers.engine.session import ResidentSession
 from workers.engine.side_content import fill_side
 from workers.engine.stored.store_io import map_store_errors
@@ -232,13 +232,10 @@ def load_rows(
     changed.
     """
     shape = engine.model.shape
-    selection = []
-    for layer in range(shape.n_layers):
-        kept = kept_by_position(resident, engine.settings, layer, length + dropped)
-        first, newest = kept or (length, length)
-        first = min(first, length)
-        at = torch.cat([torch.arange(first), torch.arange(min(newest, length), length)])
-        selection.append(at.expand(shape.n_kv_heads, -1).contiguous())
+    selection = [
+        at.expand(shape.n_kv_heads, -1).contiguous()
+        for at in select_by_position(resident, engine.settings, length, dropped)
+    ]
     read = engine.store_io.read_slot(resident.session, selection, length)
     yield read
     content = read.result()

@@ -13,7 +13,7 @@ import torch
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.engine.engine import Engine
-from workers.engine.eviction.evict import kept_by_position
+from workers.engine.eviction.evict import select_by_position
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.snapshots import Snapshot
@@ -56,14 +56,10 @@ def _select(engine: Engine, resident: ResidentSession) -> Selection | None:
     if not resident.config.recalls:
         return None
     heads = engine.model.shape.n_kv_heads
-    positions = list[torch.Tensor]()
-    for layer in range(engine.model.shape.n_layers):
-        first, newest = kept_by_position(resident, engine.settings, layer, length) or (
-            length,
-            length,
-        )
-        at = torch.cat([torch.arange(first), torch.arange(max(first, newest), length)])
-        positions.append(at.to(torch.int32).expand(heads, -1).contiguous())
+    positions = [
+        at.to(torch.int32).expand(heads, -1).contiguous()
+        for at in select_by_position(resident, engine.settings, length)
+    ]
     if all(map(_is_same, active.positions, positions)):
         return None
     promoted = tuple(torch.zeros(each.shape, dtype=torch.bool) for each in positions)

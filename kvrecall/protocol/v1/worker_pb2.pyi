@@ -574,7 +574,7 @@ class RetrievalReport(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., seconds: _Optional[float] = ..., refused: bool = ...) -> None: ...
 
 class MemoryReport(_message.Message):
-    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot", "retrieval_bytes", "unsettled", "dropped_tokens", "dropped")
+    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot", "retrieval_bytes", "unsettled", "dropped_tokens", "dropped_rows")
     class TierBytesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -595,7 +595,7 @@ class MemoryReport(_message.Message):
     RETRIEVAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNSETTLED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_ROWS_FIELD_NUMBER: _ClassVar[int]
     length: int
     budget: int
     active_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -609,8 +609,8 @@ class MemoryReport(_message.Message):
     retrieval_bytes: int
     unsettled: int
     dropped_tokens: int
-    dropped: int
-    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ..., retrieval_bytes: _Optional[int] = ..., unsettled: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
+    dropped_rows: int
+    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ..., retrieval_bytes: _Optional[int] = ..., unsettled: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ...) -> None: ...
 
 class PrefillReport(_message.Message):
     __slots__ = ("blocks", "cover_min", "cover_mean", "density")

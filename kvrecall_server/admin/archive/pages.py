@@ -31,6 +31,7 @@ from kvstore.format.page import (
 )
 from kvstore.tiers.base import Tier
 from services.catalog.records import SessionDump
+from workers.engine.stored.written import count_written, read_dropped
 
 _BATCH_PAGES = 16
 # More than any session has.
@@ -248,4 +249,4 @@ def _reseal(record: Record, dump: SessionDump) -> tuple[PageKey, bytes]:
 
 def _get_length(dump: SessionDump, page_tokens: int) -> int:
     state = pb.SessionState.FromString(dump.worker_state)
-    return int(state.length) + page_tokens * sum(gap.stop - gap.start for gap in state.dropped)
+    return count_written(state.length, read_dropped(state), page_tokens)

@@ -30,7 +30,7 @@ def test_a_page_keeps_the_number_under_which_it_was_stored() -> None:
     assert table.dropped == (range(1, 6),), "a later drop takes in earlier ones"
     table.append(7)
     assert table.key(1) == PageKey("c", 6)
-    assert table.versions() == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7}
+    assert table.known_sequences() == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7}
     removed = table.truncate(4, dropped=[range(3, 5)])
     assert removed == [PageKey("c", 6)], "as it was before the second drop"
     assert [table.sequence(index) for index in range(4)] == [1, 2, 3, 6]

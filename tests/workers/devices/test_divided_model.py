@@ -133,7 +133,7 @@ def test_each_layers_memory_is_on_its_device(tmp_path: Path) -> None:
             assert cache.pool.home == [0, 1], "of four layers, every second one has such rows"
             # Each device has the memory of its own layers alone.
             assert len({memory.keys.shape for memory in cache.pool.memories}) == 1
-        assert {part.device for part in states.states.tensors()} == {FIRST, SECOND}
+        assert {part.device for part in states.states._pool} == {FIRST, SECOND}
         for model in (hybrid.model, windowed.model):
             parts = [model.get_side_bytes(64, [device]) for device in (FIRST, SECOND)]
             assert parts == [model.get_side_bytes(64) // 2] * 2

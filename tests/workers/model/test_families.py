@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from reference import MODEL_PATH
 from tests.workers.conftest import WAIT, answer_of
@@ -31,6 +30,8 @@ from workers.errors import ModelRefused
 from workers.model.loader import adopt
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SERVED = DENSE | MIXTURES | WINDOWED | LATENTS | RECURRENT | WRAPPERS
 NEAR = 0.5
 """Nats between an answer's next tokens and the model's own, on average. Without retrieval it is more."""
@@ -51,15 +52,6 @@ LEFT_OUT = [
     (leave_out_rotated_keys, "deepseek_v3"),
 ]
 """Parts of the pass, and models that have them."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are quickest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -29,21 +29,14 @@ from tests.workers.tasks.thinking_talk import PAGE, Talk, result, said, user
 from workers.engine.settings import WorkerSettings
 from workers.model.tokenizer import ChatTokenizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS = 2048
 """Rows of a slot."""
 FULL: dict[str, Any] = {"budget": ROWS}
 RECALLING: dict[str, Any] = {"method": "icecache", "budget": 160}
 KINDS = {"dense": DENSE["qwen3"], "windows": WINDOWED["gpt_oss"], "states": RECURRENT["lfm2"]}
 THOUGHT = "I look at it\nfrom all sides. " * 6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are quickest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,21 @@ def kept_by_position(
     return first, max(first, length - rows + first)
 
 
+def select_by_position(
+    resident: ResidentSession, settings: WorkerSettings, length: int, dropped: int = 0
+) -> list[Tensor]:
+    """Select of the first `length` rows those that evictions by position leave; all of other methods.
+
+    dropped: rows that were computed behind them. Returns per layer positions, int64 `[m]`, ascending.
+    """
+    selected = []
+    for layer in range(len(resident.config.layer_rows)):
+        kept = kept_by_position(resident, settings, layer, length + dropped)
+        first, newest = (min(each, length) for each in kept or (length, length))
+        selected.append(torch.cat([torch.arange(first), torch.arange(newest, length)]))
+    return selected
+
+
 def active_rows(
     cache: ActiveCache, resident: ResidentSession, observed: Observed, layer: int
 ) -> LayerRows:

@@ -1,8 +1,7 @@
 """Rows that a session has, and all that were ever written: it may have dropped pages in between.
 
 Dropped pages stay stored, under numbers that are not used again (`kvstore.format.page_table`). So the
-end of what is written only moves on, and what is told by it, page ids, recurrent states and commits, is
-only added to.
+number of written rows only grows. Page ids, recurrent states and commits count by it, and are only added.
 """
 
 from collections.abc import Sequence

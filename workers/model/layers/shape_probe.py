@@ -69,10 +69,10 @@ class _Probe(Cache):
 
     def find_device(self, layer: int, other: torch.device) -> torch.device:
         """Find the device that a layer has computed on; `other` of one that keeps nothing."""
-        states = self.recurrent.get(layer)
-        if layer in self.devices or states is None:
-            return self.devices.get(layer, other)
-        return states.device or other
+        own = self.devices.get(layer)
+        if own is None and layer in self.recurrent:
+            own = self.recurrent[layer].device
+        return own or other
 
 
 def probe_shapes(
