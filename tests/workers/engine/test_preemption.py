@@ -80,6 +80,7 @@ def test_a_turn_that_is_preempted_between_all_its_steps_is_the_same_to_the_bit(
             for timed in (each.repair, each.reselections, each.retrieval):
                 timed.ClearField("seconds")
             each.state.CopyFrom(comparable(each.state))
+            each.memory.tier_bytes.pop("ram")  # which pages stay depends on when their writes end
         assert turn == other
 
 
