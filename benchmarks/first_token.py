@@ -19,7 +19,7 @@ from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.settling import open_engine
 from evals.replay_session import run_steps
-from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.settings.methods import FULL_CACHE, RECALL
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.reporting.results import Row, speed_row
 from reference.conversation import generate
@@ -29,7 +29,7 @@ from workers.tasks.settle import run_settle
 from workers.tasks.turn import run_turn
 
 FULL, DEFAULT = "full cache", "nothing named"
-METHODS = {FULL: "full", DEFAULT: ServiceLimits().default_method}
+METHODS = {FULL: FULL_CACHE, DEFAULT: RECALL}
 SLOT_ROWS = 8192
 # A generated word has more than one token.
 _WORDS_PER_TOKEN = 0.75

@@ -73,8 +73,7 @@ class Plan:
         """Settings of a new session."""
         return {
             "budget": self.budget,
-            "repair_rows": self.repair_rows,
-            "method": self.method,
+            "research": {"repair_rows": self.repair_rows, "method": self.method},
             "seed": self.seed,
         }
 

@@ -49,10 +49,11 @@ class Plan:
         """Settings of a new session."""
         return {
             "budget": self.budget,
-            "repair_rows": self.repair_rows,
-            # A repair before the first token would be in both of the times that are compared.
-            "repair_on": sorted(PAUSE_TRIGGERS),
-            "method": self.method,
+            "research": {
+                "repair_rows": self.repair_rows,
+                "repair_on": sorted(PAUSE_TRIGGERS),
+                "method": self.method,
+            },
             "seed": self.seed,
         }
 

@@ -100,10 +100,12 @@ def open_session(client: KvrecallClient, plan: Plan, conversation: Conversation,
     Both sessions have the same budget and repair rows.
     """
     session = client.create_session(
-        method=plan.method,
+        research={
+            "method": plan.method,
+            "repair_rows": plan.repair_rows,
+            "repair_on": list(SIGNALS) if name == REPAIR else [],
+        },
         budget=plan.budget,
-        repair_rows=plan.repair_rows,
-        repair_on=list(SIGNALS) if name == REPAIR else [],
         seed=plan.seed,
         tools=conversation.tools,
     ).id

@@ -61,7 +61,9 @@ def main() -> None:
     url = parser.parse_args().url
     with (
         KvrecallClient(url) as client,
-        client.session(budget=256, repair_rows=64, seed=1, tools=[ON_CALL]) as session,
+        client.session(
+            budget=256, research={"repair_rows": 64}, seed=1, tools=[ON_CALL]
+        ) as session,
     ):
         session.say(Message.system("Answer shortly and use the latest facts."), generate=False)
         session.say("Please note that the extension list says Melnor K4821.", max_tokens=40)

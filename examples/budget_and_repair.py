@@ -9,9 +9,12 @@ from kvrecall import KvrecallClient
 from kvrecall.client import Message, SessionHandle, SessionOptions
 
 CONFIGURATIONS: dict[str, SessionOptions] = {
-    "full cache": {"method": "full", "budget": 1024},
-    "budget alone": {"method": "snapkv", "budget": 128, "repair_rows": 0},
-    "with repair": {"method": "snapkv", "budget": 128, "repair_rows": 64, "repair_on": ["turn"]},
+    "full cache": {"recall": False, "budget": 1024},
+    "budget alone": {"research": {"method": "snapkv", "repair_rows": 0}, "budget": 128},
+    "with repair": {
+        "research": {"method": "snapkv", "repair_rows": 64, "repair_on": ["turn"]},
+        "budget": 128,
+    },
 }
 # A recorded exchange, appended without generating.
 SMALL_TALK = [

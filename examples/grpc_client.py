@@ -84,7 +84,9 @@ def main() -> None:
     with grpc.insecure_channel(parser.parse_args().address) as channel:
         stub = SessionsStub(channel)
         created = stub.CreateSession(
-            pb.CreateSessionRequest(budget=256, repair_rows=64, seed=1, tools=[ON_CALL])
+            pb.CreateSessionRequest(
+                budget=256, research=pb.Research(repair_rows=64), seed=1, tools=[ON_CALL]
+            )
         )
         say(stub, created.id, [SYSTEM], generate=False)
         for text in (

@@ -66,7 +66,8 @@ class Mixture:
     async def _session(self) -> str:
         """Two turns of a session and a fork, with the repairs and settling between them."""
         made = await self._http.post(
-            "/v1/sessions", json={"budget": 128, "method": "snapkv", "repair_rows": 16}
+            "/v1/sessions",
+            json={"budget": 128, "research": {"method": "snapkv", "repair_rows": 16}},
         )
         path = f"/v1/sessions/{made.json()['id']}"
         for tokens in (150, 20):

@@ -20,7 +20,7 @@ from kvrecall.domain.session import Turn
 
 WRITERS = 2
 MAX_TURNS = 10
-SETTINGS: Json = {"budget": 64, "repair_rows": 0, "seed": 11}
+SETTINGS: Json = {"budget": 64, "research": {"repair_rows": 0}, "seed": 11}
 QUESTION = "What is the code of door 3?"
 
 

@@ -12,18 +12,19 @@ from typing import Any, Literal
 Json = dict[str, Any]
 REPAIRED: Json = {
     "budget": 96,
-    "repair_rows": 32,
-    "repair_on": ["tool_call", "tool_result", "turn"],
+    "research": {"repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"]},
 }
 # Episodes are built and rebuilt in the background, so answers depend on timing.
 EPISODES: Json = {
-    "method": "epicache",
+    "research": {
+        "method": "epicache",
+        "repair_rows": 16,
+        "episodes": {"count": 2, "segment_utterances": 2, "medoid_utterances": 4},
+    },
     "budget": 96,
-    "repair_rows": 16,
-    "episodes": {"count": 2, "segment_utterances": 2, "medoid_utterances": 4},
 }
 _SCRIPTS_PER_EPISODES = 8
-NOT_REPAIRED: Json = {"budget": 64, "repair_rows": 0}
+NOT_REPAIRED: Json = {"budget": 64, "research": {"repair_rows": 0}}
 SYSTEM = (
     "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
 )

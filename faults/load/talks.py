@@ -215,7 +215,7 @@ class Talk:
 
     def _request(self, before: Sequence[int], say: Say) -> tuple[str, Json]:
         """Path and body of a request that goes on after the answers `before`."""
-        settings = {"budget": 64, "repair_rows": 0, "seed": self.script.number}
+        settings = {"budget": 64, "research": {"repair_rows": 0}, "seed": self.script.number}
         body: Json = {
             "model": self.model,
             "stream": say.stream,

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from gateway.conversation.bodies import ConversationBody
 from gateway.conversation.ignored import HEADER, format_header, get_labels
@@ -19,7 +20,6 @@ from gateway.rest.schemas.answers import DirectionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.events import MembersIgnored
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS
 from kvrecall.domain.tolerance.ignored import Ignored
 from services.service import SessionService
 
@@ -27,12 +27,11 @@ Body = TypeVar("Body", bound=ConversationBody)
 Members = dict[str, Any]
 
 _PREFIX = "kvrecall-"
-_PAUSES = sorted(PAUSE_TRIGGERS)
-# Values of `kvrecall-repair`, by when there may be repairs: never, in pauses, before turns as well.
-_REPAIRS: Mapping[str, Members] = {
-    "off": {"repair_rows": 0},
-    "pause": {"repair_on": _PAUSES},
-    "turn": {"repair_on": [*_PAUSES, "turn"]},
+_FLAGS: Mapping[str, bool] = {"true": True, "false": False}
+# Headers of earlier versions, with an example of the one that says the same.
+_MOVED: Mapping[str, str] = {
+    "method": 'kvrecall-research: {"method": "snapkv"}',
+    "repair": 'kvrecall-research: {"repair_rows": 64, "repair_on": ["tool_result"]}',
 }
 # Members that are known and have no effect: they are not counted as ignored.
 _NOTED = frozenset(
@@ -120,18 +119,30 @@ def _read(name: str, value: str) -> Members:
         case "budget":
             plain = value.isascii() and value.isdigit() and len(value) < 10
             return {"budget": int(value) if plain else value}
-        case "method" | "session" | "history" | "retain" as member:
+        case "session" | "history" | "retain" as member:
             return {member: value}
         case "cache-salt":
             return {"cache_salt": value}
-        case "repair" if value in _REPAIRS:
-            return _REPAIRS[value]
-        case "repair":
-            raise InvalidRequest(name, f"{name} is none of {', '.join(_REPAIRS)}")
+        case "recall" if value in _FLAGS:
+            return {"recall": _FLAGS[value]}
+        case "recall":
+            raise InvalidRequest(name, f"{name} is {value!r}; expected one of {', '.join(_FLAGS)}")
+        case "research":
+            return {"research": _parse(name, value)}
+        case "method" | "repair" as moved:
+            raise InvalidRequest(name, f"{name} is now a member of a JSON object: {_MOVED[moved]}")
         case "trim" if value == "honour":
             return {}
     message = f"the header {name} is not supported here with this value; leave it out"
     raise InvalidRequest(name, message, openai_code="unsupported_parameter")
+
+
+def _parse(name: str, value: str) -> Any:
+    """Parse the JSON of a header. Raises InvalidRequest."""
+    try:
+        return from_json(value, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(name, f"{name} is no JSON: {error}") from error
 
 
 def _update(settings: DirectionBody, header: str, members: Members) -> DirectionBody:

@@ -188,6 +188,8 @@ def _set_value(message: Any, value: Any) -> None:
         message.FromDatetime(value)
     elif name == _STRUCT:
         message.update(value)
+    elif name in _WRAPPERS:
+        _set_field(message, message.DESCRIPTOR.fields_by_name["values"], value)
     else:
         fill_message(message, value)
 
@@ -269,9 +271,13 @@ def _logprob_from_rest(values: Json) -> Json:
     return {**values, "utf8": values["bytes"]}
 
 
-def _create_to_rest(values: Json) -> Json:
+def _research_to_rest(values: Json) -> Json:
     if values.pop("no_episodes", False):
         values["episodes"] = None
+    return values
+
+
+def _create_to_rest(values: Json) -> Json:
     if values.get("budget") == 0:
         values["budget"] = "auto"
     return values
@@ -289,6 +295,7 @@ _TO_REST: Mapping[str, Callable[[Json], Any]] = MappingProxyType(
         pb.Tool.DESCRIPTOR.full_name: _tool_to_rest,
         pb.EpisodeSettings.DESCRIPTOR.full_name: _episodes_to_rest,
         pb.CreateSessionRequest.DESCRIPTOR.full_name: _create_to_rest,
+        pb.Research.DESCRIPTOR.full_name: _research_to_rest,
         pb.ToolChoice.DESCRIPTOR.full_name: _choice_to_rest,
         pb.ResponseFormat.DESCRIPTOR.full_name: _format_to_rest,
     }

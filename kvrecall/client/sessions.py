@@ -27,13 +27,14 @@ class ReselectionOptions(TypedDict, total=False):
     token_share: float
 
 
-class SessionOptions(TypedDict, total=False):
-    """Settings of a new session, fixed for its lifetime. Omitted ones get the service's default."""
+class ResearchOptions(TypedDict, total=False):
+    """How a new session's active rows are chosen, for evaluations and papers. It may change in any release."""
 
-    # Expected model; rejected unless the service serves it.
-    model: str | None
-    # Active rows per KV head, mean over layers, or "auto"; and the rows of it reserved for repair.
-    budget: int | Literal["auto"] | None
+    # Eviction method and its settings; see `KvrecallClient.methods`.
+    method: str | None
+    method_settings: Mapping[str, Any]
+    layer_budgets: Literal["uniform", "pyramid", "sensitivity"] | None
+    # Rows of the budget reserved for repair.
     repair_rows: int | None
     # Signals that trigger a repair: tool_call, tool_delta, tool_result, last_output, turn.
     repair_on: Sequence[str]
@@ -43,14 +44,21 @@ class SessionOptions(TypedDict, total=False):
     prefill: Mapping[str, Any] | None
     # Retrieval while answers are generated: {"share": 0.5, ...}.
     retrieve: Mapping[str, Any] | None
-    # Earlier answers keep their reasoning, whatever the model's chat template does with it.
-    keep_reasoning: bool
-    # Eviction method and its settings; see `KvrecallClient.methods`.
-    method: str | None
-    method_settings: Mapping[str, Any]
-    layer_budgets: Literal["uniform", "pyramid", "sensitivity"] | None
     reselect: ReselectionOptions | None
     episodes: EpisodeOptions | None
+
+
+class SessionOptions(TypedDict, total=False):
+    """Settings of a new session, fixed for its lifetime. Omitted ones get the service's default."""
+
+    # Expected model; rejected unless the service serves it.
+    model: str | None
+    # True, the default: every token stays reachable within the budget. False: the full cache.
+    recall: bool | None
+    # Active rows per KV head, mean over layers, or "auto".
+    budget: int | Literal["auto"] | None
+    # Earlier answers keep their reasoning, whatever the model's chat template does with it.
+    keep_reasoning: bool
     seed: int | None
     expires_after_seconds: float | None
     # Tools that the model may call, in the format of the OpenAI API.
@@ -58,6 +66,7 @@ class SessionOptions(TypedDict, total=False):
     metadata: Mapping[str, str]
     # Rows are shared only with sessions of the same salt, say a random string for each end user.
     cache_salt: str | None
+    research: ResearchOptions | None
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,23 @@ class Reselection:
 
 
 @dataclass(frozen=True)
+class Research:
+    """How a session's active rows are chosen. What is here may change in any release."""
+
+    method: str
+    method_settings: JsonObject
+    layer_budgets: str | None
+    repair_rows: int
+    repair_on: tuple[str, ...]
+    repair_settings: JsonObject
+    repair_seconds: float | None
+    prefill: JsonObject
+    retrieve: JsonObject
+    reselect: Reselection | None
+    episodes: EpisodeSettings | None
+
+
+@dataclass(frozen=True)
 class SessionMemory:
     """Memory of a session as committed. Active, peak and bound rows are the largest layer's."""
 
@@ -116,19 +142,9 @@ class Session:
     state: str
     model: str
     worker: str
+    recall: bool
     budget: int | Literal["auto"]
-    repair_rows: int
-    repair_on: tuple[str, ...]
-    repair_settings: JsonObject
-    repair_seconds: float | None
-    prefill: JsonObject
-    retrieve: JsonObject
     keep_reasoning: bool
-    method: str
-    method_settings: JsonObject
-    layer_budgets: str | None
-    reselect: Reselection | None
-    episodes: EpisodeSettings | None
     seed: int
     expires_after_seconds: float | None
     tools: tuple[JsonObject, ...]
@@ -141,6 +157,7 @@ class Session:
     updated_at: datetime
     memory: SessionMemory
     durable: bool | None
+    research: Research
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,6 @@ class ServiceLimits(BaseModel):
         description="Share of the budget kept free for promotion where that is more: the longer a "
         "session, the more of its passages resemble a question.",
     )
-    default_method: str = Field(
-        default="icecache", description="Eviction method of a session that names none."
-    )
     default_max_tokens: int | None = Field(
         default=None,
         ge=1,

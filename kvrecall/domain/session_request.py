@@ -24,7 +24,7 @@ from kvrecall.domain.session_settings import (
     SessionSettings,
     WorkerOptions,
 )
-from kvrecall.domain.settings.methods import check_method_settings
+from kvrecall.domain.settings.methods import RECALL, check_method_settings
 from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
@@ -68,7 +68,7 @@ def resolve_settings(
         raise UnknownModel(
             "model", f"model {request.model!r} is not served here; {info.model!r} is"
         )
-    method = _method(request.method or settings.default_method, info)
+    method = _method(request.method or RECALL, info)
     check_method_settings(method.name, request.method_settings)
     budget = _choose_budget(request, info, settings)
     return SessionSettings(
@@ -105,7 +105,7 @@ def _method(name: str, info: WorkerInfo) -> MethodInfo:
     found = next((known for known in info.methods if known.name == name), None)
     if found is None:
         names = ", ".join(known.name for known in info.methods)
-        raise UnknownMethod("method", f"unknown method {name!r}; expected one of {names}")
+        raise UnknownMethod("research.method", f"unknown method {name!r}; expected one of {names}")
     return found
 
 
@@ -162,7 +162,7 @@ def _repair_rows(
         return min(max(least, int(budget * settings.default_repair_share)) if least else 0, spare)
     if asked > spare:
         message = f"{asked} rows kept for repair leave less than {info.min_budget} of a budget of {budget}"
-        raise BudgetOutOfRange("repair_rows", message, spare)
+        raise BudgetOutOfRange("research.repair_rows", message, spare)
     return asked
 
 
@@ -172,5 +172,5 @@ def _episodes(request: CreateSession, method: MethodInfo) -> EpisodeSettings | N
         return EpisodeSettings() if method.episodes else None
     if request.episodes is not None and not method.episodes:
         message = f"evictions of method {method.name!r} do not look at episodes; leave them out, or take epicache"
-        raise EpisodesUnsupported("episodes", message)
+        raise EpisodesUnsupported("research.episodes", message)
     return request.episodes

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal
 
+from kvrecall.domain.settings.methods import RECALL
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.settings.reselection import Reselection
@@ -142,6 +143,11 @@ class SessionSettings(WorkerOptions):
     stored: bool = False
     branch: bool = False
     cache_salt: str = field(default="", repr=False)
+
+    @property
+    def recall(self) -> bool:
+        """Whether every token stays reachable: answers find rows among all that the session has."""
+        return self.method == RECALL if self.retrieves is None else self.retrieves
 
     def get_lifetime(self, turns: int) -> float | None:
         """Return the seconds after which the session is deleted unless a turn follows its `turns`.

@@ -35,9 +35,9 @@ def methods_command() -> None:
     console = Console()
     console.print(table)
     console.print(
-        'A session selects one with "method" and "method_settings"; "layer_budgets" overrides the '
-        'method\'s split of the budget over the layers, and "reselect" selects the rows anew while an '
-        "answer is generated, with any method that evicts.",
+        'A session selects one with "method" and "method_settings" of its "research"; "layer_budgets" '
+        'overrides the method\'s split of the budget over the layers, and "reselect" selects the rows '
+        "anew while an answer is generated, with any method that evicts.",
         highlight=False,
     )
     for setting, heading, described in (
@@ -50,7 +50,7 @@ def methods_command() -> None:
         settings = format_settings(described.settings_schema)
         table.add_row(described.name, _text(described.summary, settings))
         console.print(table)
-        console.print(f'A session sets them with "{setting}".', highlight=False)
+        console.print(f'A session sets them with "{setting}" of its "research".', highlight=False)
 
 
 def _text(summary: str, lines: Iterable[str]) -> Text:

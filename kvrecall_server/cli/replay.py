@@ -18,6 +18,7 @@ from rich.progress import (
 
 from kvrecall.client import KvrecallClient
 from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.settings.methods import RECALL
 from kvrecall_server.app.local_server import ServerNeeds, server_at
 from kvrecall_server.app.settings import DEFAULTS
 from kvrecall_server.cli.options import (
@@ -57,7 +58,7 @@ def replay_command(
     url: Url = None,
     model: ServedModel = None,
     budget: Budget = MEASURED_BUDGET,
-    method: Method = DEFAULTS.default_method,
+    method: Method = RECALL,
     repair_rows: RepairRows = DEFAULTS.default_repair_rows,
     repair_on: Annotated[
         list[RepairTrigger] | None,

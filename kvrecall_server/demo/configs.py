@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from kvrecall.client import Session, SessionOptions
+from kvrecall.client import ResearchOptions, Session, SessionOptions
 
 FULL = "full cache"
 ALONE = "budget alone"
@@ -35,22 +35,23 @@ class DemoConfig:
     @property
     def options(self) -> SessionOptions:
         """What is sent to create a session."""
-        named = SessionOptions(budget=self.budget)
+        research = ResearchOptions()
         if self.method is not None:
-            named["method"] = self.method
+            research["method"] = self.method
         if self.repair_rows is not None:
-            named["repair_rows"] = self.repair_rows
+            research["repair_rows"] = self.repair_rows
         if self.repair_on is not None:
-            named["repair_on"] = self.repair_on
-        return named
+            research["repair_on"] = self.repair_on
+        budget = SessionOptions(budget=self.budget)
+        return {**budget, "research": research} if research else budget
 
     def resolve(self, session: Session) -> "DemoConfig":
         """The configuration with what the service chose for a session of it."""
         return replace(
             self,
-            method=session.method,
-            repair_rows=session.repair_rows,
-            repair_on=tuple(session.repair_on),
+            method=session.research.method,
+            repair_rows=session.research.repair_rows,
+            repair_on=session.research.repair_on,
         )
 
 

@@ -122,10 +122,12 @@ class _SessionPair:
     ) -> "_SessionPair":
         tools = [dict(tool) for tool in recording.tools]
         session = client.create_session(
-            method=options.method,
+            research={
+                "method": options.method,
+                "repair_rows": options.repair_rows,
+                "repair_on": options.repair_on,
+            },
             budget=options.budget,
-            repair_rows=options.repair_rows,
-            repair_on=options.repair_on,
             tools=tools,
             seed=0,
         ).id
@@ -133,9 +135,8 @@ class _SessionPair:
         if options.compare:
             # Under another salt: the session's own times are those of computing every token.
             twin = client.create_session(
-                method="full",
+                recall=False,
                 budget=options.budget,
-                repair_rows=0,
                 tools=tools,
                 seed=0,
                 cache_salt="full cache",

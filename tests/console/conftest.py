@@ -72,8 +72,7 @@ def talk(served: Console) -> str:
     with KvrecallClient(served.url) as client:
         session = client.create_session(
             budget=256,
-            method="snapkv",
-            repair_rows=64,
+            research={"method": "snapkv", "repair_rows": 64},
             seed=1,
             tools=[ON_CALL],
             metadata={"kind": "talk"},

@@ -54,8 +54,7 @@ def paused(served: Console) -> str:
     with KvrecallClient(served.url) as client:
         session = client.create_session(
             budget=256,
-            method="snapkv",
-            repair_rows=64,
+            research={"method": "snapkv", "repair_rows": 64},
             seed=1,
             tools=[ON_CALL],
             metadata={"kind": "paused"},
@@ -228,7 +227,9 @@ def test_a_session_without_tokens_is_empty_and_fills_while_it_is_looked_at(
 def test_a_long_session_asks_for_as_many_cells_and_draws_what_is_near(
     served: Console, watched: Open, client: KvrecallClient
 ) -> None:
-    session = client.create_session(budget=64, repair_rows=0, method="streaming_llm", seed=4).id
+    session = client.create_session(
+        budget=64, research={"repair_rows": 0, "method": "streaming_llm"}, seed=4
+    ).id
     for _ in range(6):
         client.turn(session, SMALL_TALK * 30, generate=False)
     length = client.get_session(session).length

@@ -22,7 +22,7 @@ def busy(url: str) -> Iterator[str]:
     ended = threading.Event()
     with KvrecallClient(url) as client:
         session = client.create_session(
-            budget=128, method="snapkv", repair_rows=32, tools=[ON_CALL], seed=3
+            budget=128, research={"method": "snapkv", "repair_rows": 32}, tools=[ON_CALL], seed=3
         ).id
         client.turn(session, SMALL_TALK * 5, generate=False)
 
@@ -135,7 +135,9 @@ def test_repairs_have_a_lane_with_their_call_and_link_to_what_they_brought_back(
 def test_episodes_show_their_sizes_and_the_turns_that_went_there(
     served: Console, watched: Open, client: KvrecallClient
 ) -> None:
-    session = client.create_session(method="epicache", budget=128, repair_rows=0, seed=2).id
+    session = client.create_session(
+        research={"method": "epicache", "repair_rows": 0}, budget=128, seed=2
+    ).id
     client.turn(session, SMALL_TALK * 12, generate=False)
     page = watched(served.session(session, "episodes"))
     table = page.get_by_role("region", name="Episodes, the largest first")
@@ -248,7 +250,7 @@ def test_a_lost_connection_is_shown_with_the_time_of_what_is_seen(
 ) -> None:
     console = new_console()
     with KvrecallClient(console.url) as client:
-        session = client.create_session(budget=64, repair_rows=0).id
+        session = client.create_session(budget=64, research={"repair_rows": 0}).id
     page = watched(console.page(path.replace("SESSION", session)))
     expect(page.get_by_text("live", exact=True)).to_be_visible()
     expect(page.get_by_text("Loading…")).to_have_count(0)  # the stream may be the first to come

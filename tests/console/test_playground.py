@@ -131,13 +131,24 @@ def test_settings_are_those_of_the_schema_and_reach_the_session(
     page.get_by_role("button", name="Create the session").click()
     expect(page.get_by_role("log")).to_be_visible()
     session = served.get(f"/v1/sessions/{session_of(page)}")
-    assert session["method_settings"] == {"window": 16}
-    assert session["budget"] == 200
-    assert "turn" in session["repair_on"]
+    assert session["research"]["method_settings"] == {"window": 16}
+    assert (session["recall"], session["budget"]) == (False, 200)
+    assert "turn" in session["research"]["repair_on"]
+
+
+def test_a_session_that_recalls_is_what_one_gets_first(served: Console, watched: Open) -> None:
+    page = watched(served.page("playground"))
+    expect(page.get_by_label("Of these for repair")).to_have_count(0)
+    page.get_by_label("Budget, rows").fill("96")
+    page.get_by_role("button", name="Create the session").click()
+    expect(page.get_by_role("log")).to_be_visible()
+    session = served.get(f"/v1/sessions/{session_of(page)}")
+    assert (session["recall"], session["budget"]) == (True, 96)
 
 
 def test_a_refused_setting_shows_what_is_wrong(served: Console, watched: Open) -> None:
     page = watched(served.page("playground"))
+    page.get_by_label("Method").select_option("snapkv")
     page.get_by_label("Of these for repair").fill("1000")
     page.get_by_role("button", name="Create the session").click()
     problem = page.get_by_role("alert")

@@ -30,8 +30,7 @@ def hostile(served: Console) -> str:
         tool = {"type": "function", "function": {**ON_CALL["function"], "description": markup}}
         session = client.create_session(
             budget=256,
-            method="snapkv",
-            repair_rows=32,
+            research={"method": "snapkv", "repair_rows": 32},
             tools=[tool],
             metadata={"hostile": markup[:60]},
             seed=1,

@@ -24,6 +24,7 @@ from tests.end_to_end.servers import (
     Server,
     until,
 )
+from tests.research import nest_research
 
 
 def chatter(seed: int, sentences: int) -> str:
@@ -168,9 +169,8 @@ def new_session(client: KvrecallClient) -> Callable[..., str]:
     """Creates sessions of the shared server: small budget, greedy, with repair rows."""
 
     def make(**settings: Any) -> str:
-        return client.create_session(
-            **{"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7, **settings}
-        ).id
+        common = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
+        return client.create_session(**nest_research({**common, **settings})).id
 
     return make
 

@@ -8,7 +8,7 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {"budget": 128, "research": {"method": "snapkv", "repair_rows": 32}, "seed": 7}
 TOKENS = 12
 
 

@@ -128,7 +128,7 @@ FAULTS = [
     Fault(
         "reserve over the budget",
         NEW,
-        {"budget": 64, "method": "snapkv", "repair_rows": 28},
+        {"budget": 64, "research": {"method": "snapkv", "repair_rows": 28}},
         422,
         "budget_out_of_range",
         ("37",),
@@ -138,7 +138,7 @@ FAULTS = [
     Fault(
         "unknown method",
         NEW,
-        {"method": "magic"},
+        {"research": {"method": "magic"}},
         422,
         "unknown_method",
         ("magic", "snapkv"),
@@ -147,7 +147,7 @@ FAULTS = [
     Fault(
         "method setting out of range",
         NEW,
-        {"method": "snapkv", "method_settings": {"window": 0}},
+        {"research": {"method": "snapkv", "method_settings": {"window": 0}}},
         422,
         "bad_settings",
         ("method_settings", "window", "1"),
@@ -156,7 +156,7 @@ FAULTS = [
     Fault(
         "unknown method setting",
         NEW,
-        {"method_settings": {"colour": 1}},
+        {"research": {"method_settings": {"colour": 1}}},
         422,
         "bad_settings",
         ("method_settings", "colour"),
@@ -250,10 +250,12 @@ def sessions(server, say) -> dict[str, str]:
     """Create three sessions: one idle, one paused, one that never evicts."""
     client = server.own
     made = {
-        name: client.create_session(budget=128, method="snapkv", repair_rows=32, seed=1).id
+        name: client.create_session(
+            budget=128, research={"method": "snapkv", "repair_rows": 32}, seed=1
+        ).id
         for name in ("idle", "paused")
     }
-    made["full"] = client.create_session(method="full", budget=256).id
+    made["full"] = client.create_session(research={"method": "full"}, budget=256).id
     for session in made.values():
         client.turn(session, [say.user(say.chatter(5, 5))], generate=False)
     client.turn(made["paused"], [say.asks("c1", name="Ada")], generate=False)

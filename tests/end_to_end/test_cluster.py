@@ -18,9 +18,7 @@ from kvrecall.client import KvrecallClient, TextDelta, Turn, TurnCompleted, Turn
 Json = dict[str, Any]
 SETTINGS: Json = {
     "budget": 128,
-    "method": "snapkv",
-    "repair_rows": 32,
-    "repair_on": ["tool_call", "tool_result"],
+    "research": {"method": "snapkv", "repair_rows": 32, "repair_on": ["tool_call", "tool_result"]},
     "seed": 23,
 }
 GREEDY: Json = {"max_tokens": 12, "stop": ["<tool_call>"]}

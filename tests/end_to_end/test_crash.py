@@ -16,9 +16,11 @@ from kvrecall.client import KvrecallClient, KvrecallError, TextDelta
 Json = dict[str, Any]
 SETTINGS = {
     "budget": 128,
-    "method": "snapkv",
-    "repair_rows": 32,
-    "repair_on": ["tool_call", "tool_result", "turn"],
+    "research": {
+        "method": "snapkv",
+        "repair_rows": 32,
+        "repair_on": ["tool_call", "tool_result", "turn"],
+    },
     "seed": 11,
 }
 GREEDY = {"max_tokens": 16, "stop": ["<tool_call>"]}
@@ -292,7 +294,7 @@ def test_answers_are_settled_to_the_same_bits_though_the_server_is_killed_behind
     """Their rows are computed again in the pause, or with the next turn where there was none."""
     server = new_server()
     server.start()
-    settings: Json = {"method": "icecache", "budget": 128, "seed": 11}
+    settings: Json = {"research": {"method": "icecache"}, "budget": 128, "seed": 11}
     said: Json = {"max_tokens": 150, "temperature": 1.0}
     turns = [[say.user(say.chatter(40 + turn, 9))] for turn in range(3)]
     session = server.own.create_session(**settings).id

@@ -46,7 +46,7 @@ def session(own_server: Server, say: SimpleNamespace) -> str:
     """A session with long passages on two topics, and an episode of each."""
     client = own_server.own
     created = client.create_session(
-        budget=64, repair_rows=16, seed=7, method="epicache", episodes=EPISODES
+        budget=64, research={"repair_rows": 16, "method": "epicache", "episodes": EPISODES}, seed=7
     )
     for number in range(12):
         client.turn(
@@ -119,10 +119,12 @@ def test_a_build_by_prefill_creates_episodes_too(own_server: Server, say: Simple
     episodes = {**EPISODES, "build": "per_episode"}
     session = client.create_session(
         budget=64,
-        repair_rows=0,
-        method="epicache",
-        method_settings={"rank": "attention"},
-        episodes=episodes,
+        research={
+            "repair_rows": 0,
+            "method": "epicache",
+            "method_settings": {"rank": "attention"},
+            "episodes": episodes,
+        },
     ).id
     for number in range(8):
         client.turn(session, recorded(("garden", "train")[number % 2], number), generate=False)

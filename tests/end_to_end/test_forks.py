@@ -14,7 +14,7 @@ import redis
 from kvrecall.client import ForkOrigin, KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {"budget": 128, "research": {"method": "snapkv", "repair_rows": 32}, "seed": 7}
 GREEDY: Json = {"max_tokens": 12}
 QUESTION = "What is the code of Ada's locker?"
 TOLD = 3
@@ -136,7 +136,9 @@ def test_equal_prefixes_of_a_tenant_are_stored_once(server: Any, tenant: Any, sa
     def begin(client: KvrecallClient, name: str) -> tuple[float, str]:
         """Bytes that a session adds, and its id."""
         before = stored(server)
-        session = client.create_session(budget=256, repair_rows=0, seed=7, tools=tools).id
+        session = client.create_session(
+            budget=256, research={"repair_rows": 0}, seed=7, tools=tools
+        ).id
         client.turn(session, [system, say.user(f"My name is {name}.")], **GREEDY)
         return stored(server) - before, session
 

@@ -23,9 +23,11 @@ Json = dict[str, Any]
 END_SECONDS = 300.0
 SETTINGS: Json = {
     "budget": 128,
-    "method": "snapkv",
-    "repair_rows": 32,
-    "repair_on": ["tool_call", "tool_result", "turn"],
+    "research": {
+        "method": "snapkv",
+        "repair_rows": 32,
+        "repair_on": ["tool_call", "tool_result", "turn"],
+    },
     "seed": 17,
 }
 GREEDY: Json = {"max_tokens": 16, "stop": ["<tool_call>"]}

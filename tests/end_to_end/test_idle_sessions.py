@@ -23,7 +23,9 @@ def test_a_released_session_goes_on_as_it_was_committed(server, say) -> None:
 
     def converse(pause) -> list[str]:
         """The answers of a conversation of three turns, the last in a fork."""
-        session = client.create_session(budget=96, method="snapkv", repair_rows=16, seed=4).id
+        session = client.create_session(
+            budget=96, research={"method": "snapkv", "repair_rows": 16}, seed=4
+        ).id
         pause()
         first = client.turn(session, [say.user(say.chatter(1, 12))], **SAMPLING)
         pause()

@@ -69,9 +69,7 @@ def test_a_repair_finds_the_fact_that_a_long_result_names_at_its_beginning(
     values = [f"{chr(ord('A') + i)}{4127 + 611 * i}" for i in range(FACTS)]
     session = client.create_session(
         budget=256,
-        method="snapkv",
-        repair_rows=REPAIR_ROWS,
-        repair_on=["tool_result"],
+        research={"method": "snapkv", "repair_rows": REPAIR_ROWS, "repair_on": ["tool_result"]},
         tools=[ON_CALL.schema()],
         seed=7,
     ).id

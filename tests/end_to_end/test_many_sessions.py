@@ -87,7 +87,7 @@ def converse(server, say, number: int) -> list[Json]:
     """The answers of a conversation of two turns and a pause, unlike that of any other number."""
     client = server.client()
     session = client.create_session(
-        budget=96 + 8 * number, method="snapkv", repair_rows=16, seed=number
+        budget=96 + 8 * number, research={"method": "snapkv", "repair_rows": 16}, seed=number
     ).id
     answers = [client.turn(session, [say.user(say.chatter(10 * number, 12 + number))], **SAMPLING)]
     call = say.asks("c1", name="Ada", thing="garage")

@@ -28,9 +28,7 @@ Json = dict[str, Any]
 CALLS = 30
 SETTINGS: Json = {
     "budget": 128,
-    "method": "snapkv",
-    "repair_rows": 32,
-    "repair_on": ["tool_call"],
+    "research": {"method": "snapkv", "repair_rows": 32, "repair_on": ["tool_call"]},
     "seed": 5,
 }
 LAST: Json = {"wait_for_repairs": True, "max_tokens": 12, "stop": ["<tool_call>"]}

@@ -14,11 +14,13 @@ from kvrecall.client import KvrecallClient, KvrecallError, TextDelta, Turn, Turn
 Json = dict[str, Any]
 SETTINGS: Json = {
     "budget": 128,
-    "repair_rows": 32,
-    "repair_on": ["turn"],
-    "method": "loopserve",
-    "method_settings": {"window": 16},
-    "reselect": {"every": 4, "first": 4},
+    "research": {
+        "repair_rows": 32,
+        "repair_on": ["turn"],
+        "method": "loopserve",
+        "method_settings": {"window": 16},
+        "reselect": {"every": 4, "first": 4},
+    },
     "seed": 31,
 }
 LONG: Json = {"max_tokens": 120, "stop": ["<tool_call>"]}
@@ -42,7 +44,7 @@ def client(cluster: Any) -> KvrecallClient:
 def tell(client: KvrecallClient, say: Any, turns: int = 2) -> str:
     """A session of some turns, rows of which are evicted."""
     session = client.create_session(**SETTINGS)
-    assert session.reselect is not None
+    assert session.research.reselect is not None
     for part in range(turns):
         turn = client.turn(session.id, [say.user(say.chatter(600 + part, 25))], **LONG)
     assert turn.memory.evicted_rows
@@ -95,7 +97,7 @@ def test_a_moved_session_and_forks_at_any_turn_say_what_an_undisturbed_one_says(
     early = tell(client, say)
     expected = substance(go_on(client, twin, say))
     moved = client.move(session)
-    assert moved.reselect == client.get_session(twin).reselect
+    assert moved.research.reselect == client.get_session(twin).research.reselect
     child = client.fork(session).id
     assert substance(go_on(client, session, say)) == expected
     assert substance(go_on(client, child, say)) == expected
@@ -124,5 +126,6 @@ def test_a_killed_server_continues_from_the_re_selected_rows(new_server: Any, sa
 
 
 def test_a_method_that_keeps_every_row_is_refused(cluster: Any, client: KvrecallClient) -> None:
+    research = SETTINGS["research"] | {"method": "full", "method_settings": {}}
     with pytest.raises(KvrecallError, match="keeps every row"):
-        client.create_session(**{**SETTINGS, "method": "full", "method_settings": {}})
+        client.create_session(**{**SETTINGS, "research": research})

@@ -90,7 +90,7 @@ def test_a_turn_through_one_gateway_is_seen_at_the_other(
     client: KvrecallClient = cluster.own
     wait_for_relay(client, other)
     session = client.create_session(
-        budget=64, method="snapkv", repair_rows=16, repair_on=["tool_call"]
+        budget=64, research={"method": "snapkv", "repair_rows": 16, "repair_on": ["tool_call"]}
     )
     with other.inspect.watch(session) as stream:
         watcher = Watcher(stream)
@@ -129,7 +129,13 @@ def test_a_gateway_that_stops_ends_its_streams(cluster: Any, other: KvrecallClie
 def repair_in_a_pause(client: KvrecallClient, say: Any) -> tuple[str, PastRepair, set[int]]:
     """A session that waits for a tool, its repair, and the positions that this brought back."""
     session = client.create_session(
-        budget=64, method="snapkv", repair_rows=16, repair_on=["tool_call"], layer_budgets="uniform"
+        budget=64,
+        research={
+            "method": "snapkv",
+            "repair_rows": 16,
+            "repair_on": ["tool_call"],
+            "layer_budgets": "uniform",
+        },
     ).id
     for seed in range(4):
         client.turn(session, [say.user(say.chatter(seed, 6))], generate=False)

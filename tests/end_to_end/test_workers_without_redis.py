@@ -21,7 +21,11 @@ from reference import MODEL_PATH
 Json = dict[str, Any]
 SLOTS = 2
 CONVERSATIONS = 100
-SETTINGS: Json = {"method": "full", "budget": 2048, "repair_rows": 0, "repair_on": [], "seed": 1}
+SETTINGS: Json = {
+    "research": {"method": "full", "repair_rows": 0, "repair_on": []},
+    "budget": 2048,
+    "seed": 1,
+}
 
 
 @dataclass

@@ -34,6 +34,7 @@ from services.access.rates import Rates
 from services.access.settings import AccessSettings
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
+from tests.research import nest_research
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Api:
     async def session(self, **body: object) -> str:
         """Create a session, repaired in pauses alone, and return its id."""
         default = {"budget": 64, "method": "snapkv", "seed": 1, "repair_on": sorted(PAUSE_TRIGGERS)}
-        answer = await self.http.post("/v1/sessions", json=default | body)
+        answer = await self.http.post("/v1/sessions", json=nest_research(default | body))
         assert answer.status_code == 201, answer.text
         session: str = answer.json()["id"]
         return session

@@ -172,7 +172,8 @@ def test_a_conversation_with_a_pause(processes: Processes) -> None:
     key = SECRETS["KVRECALL_API_KEY"]
     with KvrecallClient(url, api_key=key, timeout_seconds=DEADLINE_SECONDS) as client:
         session = client.create_session(
-            budget=128, method="snapkv", repair_rows=32, repair_on=["tool_result"]
+            budget=128,
+            research={"method": "snapkv", "repair_rows": 32, "repair_on": ["tool_result"]},
         )
         client.turn(session, [user(chatter(5, 40))], max_tokens=4)
         client.turn(session, [asks("c1", name="Ada", thing="locker")], generate=False)

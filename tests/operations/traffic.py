@@ -18,9 +18,11 @@ from tests.end_to_end.servers import DEADLINE_SECONDS, Json, until
 
 SETTINGS: Json = {
     "budget": 128,
-    "method": "snapkv",
-    "repair_rows": 32,
-    "repair_on": ["tool_call", "tool_delta", "tool_result", "turn"],
+    "research": {
+        "method": "snapkv",
+        "repair_rows": 32,
+        "repair_on": ["tool_call", "tool_delta", "tool_result", "turn"],
+    },
 }
 TOPICS = ("roses and tulips in the garden soil", "a ticket for the train at the station")
 EPISODES: EpisodeOptions = {
@@ -99,12 +101,14 @@ class Traffic:
         one, _ = self.clients
         session = one.create_session(
             budget=128,
-            method="snapkv",
-            repair_rows=16,
+            research={
+                "method": "snapkv",
+                "repair_rows": 16,
+                "reselect": {"every": 2, "first": 1},
+                "retrieve": {"share": 0.25},
+                "prefill": {"attend": "stored"},
+            },
             seed=seed,
-            reselect={"every": 2, "first": 1},
-            retrieve={"share": 0.25},
-            prefill={"attend": "stored"},
         ).id
         turn = self.commit(one, session, user(chatter(seed, 40)), max_tokens=8)
         assert turn.reselections is not None, "no rows were selected anew"
@@ -113,12 +117,14 @@ class Traffic:
     def compare(self, seed: int) -> None:
         """The divergence of a small budget from a large one."""
         one, other = self.clients
-        full = one.create_session(budget=256, method="full", seed=seed).id
+        full = one.create_session(budget=256, research={"method": "full"}, seed=seed).id
         answer = {"role": "assistant", "content": chatter(seed, 1)}
         messages = [SYSTEM, user(chatter(seed, 2)), answer]
         self.commit(one, full, *messages, generate=False, logprobs={"save": True})
         for _ in range(PLACEMENTS):
-            small = other.create_session(**(SETTINGS | {"repair_on": []}), seed=seed).id
+            small = other.create_session(
+                **(SETTINGS | {"research": {"repair_on": []}}), seed=seed
+            ).id
             with suppress(InvalidRequest):  # in another worker, which has no distributions
                 compare: Logprobs = {"compare_with": full}
                 compared = self.commit(other, small, *messages, generate=False, logprobs=compare)
@@ -130,7 +136,9 @@ class Traffic:
         """Turns on two topics, one after the other."""
         one, _ = self.clients
         session = one.create_session(
-            budget=64, repair_rows=16, seed=seed, method="epicache", episodes=EPISODES
+            budget=64,
+            research={"repair_rows": 16, "method": "epicache", "episodes": EPISODES},
+            seed=seed,
         ).id
         for number in range(12):
             topic = TOPICS[number // 3 % 2]

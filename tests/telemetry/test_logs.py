@@ -43,8 +43,7 @@ def converse(url: str) -> str:
     with httpx.Client(base_url=url, headers=HEADERS, timeout=DEADLINE_SECONDS) as http:
         settings = {
             "budget": 128,
-            "method": "snapkv",
-            "repair_rows": 32,
+            "research": {"method": "snapkv", "repair_rows": 32},
             "seed": 7,
             "metadata": {"note": TEXT},
         }

@@ -38,7 +38,7 @@ def parent(trace: str, span: str) -> dict[str, str]:
 def converse(url: str, collector: Collector) -> tuple[str, httpx.Headers]:
     """Run a turn, a pause with its tool, and the turn after it; returns session and first headers."""
     with httpx.Client(base_url=url, timeout=DEADLINE_SECONDS) as http:
-        settings = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
+        settings = {"budget": 128, "research": {"method": "snapkv", "repair_rows": 32}, "seed": 7}
         session = str(http.post("/v1/sessions", json=settings).raise_for_status().json()["id"])
         turns = f"/v1/sessions/{session}/turns"
         body: Json = {"messages": [ask(f"{TEXT} " * 30)], "max_tokens": 8}

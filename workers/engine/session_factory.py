@@ -187,17 +187,17 @@ def _choose_prefill(given: Prefill | None, method: Method) -> Prefill:
     sparse = prefill.sparse != "off"
     if prefill.attend == "stored" and not method.evicts:
         raise BadSettings(
-            f"prefill.attend: method {method.name} keeps every row active; leave it out, or take a "
+            f"research.prefill.attend: method {method.name} keeps every row active; leave it out, or take a "
             "method that evicts"
         )
     if prefill.attend == "stored" and sparse:
         raise BadSettings(
-            "prefill.attend 'stored' and prefill.sparse exclude each other: sparse blocks attend to "
+            "research.prefill.attend 'stored' and research.prefill.sparse exclude each other: sparse blocks attend to "
             "lines of the active rows; leave one of them out"
         )
     if sparse and method.observation.accumulate:
         raise BadSettings(
-            f"prefill.sparse {prefill.sparse!r} and the method {method.name} exclude each other: "
+            f"research.prefill.sparse {prefill.sparse!r} and the method {method.name} exclude each other: "
             f"{method.name} sums the attention of every query. Leave prefill.sparse off, or use a "
             "method that observes the last queries, such as snapkv"
         )

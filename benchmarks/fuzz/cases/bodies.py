@@ -224,16 +224,23 @@ messages = _bodies(
         "metadata": st.builds(lambda text: {"user_id": text}, texts),
     },
 )
+_research = _bodies(
+    {},
+    {
+        "repair_rows": st.one_of(st.sampled_from((0, 16)), numbers),
+        "method": st.one_of(st.sampled_from(("snapkv", "epicache", "icecache", "loopserve")), odd),
+        "episodes": st.just({"count": 2, "segment_utterances": 2, "medoid_utterances": 4}),
+    },
+)
 session = _bodies(
     {"budget": st.sampled_from((64, 96, 128))},
     {
-        "repair_rows": st.one_of(st.sampled_from((0, 16)), numbers),
+        "recall": flags,
         "seed": numbers,
-        "method": st.one_of(st.sampled_from(("snapkv", "epicache", "icecache", "loopserve")), odd),
         "tools": _tools,
         "metadata": st.dictionaries(names, texts, max_size=2),
-        "episodes": st.just({"count": 2, "segment_utterances": 2, "medoid_utterances": 4}),
         "expires_after_seconds": numbers,
+        "research": _research,
     },
 )
 turn = _bodies(

@@ -23,14 +23,13 @@ _PROGRAMS = ROOT / "benchmarks" / "peers" / "programs"
 _SHARES = (4, 8)
 # When sessions are repaired: unless they name it before answers as well.
 _IN_PAUSES: SessionOptions = {
-    "method": "snapkv",
-    "repair_on": ["tool_call", "tool_delta", "tool_result"],
+    "research": {"method": "snapkv", "repair_on": ["tool_call", "tool_delta", "tool_result"]}
 }
-_BEFORE_ANSWERS: SessionOptions = {"method": "snapkv"}
+_BEFORE_ANSWERS: SessionOptions = {"research": {"method": "snapkv"}}
 # Every token of a reply finds its rows.
-_RETRIEVAL: SessionOptions = {"method": "icecache"}
+_RETRIEVAL: SessionOptions = {"recall": True}
 _NOTHING: SessionOptions = {}
-_PAUSES: SessionOptions = {"repair_rows": 128}
+_PAUSES: SessionOptions = {"research": {"repair_rows": 128}}
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,10 @@ def _kvpress_in(plan: Plan, setting: Setting, rows: int) -> Build:
 
 
 def _full_options(plan: Plan) -> SessionOptions:
-    return {"method": "full", "budget": plan.capacity, "repair_rows": 0, "repair_on": []}
+    return {
+        "recall": False,
+        "budget": plan.capacity,
+    }
 
 
 def _kvrecall(

@@ -12,6 +12,10 @@ from kvrecall.domain.errors import BadSettings
 from kvrecall.domain.settings.invalid import find_invalid
 from kvrecall.domain.settings.reselection import Reselection
 
+# The method of a session with recall, which is the default, and of one without.
+RECALL = "icecache"
+FULL_CACHE = "full"
+
 # Reduction of several attention weights to one score.
 Reduction = Literal["max", "mean"]
 
@@ -260,7 +264,7 @@ def check_method_settings(method: str, given: Mapping[str, Any]) -> None:
         _adapt(method).validate_python(dict(given))
     except ValidationError as error:
         path, expected = find_invalid(error)
-        path = f"method_settings.{path}"
+        path = f"research.method_settings.{path}"
         raise BadSettings(path, f"{path} of {method}: {expected}") from None
 
 

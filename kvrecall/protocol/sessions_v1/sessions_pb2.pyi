@@ -219,8 +219,36 @@ class Reselection(_message.Message):
     token_share: float
     def __init__(self, every: _Optional[int] = ..., first: _Optional[int] = ..., token_share: _Optional[float] = ...) -> None: ...
 
+class Research(_message.Message):
+    __slots__ = ("method", "method_settings", "layer_budgets", "repair_rows", "repair_on", "repair_settings", "repair_timeout", "prefill", "retrieve", "reselect", "episodes", "no_episodes")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    METHOD_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_ROWS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_ON_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVE_FIELD_NUMBER: _ClassVar[int]
+    RESELECT_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    NO_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    method_settings: _struct_pb2.Struct
+    layer_budgets: LayerBudgets
+    repair_rows: int
+    repair_on: RepairTriggers
+    repair_settings: _struct_pb2.Struct
+    repair_timeout: _duration_pb2.Duration
+    prefill: _struct_pb2.Struct
+    retrieve: _struct_pb2.Struct
+    reselect: Reselection
+    episodes: EpisodeSettings
+    no_episodes: bool
+    def __init__(self, method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ...) -> None: ...
+
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("idempotency_key", "model", "budget", "repair_rows", "repair_on", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "no_episodes", "seed", "tools", "metadata", "expires_after", "reselect", "prefill", "retrieve", "cache_salt", "keep_reasoning")
+    __slots__ = ("idempotency_key", "model", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "cache_salt", "research")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -230,47 +258,27 @@ class CreateSessionRequest(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_ROWS_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_ON_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    METHOD_SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    LAYER_BUDGETS_FIELD_NUMBER: _ClassVar[int]
-    EPISODES_FIELD_NUMBER: _ClassVar[int]
-    NO_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_REASONING_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
-    RESELECT_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    KEEP_REASONING_FIELD_NUMBER: _ClassVar[int]
+    RESEARCH_FIELD_NUMBER: _ClassVar[int]
     idempotency_key: str
     model: str
+    recall: bool
     budget: int
-    repair_rows: int
-    repair_on: RepairTriggers
-    repair_settings: _struct_pb2.Struct
-    repair_timeout: _duration_pb2.Duration
-    method: str
-    method_settings: _struct_pb2.Struct
-    layer_budgets: LayerBudgets
-    episodes: EpisodeSettings
-    no_episodes: bool
+    keep_reasoning: bool
     seed: int
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     metadata: _containers.ScalarMap[str, str]
     expires_after: _duration_pb2.Duration
-    reselect: Reselection
-    prefill: _struct_pb2.Struct
-    retrieve: _struct_pb2.Struct
     cache_salt: str
-    keep_reasoning: bool
-    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Union[RepairTriggers, _Mapping]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., no_episodes: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., cache_salt: _Optional[str] = ..., keep_reasoning: bool = ...) -> None: ...
+    research: Research
+    def __init__(self, idempotency_key: _Optional[str] = ..., model: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[str] = ..., research: _Optional[_Union[Research, _Mapping]] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session",)
@@ -363,7 +371,7 @@ class ForkOrigin(_message.Message):
     def __init__(self, session: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "state", "model", "worker", "budget", "repair_rows", "repair_on", "repair_settings", "repair_timeout", "method", "method_settings", "layer_budgets", "episodes", "seed", "tools", "metadata", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "expires_after", "memory", "durable", "reselect", "prefill", "retrieve", "keep_reasoning")
+    __slots__ = ("id", "state", "model", "worker", "recall", "budget", "keep_reasoning", "seed", "tools", "metadata", "expires_after", "forked_from", "turns", "length", "pending_calls", "created_at", "updated_at", "memory", "durable", "research")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -375,61 +383,43 @@ class Session(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_ROWS_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_ON_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    METHOD_SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    LAYER_BUDGETS_FIELD_NUMBER: _ClassVar[int]
-    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_REASONING_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
     FORKED_FROM_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_CALLS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
-    EXPIRES_AFTER_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
-    RESELECT_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVE_FIELD_NUMBER: _ClassVar[int]
-    KEEP_REASONING_FIELD_NUMBER: _ClassVar[int]
+    RESEARCH_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: SessionState
     model: str
     worker: str
+    recall: bool
     budget: int
-    repair_rows: int
-    repair_on: _containers.RepeatedScalarFieldContainer[RepairTrigger]
-    repair_settings: _struct_pb2.Struct
-    repair_timeout: _duration_pb2.Duration
-    method: str
-    method_settings: _struct_pb2.Struct
-    layer_budgets: LayerBudgets
-    episodes: EpisodeSettings
+    keep_reasoning: bool
     seed: int
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     metadata: _containers.ScalarMap[str, str]
+    expires_after: _duration_pb2.Duration
     forked_from: ForkOrigin
     turns: int
     length: int
     pending_calls: _containers.RepeatedCompositeFieldContainer[PendingCall]
     created_at: _timestamp_pb2.Timestamp
     updated_at: _timestamp_pb2.Timestamp
-    expires_after: _duration_pb2.Duration
     memory: SessionMemory
     durable: bool
-    reselect: Reselection
-    prefill: _struct_pb2.Struct
-    retrieve: _struct_pb2.Struct
-    keep_reasoning: bool
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., repair_on: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ..., repair_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., repair_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., method: _Optional[str] = ..., method_settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., layer_budgets: _Optional[_Union[LayerBudgets, str]] = ..., episodes: _Optional[_Union[EpisodeSettings, _Mapping]] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., reselect: _Optional[_Union[Reselection, _Mapping]] = ..., prefill: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., retrieve: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., keep_reasoning: bool = ...) -> None: ...
+    research: Research
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[_Union[SessionState, str]] = ..., model: _Optional[str] = ..., worker: _Optional[str] = ..., recall: bool = ..., budget: _Optional[int] = ..., keep_reasoning: bool = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., expires_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., forked_from: _Optional[_Union[ForkOrigin, _Mapping]] = ..., turns: _Optional[int] = ..., length: _Optional[int] = ..., pending_calls: _Optional[_Iterable[_Union[PendingCall, _Mapping]]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., memory: _Optional[_Union[SessionMemory, _Mapping]] = ..., durable: bool = ..., research: _Optional[_Union[Research, _Mapping]] = ...) -> None: ...
 
 class SessionMemory(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from kvrecall.client import (
     KvrecallError,
     PendingCall,
     ReasoningDelta,
+    ResearchOptions,
     SessionHandle,
     TextDelta,
     ToolCall,
@@ -39,6 +40,17 @@ SLASH = "/"
 QUIT = "/quit"
 
 
+def _read_research(text: str) -> dict[str, Any]:
+    """Read the settings of research. Raises BadParameter."""
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"no JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise typer.BadParameter(f"{text[:80]!r}; expected a JSON object")
+    return settings
+
+
 def chat_command(
     url: Url = None,
     model: ServedModel = None,
@@ -49,11 +61,17 @@ def chat_command(
         int | None,
         typer.Option(min=1, help="Budget of the session, in active rows. Default: automatic."),
     ] = None,
-    repair_rows: Annotated[
-        int | None, typer.Option(min=0, help="Rows of the budget reserved for repair.")
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Eviction method; `kvrecall methods` lists them.")
+    recall: Annotated[
+        bool,
+        typer.Option(help="Every token stays reachable within the budget; else the full cache."),
+    ] = True,
+    research: Annotated[
+        dict[str, Any] | None,
+        typer.Option(
+            parser=_read_research,
+            metavar="JSON",
+            help='How the active rows are chosen, such as {"method": "snapkv", "repair_rows": 64}.',
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
     tools: Annotated[
@@ -86,8 +104,8 @@ def chat_command(
         if session is None:
             session = client.create_session(
                 budget=budget,
-                repair_rows=0 if method == "full" else repair_rows,
-                method=method,
+                recall=None if recall else False,
+                research=cast("ResearchOptions | None", research),
                 tools=_tools(tools, reference),
             ).id
             lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")

@@ -11,7 +11,7 @@ from tests.end_to_end.servers import Json
 RECALLING = "recalling"
 METHODS: dict[str, Json] = {
     RECALLING: {},
-    "bounded": {"method": "snapkv", "budget": 128, "repair_rows": 32},
+    "bounded": {"research": {"method": "snapkv", "repair_rows": 32}, "budget": 128},
 }
 """Settings of sessions: the service's own, and a method that evicts for good."""
 GREEDY: Json = {"max_tokens": 16, "stop": ["<tool_call>"]}

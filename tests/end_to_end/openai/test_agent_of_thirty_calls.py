@@ -17,9 +17,7 @@ CALL_TOKENS = 200
 ANSWER_TOKENS = 12
 SETTINGS: Json = {
     "budget": 128,
-    "method": "snapkv",
-    "repair_rows": 32,
-    "repair_on": ["tool_call", "tool_result"],
+    "research": {"method": "snapkv", "repair_rows": 32, "repair_on": ["tool_call", "tool_result"]},
     "seed": 7,
 }
 # Sampled, so that equal answers mean equal seeds as well.

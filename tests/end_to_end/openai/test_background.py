@@ -11,7 +11,9 @@ Json = dict[str, Any]
 OPTIONS: Json = {
     "temperature": 0,
     "background": True,
-    "extra_body": {"kvrecall": {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}},
+    "extra_body": {
+        "kvrecall": {"budget": 128, "research": {"method": "snapkv", "repair_rows": 32}, "seed": 7}
+    },
 }
 LONG = 1500
 RUNNING = ("queued", "in_progress")

@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {"budget": 128, "research": {"method": "snapkv", "repair_rows": 32}, "seed": 7}
 CHOICES = 3
 PAGE = 64
 TOKENS = 12

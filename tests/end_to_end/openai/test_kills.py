@@ -43,7 +43,11 @@ class Conversation:
     def __init__(self, cluster: Cluster, api: str, seed: int) -> None:
         self.api = api
         self._cluster = cluster
-        self._settings = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": seed}
+        self._settings = {
+            "budget": 128,
+            "research": {"method": "snapkv", "repair_rows": 32},
+            "seed": seed,
+        }
         self._said: list[Json] = []
         self._previous = ""
 

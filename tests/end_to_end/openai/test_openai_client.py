@@ -8,7 +8,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {"budget": 128, "research": {"method": "snapkv", "repair_rows": 32}, "seed": 7}
 TURNS = 3
 PAGE = 64
 TOKENS = 12
@@ -120,7 +120,7 @@ def test_a_system_prompt_far_longer_than_the_budget_is_cached_for_the_next_conve
     openai: OpenAI, say: Any
 ) -> None:
     rules: Any = {"role": "system", "content": say.chatter(81, 120)}
-    settings: Json = {"method": "icecache", "budget": 128}
+    settings: Json = {"research": {"method": "icecache"}, "budget": 128}
     counts = []
     for text in ("Hello.", "Who called?"):
         answer: Any = openai.chat.completions.create(

@@ -7,7 +7,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 128, "method": "snapkv", "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {"budget": 128, "research": {"method": "snapkv", "repair_rows": 32}, "seed": 7}
 OPTIONS: Json = {
     "temperature": 0,
     "max_output_tokens": 12,

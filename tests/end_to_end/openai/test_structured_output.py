@@ -11,7 +11,7 @@ from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 256, "method": "snapkv", "repair_rows": 32, "seed": 7}
+SETTINGS: Json = {"budget": 256, "research": {"method": "snapkv", "repair_rows": 32}, "seed": 7}
 
 
 class Place(BaseModel):

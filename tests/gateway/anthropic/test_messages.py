@@ -257,7 +257,7 @@ IMAGE = {"type": "image", "source": {}}
         ({"messages": [*HELLO, {"role": "assistant", "content": "I "}]}, "messages[1]"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"kvrecall": {"budget": 0}}, "kvrecall.budget"),
-        ({"kvrecall": {"method": "none"}}, "method"),
+        ({"kvrecall": {"research": {"method": "none"}}}, "research.method"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name_and_changes_nothing(

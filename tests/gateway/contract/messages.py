@@ -22,6 +22,8 @@ def build_request(kind: type[Any], body: Json, session: str = "", key: str = "")
     values = _to_proto_json(body)
     if kind is pb.CreateSessionRequest:
         values = _to_create(values)
+        if "research" in values:
+            values["research"] = _to_create(values["research"])
     if kind is pb.ForkSessionRequest and "metadata" in values:
         values["metadata"] = {"values": values["metadata"]}
     values |= {"session": session} if session else {}
@@ -59,7 +61,7 @@ def _to_proto_json(body: Json) -> Json:
             values[name] = [_flatten_tool(each["function"]) for each in value]
         elif name == "tool_calls":
             values[name] = [{"id": each.get("id", ""), **each["function"]} for each in value]
-        elif name in ("messages", "episodes") and value is not None:
+        elif name in ("messages", "research", "episodes") and value is not None:
             values[name] = (
                 [_to_proto_json(each) for each in value]
                 if isinstance(value, list)
@@ -90,6 +92,9 @@ def to_json(message: Any) -> Json:
         values |= values.pop("repair")
     if isinstance(message, pb.EpisodeSettings) and values.pop("auto_count", False):
         values["count"] = "auto"
+    if isinstance(message, pb.Research):
+        values["repair_on"] = values["repair_on"]["values"]
+        values.pop("no_episodes", None)
     if isinstance(message, pb.Session):
         values["budget"] = values["budget"] or "auto"
     names = {

@@ -17,21 +17,38 @@ CREATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"budget": 15}, "budget_out_of_range", ["budget"]),
     ({"budget": 1025}, "budget_out_of_range", ["budget"]),
     ({"budget": -1}, "invalid_request", ["budget"]),
-    ({"budget": 64, "repair_rows": 49}, "budget_out_of_range", ["repair_rows"]),
-    ({"method": "magic"}, "unknown_method", ["method"]),
-    ({"method": "m" * 257}, "invalid_request", ["method"]),
+    (
+        {"budget": 64, "research": {"repair_rows": 49}},
+        "budget_out_of_range",
+        ["research.repair_rows"],
+    ),
+    ({"research": {"method": "magic"}}, "unknown_method", ["research.method"]),
+    ({"research": {"method": "m" * 257}}, "invalid_request", ["research.method"]),
     ({"model": "gpt"}, "unknown_model", ["model"]),
-    ({"method_settings": {"bad": 1}}, "bad_settings", ["method_settings.bad"]),
-    ({"repair_settings": {"bad": 1}}, "invalid_request", ["repair_settings.bad"]),
-    ({"prefill": {"alpha": 2}}, "invalid_request", ["prefill.alpha"]),
-    ({"retrieve": {"shar": 1}}, "invalid_request", ["retrieve.shar"]),
+    (
+        {"research": {"method_settings": {"bad": 1}}},
+        "bad_settings",
+        ["research.method_settings.bad"],
+    ),
+    (
+        {"research": {"repair_settings": {"bad": 1}}},
+        "invalid_request",
+        ["research.repair_settings.bad"],
+    ),
+    ({"research": {"prefill": {"alpha": 2}}}, "invalid_request", ["research.prefill.alpha"]),
+    ({"research": {"retrieve": {"shar": 1}}}, "invalid_request", ["research.retrieve.shar"]),
+    ({"recall": False, "research": {"method": "snapkv"}}, "invalid_request", ["research"]),
     ({"seed": -1}, "invalid_request", ["seed"]),
     ({"metadata": {"a": "x" * 1025}}, "invalid_request", ["metadata.a"]),
-    ({"episodes": {}}, "episodes_unsupported", ["episodes"]),
-    ({"episodes": {"count": 0}}, "invalid_request", ["episodes.count"]),
-    ({"episodes": {"rebuild_growth": 101}}, "invalid_request", ["episodes.rebuild_growth"]),
+    ({"research": {"episodes": {}}}, "episodes_unsupported", ["research.episodes"]),
+    ({"research": {"episodes": {"count": 0}}}, "invalid_request", ["research.episodes.count"]),
+    (
+        {"research": {"episodes": {"rebuild_growth": 101}}},
+        "invalid_request",
+        ["research.episodes.rebuild_growth"],
+    ),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_request", []),
-    ({"repair_on": ["turn"] * 6}, "invalid_request", ["repair_on"]),
+    ({"research": {"repair_on": ["turn"] * 6}}, "invalid_request", ["research.repair_on"]),
 ]
 TURNS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({}, "empty_turn", ["messages"]),
@@ -122,9 +139,9 @@ async def test_a_bad_session_is_refused(
 
 async def test_a_repair_is_limited_to_an_hour(both: Both) -> None:
     for seconds in (0, 3601):
-        body = {"repair_seconds": seconds}
-        await refuse(both.rest.create(body), "invalid_request", ["repair_seconds"])
-        await refuse(both.rpc.create(body), "invalid_request", ["repair_timeout"])
+        body = {"research": {"repair_seconds": seconds}}
+        await refuse(both.rest.create(body), "invalid_request", ["research.repair_seconds"])
+        await refuse(both.rpc.create(body), "invalid_request", ["research.repair_timeout"])
 
 
 @pytest.mark.parametrize(("body", "code", "fields"), TURNS)

@@ -12,6 +12,7 @@ from kvrecall.domain.settings.retrieval import Retrieval
 from tests.gateway.contract.clients import Client, Refused
 from tests.gateway.contract.conftest import Both
 
+Json = dict[str, Any]
 USER = [{"role": "user", "content": "hello"}]
 TOOL = {
     "type": "function",
@@ -21,8 +22,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"b": {}, "a": {"minimum": 1}}},
     },
 }
-FULL = {
-    "budget": 100,
+RESEARCH: Json = {
     "repair_rows": 10,
     "method": "snapkv",
     "method_settings": {"window": 8, "pooling": "mean"},
@@ -33,6 +33,10 @@ FULL = {
     "reselect": {"every": 8, "first": 4, "token_share": 0.25},
     "prefill": asdict(Prefill(sparse="auto", alpha=0.98, sinks=8)),
     "retrieve": asdict(Retrieval(share=0.25, prompt_tokens=16)),
+}
+FULL: Json = {
+    "budget": 100,
+    "research": RESEARCH,
     "expires_after_seconds": 3600.0,
     "seed": 7,
     "tools": [TOOL],
@@ -43,7 +47,9 @@ FULL = {
 
 async def test_a_session_is_created_shown_listed_and_deleted(client: Client) -> None:
     view = await client.create(FULL)
-    assert {name: view[name] for name in FULL} == FULL
+    research = {name: view["research"][name] for name in RESEARCH}
+    assert {name: view[name] for name in FULL} | {"research": research} == FULL
+    assert view["recall"]
     assert (view["state"], view["turns"], view["length"]) == ("idle", 0, 0)
     assert await client.get(view["id"]) == view
     assert (await client.page())["sessions"] == [view]
@@ -55,13 +61,19 @@ async def test_a_session_is_created_shown_listed_and_deleted(client: Client) -> 
 
 
 async def test_a_session_is_the_same_in_both_apis(both: Both) -> None:
-    made = [await both.rest.create(FULL), await both.rpc.create({**FULL, "episodes": None})]
-    made.append(await both.rpc.create({"method": "epicache", "episodes": {"count": "auto"}}))
+    without = FULL | {"research": RESEARCH | {"episodes": None}}
+    made = [await both.rest.create(FULL), await both.rpc.create(without)]
+    made.append(
+        await both.rpc.create({"research": {"method": "epicache", "episodes": {"count": "auto"}}})
+    )
     for view in made:
         rest, rpc = await both.rest.get(view["id"]), await both.rpc.get(view["id"])
         shown = {name: value for name, value in rest.items() if value is not None}
         for name in ("created_at", "updated_at"):
             assert shown.pop(name).removesuffix("Z") == rpc.pop(name).removesuffix("+00:00")
+        for view in (shown, rpc):
+            research = view["research"].items()
+            view["research"] = {name: value for name, value in research if value is not None}
         assert shown == {name: value for name, value in rpc.items() if value is not None}
 
 
@@ -76,26 +88,53 @@ async def test_tools_reach_the_model_in_the_order_of_their_members(
 
 async def test_omitted_settings_get_defaults(client: Client) -> None:
     view = await client.create()
-    assert (view["budget"], view["repair_rows"], view["method"]) == ("auto", 0, "icecache")
-    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
-    assert [view.get(name) for name in ("reselect", "episodes")] == [None] * 2
-    assert (await client.create({"repair_on": []}))["repair_on"] == []
+    assert (view["recall"], view["budget"]) == (True, "auto")
+    research = view["research"]
+    assert (research["method"], research["repair_rows"]) == ("icecache", 0)
+    assert research["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
+    assert [research.get(name) for name in ("reselect", "episodes")] == [None] * 2
+    created = await client.create({"research": {"repair_on": []}})
+    assert created["research"]["repair_on"] == []
     assert (await client.create({"budget": "auto"}))["budget"] == "auto"
+
+
+async def test_recall_keeps_all_tokens_reachable_and_its_absence_is_the_full_cache(
+    client: Client,
+) -> None:
+    made = [await client.create({"recall": recall}) for recall in (True, False)]
+    assert [(each["recall"], each["research"]["method"]) for each in made] == [
+        (True, "icecache"),
+        (False, "full"),
+    ]
+    by_method = await client.create({"research": {"method": "snapkv"}})
+    assert not by_method["recall"]
+    by_setting = await client.create({"research": {"method": "snapkv", "retrieve": {"share": 0.5}}})
+    assert by_setting["recall"]
 
 
 @pytest.mark.parametrize(
     ("body", "episodes"),
     [
         ({}, None),
-        ({"method": "epicache", "episodes": None}, None),
-        ({"method": "epicache"}, {}),
-        ({"method": "epicache", "episodes": {}}, {}),
+        ({"research": {"method": "epicache", "episodes": None}}, None),
+        ({"research": {"method": "epicache"}}, {}),
+        ({"research": {"method": "epicache", "episodes": {}}}, {}),
         (
-            {"method": "epicache", "episodes": {"count": "auto", "build": "per_episode"}},
+            {
+                "research": {
+                    "method": "epicache",
+                    "episodes": {"count": "auto", "build": "per_episode"},
+                }
+            },
             {"count": "auto", "build": "per_episode"},
         ),
         (
-            {"method": "epicache", "episodes": {"segment_utterances": 2, "rebuild_growth": 1}},
+            {
+                "research": {
+                    "method": "epicache",
+                    "episodes": {"segment_utterances": 2, "rebuild_growth": 1},
+                }
+            },
             {"segment_utterances": 2, "rebuild_growth": 1.0},
         ),
     ],
@@ -111,9 +150,10 @@ async def test_methods_with_episodes_enable_them_unless_disabled(
         "rebuild_growth": 0.25,
     }
     view = await client.create(body)
-    assert view.get("episodes") == (None if episodes is None else default | episodes)
+    given = view["research"].get("episodes")
+    assert given == (None if episodes is None else default | episodes)
     shown = await client.read(view["id"], "episodes")
-    assert (shown.get("settings"), shown["episodes"]) == (view.get("episodes"), [])
+    assert (shown.get("settings"), shown["episodes"]) == (given, [])
 
 
 async def test_a_salt_is_kept_by_the_session_and_its_forks_and_shown_by_none(

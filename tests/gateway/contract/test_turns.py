@@ -12,6 +12,7 @@ from kvrecall.protocol.v1 import worker_pb2
 from kvrecall_server.testing import StubWorker
 from tests.gateway.contract.clients import Client, Refused
 from tests.gateway.contract.conftest import Both
+from tests.research import nest_research
 
 CALL = worker_pb2.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
 OPENAI_CALL = {
@@ -29,7 +30,7 @@ def session(both: Both) -> Callable[..., Any]:
 
     async def create(**body: Any) -> str:
         default = {"budget": 64, "method": "snapkv", "seed": 1, "repair_on": sorted(PAUSE_TRIGGERS)}
-        return str((await both.rest.create(default | body))["id"])
+        return str((await both.rest.create(nest_research(default | body)))["id"])
 
     return create
 

@@ -27,22 +27,19 @@ async def ask(api: Any, path: str, body: Json, headers: Json, **members: Any) ->
 async def test_headers_say_what_the_body_may_say_and_come_before_it(
     api, path: str, body: Json
 ) -> None:
-    headers = {"kvrecall-budget": "96", "kvrecall-method": "full", "kvrecall-repair": "turn"}
+    headers = {
+        "kvrecall-budget": "96",
+        "kvrecall-research": '{"method": "snapkv", "repair_on": ["tool_result", "turn"]}',
+    }
     first = await ask(api, path, body, headers, kvrecall={"budget": 64, "seed": 3})
     session, _ = await api.service.get(first.headers["kvrecall-session"])
     settings = session.settings
-    assert (settings.budget, settings.method, settings.seed) == (96, "full", 3)
-    assert {str(each) for each in settings.repair_on} == {
-        "tool_call",
-        "tool_delta",
-        "tool_result",
-        "turn",
-    }
+    assert (settings.budget, settings.method, settings.seed) == (96, "snapkv", 3)
+    assert {str(each) for each in settings.repair_on} == {"tool_result", "turn"}
     members = {
         "budget": 96,
-        "method": "full",
         "seed": 3,
-        "repair_on": ["tool_call", "tool_delta", "tool_result", "turn"],
+        "research": {"method": "snapkv", "repair_on": ["tool_result", "turn"]},
     }
     repeated = await ask(api, path, body, {}, kvrecall=members)
     assert repeated.status_code == 200
@@ -50,14 +47,14 @@ async def test_headers_say_what_the_body_may_say_and_come_before_it(
 
 async def test_a_header_is_a_part_of_what_finds_the_session(api) -> None:
     path, body = CHAT
-    off = {"kvrecall-repair": "off", "kvrecall-trim": "honour"}
+    off = {"kvrecall-recall": "false", "kvrecall-trim": "honour"}
     first = await ask(api, path, body, off)
     reply = first.json()["choices"][0]["message"]
     said: Json = {"messages": [*body["messages"], reply, {"role": "user", "content": "more"}]}
     matches = [await ask(api, path, said, headers) for headers in (off, {})]
     assert [each.headers["kvrecall-match"] for each in matches] == ["continued", "built"]
     session, _ = await api.service.get(first.headers["kvrecall-session"])
-    assert session.settings.repair_rows == 0
+    assert (session.settings.recall, session.settings.method) == (False, "full")
 
 
 @APIS
@@ -67,8 +64,10 @@ async def test_a_header_is_a_part_of_what_finds_the_session(api) -> None:
         {"kvrecall-budget": "many"},
         {"kvrecall-budget": "0"},
         {"kvrecall-budget": "9" * 400},
-        {"kvrecall-method": ""},
-        {"kvrecall-repair": "often"},
+        {"kvrecall-recall": "maybe"},
+        {"kvrecall-research": "snapkv"},
+        {"kvrecall-research": '["snapkv"]'},
+        {"kvrecall-research": '{"method": 1}'},
         {"kvrecall-trim": "ignore"},
         {"kvrecall-retain": "some"},
         {"kvrecall-history": "old"},
@@ -86,6 +85,18 @@ async def test_a_header_that_cannot_be_honoured_is_refused_by_its_name(
         assert answer.json()["error"]["param"] == name
     assert answer.headers["x-should-retry"] == "false"
     assert await api.catalog.sessions.get_ids() == []
+
+
+@APIS
+@pytest.mark.parametrize(
+    "headers", [{"kvrecall-method": "full"}, {"kvrecall-repair": "off"}], ids=["method", "repair"]
+)
+async def test_a_header_of_an_earlier_version_is_told_the_one_of_today(
+    api, path: str, body: Json, headers: Json
+) -> None:
+    answer = await ask(api, path, body, headers)
+    assert answer.status_code == 400
+    assert "kvrecall-research: {" in answer.json()["error"]["message"]
 
 
 class TestWithShortAnswers:

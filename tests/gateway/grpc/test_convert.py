@@ -11,14 +11,15 @@ from pydantic import ValidationError
 
 from gateway.grpc.convert import build_message, fill_message, find_field, parse_body, read_message
 from gateway.grpc.requests import ListRepairsBody, ListSessionsBody
-from gateway.rest.schemas import episodes, events, messages, sessions, turns
+from gateway.rest.schemas import episodes, events, messages, research, sessions, turns
 from kvrecall import client
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 
 OUTSIDE = {"session", "idempotency_key"}
 # Bodies and public values with their messages; members of REST, and fields of gRPC, that have no counterpart.
 PAIRS: list[tuple[type, Any, set[str], set[str]]] = [
-    (sessions.CreateSessionBody, pb.CreateSessionRequest, set(), {"no_episodes"} | OUTSIDE),
+    (sessions.CreateSessionBody, pb.CreateSessionRequest, set(), OUTSIDE),
+    (research.ResearchBody, pb.Research, set(), {"no_episodes"}),
     (sessions.ForkBody, pb.ForkSessionRequest, set(), OUTSIDE),
     (sessions.MoveBody, pb.MoveSessionRequest, set(), OUTSIDE),
     (turns.TurnBody, pb.SendTurnRequest, {"stream"}, OUTSIDE),
@@ -33,6 +34,7 @@ PAIRS: list[tuple[type, Any, set[str], set[str]]] = [
     (ListSessionsBody, pb.ListSessionsRequest, set(), set()),
     (ListRepairsBody, pb.ListRepairsRequest, set(), OUTSIDE),
     (client.Session, pb.Session, set(), set()),
+    (client.Research, pb.Research, set(), {"no_episodes"}),
     (client.SessionPage, pb.ListSessionsResponse, set(), set()),
     (client.SessionMemory, pb.SessionMemory, set(), set()),
     (client.PendingCall, pb.PendingCall, set(), set()),
@@ -86,7 +88,10 @@ def test_numbers_that_json_has_not_are_refused(number: float) -> None:
     settings = Struct()
     settings.fields["a"].list_value.values.add().number_value = number
     for request, field in (
-        (pb.CreateSessionRequest(method_settings=settings), "method_settings"),
+        (
+            pb.CreateSessionRequest(research=pb.Research(method_settings=settings)),
+            "research.method_settings",
+        ),
         (
             pb.CreateSessionRequest(tools=[pb.Tool(name="f", parameters='{"a": NaN}')]),
             "tools.0.function.parameters",
@@ -101,7 +106,7 @@ def test_whole_numbers_of_settings_stay_integers_and_unset_values_are_null() -> 
     settings = Struct()
     settings.update({"a": 8, "b": 0.5, "c": [1, "x", True, None], "d": {"e": -2}, "f": 1e300})
     settings.fields["g"].SetInParent()
-    read = read_message(pb.CreateSessionRequest(method_settings=settings))["method_settings"]
+    read = read_message(pb.Research(method_settings=settings))["method_settings"]
     expected = {"a": 8, "b": 0.5, "c": [1, "x", True, None], "d": {"e": -2}, "f": 1e300, "g": None}
     assert read == expected
     assert [type(value) for value in (read["a"], read["c"][0], read["f"])] == [int, int, float]
@@ -131,7 +136,7 @@ def test_times_and_durations_have_protobufs_types() -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC)
     filled = fill_message(pb.PastRepair(), {"at": at})
     assert filled.at.ToDatetime(UTC) == at
-    request = pb.CreateSessionRequest()
+    request = pb.Research()
     request.repair_timeout.FromMilliseconds(1500)
     assert read_message(request) == {"repair_seconds": 1.5}
 
@@ -146,7 +151,7 @@ def test_log_probabilities_have_the_bytes_of_their_tokens() -> None:
 @pytest.mark.parametrize(
     ("kind", "path", "field"),
     [
-        (pb.CreateSessionRequest, "repair_seconds", "repair_timeout"),
+        (pb.CreateSessionRequest, "research.repair_seconds", "research.repair_timeout"),
         (pb.CreateSessionRequest, "tools[1].function.name", "tools[1].name"),
         (pb.CreateSessionRequest, "metadata.a.b", "metadata.a.b"),
         (

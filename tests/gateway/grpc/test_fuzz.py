@@ -87,7 +87,11 @@ async def find_session(rpc: Any) -> str:
     found = await rpc.service.reading.search(SessionQuery(1), "")
     if found.sessions:
         return str(found.sessions[0][0].id)
-    session = (await rpc.stub.CreateSession(pb.CreateSessionRequest(budget=64, repair_rows=0))).id
+    session = (
+        await rpc.stub.CreateSession(
+            pb.CreateSessionRequest(budget=64, research=pb.Research(repair_rows=0))
+        )
+    ).id
     rpc.worker.script = [[worker_pb2.ToolCall(id="c1", name="f", arguments="{}")]]
     user = [pb.Message(role=pb.ROLE_USER, content="hello")]
     await rpc.stub.SendTurn(pb.SendTurnRequest(session=session, messages=user))

@@ -199,7 +199,7 @@ async def test_results_end_the_pause_however_the_client_echoes_the_call(api) -> 
             "invalid_type",
         ),
         ({"kvrecall": {"budget": 0}}, "kvrecall.budget", "invalid_value"),
-        ({"kvrecall": {"method": "none"}}, "method", "unknown_method"),
+        ({"kvrecall": {"research": {"method": "none"}}}, "research.method", "unknown_method"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name_and_changes_nothing(

@@ -14,17 +14,19 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
     body = {
         "budget": 100,
-        "repair_rows": 10,
-        "method": "snapkv",
-        "method_settings": {"window": 8},
-        "layer_budgets": "pyramid",
-        "episodes": None,
-        "repair_on": ["last_output", "turn"],
-        "repair_settings": asdict(RepairSettings(contrast=1.0)),
-        "repair_seconds": 0.5,
-        "reselect": {"every": 8, "first": 4, "token_share": 0.25},
-        "prefill": asdict(Prefill(sparse="auto", alpha=0.98)),
-        "retrieve": asdict(Retrieval(share=0.25)),
+        "research": {
+            "repair_rows": 10,
+            "method": "snapkv",
+            "method_settings": {"window": 8},
+            "layer_budgets": "pyramid",
+            "episodes": None,
+            "repair_on": ["last_output", "turn"],
+            "repair_settings": asdict(RepairSettings(contrast=1.0)),
+            "repair_seconds": 0.5,
+            "reselect": {"every": 8, "first": 4, "token_share": 0.25},
+            "prefill": asdict(Prefill(sparse="auto", alpha=0.98)),
+            "retrieve": asdict(Retrieval(share=0.25)),
+        },
         "seed": 7,
         "tools": [TOOL],
         "metadata": {"user": "ann"},
@@ -34,6 +36,7 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
     assert created.status_code == 201
     view = created.json()
     assert {name: view[name] for name in body} == body
+    assert view["recall"]
     assert (view["state"], view["turns"], view["length"], view["pending_calls"]) == (
         "idle",
         0,
@@ -55,11 +58,13 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
 
 async def test_omitted_settings_get_defaults(api: Any) -> None:
     view = (await api.http.post("/v1/sessions", json={})).json()
-    assert (view["budget"], view["repair_rows"], view["method"]) == ("auto", 0, "icecache")
-    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
-    assert (view["repair_settings"], view["repair_seconds"]) == ({}, None)
-    assert view["prefill"] == {}
-    assert view["retrieve"] == {}
+    assert (view["recall"], view["budget"]) == (True, "auto")
+    research = view["research"]
+    assert (research["method"], research["repair_rows"]) == ("icecache", 0)
+    assert research["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
+    assert (research["repair_settings"], research["repair_seconds"]) == ({}, None)
+    assert research["prefill"] == {}
+    assert research["retrieve"] == {}
 
 
 async def test_pages_list_all_sessions(api: Any) -> None:

@@ -79,7 +79,7 @@ async def test_a_turn_is_streamed_as_typed_events(async_client: AsyncKvrecallCli
 async def test_a_recorded_tool_call_is_paused_and_resumed_by_its_result(
     async_client: AsyncKvrecallClient,
 ) -> None:
-    async with async_client.session(repair_rows=8) as session:
+    async with async_client.session(research={"repair_rows": 8}) as session:
         await session.say(RECORDED_CALL, generate=False)
         await session.tool_started("c1")
         await session.tool_delta("c1", "7", index=0)

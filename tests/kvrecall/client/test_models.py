@@ -27,6 +27,7 @@ OPTIONS = {
     sessions.EpisodeOptions: ("EpisodesBody", set()),
     options.Logprobs: ("LogprobsBody", set()),
     sessions.ReselectionOptions: ("ReselectionBody", set()),
+    sessions.ResearchOptions: ("ResearchBody", set()),
     sessions.SessionOptions: ("CreateSessionBody", set()),
     options.TurnOptions: ("TurnBody", {"messages", "stream"}),
 }
@@ -94,6 +95,7 @@ NAMES = {model.__name__: model.__name__ for model in RESPONSES} | {
     "ToolCallBody": "ToolCall",
     "EpisodesBody": "EpisodeOptions",
     "LogprobsBody": "Logprobs",
+    "ResearchBody": "ResearchOptions",
     "ReselectionBody": "ReselectionOptions",
 }
 

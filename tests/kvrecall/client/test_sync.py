@@ -28,7 +28,7 @@ RECORDED_CALL: list[dict[str, Any]] = [
 
 
 def test_a_session_is_created_read_listed_and_deleted(client: KvrecallClient) -> None:
-    session = client.create_session(budget=64, repair_on=[], metadata={"a": "b"})
+    session = client.create_session(budget=64, research={"repair_on": []}, metadata={"a": "b"})
     assert client.get_session(session) == client.get_session(session.id) == session
     assert (session.budget, session.metadata, session.turns) == (64, {"a": "b"}, 0)
     assert session in client.list_sessions(limit=1).sessions
@@ -83,7 +83,7 @@ def test_messages_are_given_as_text_one_message_or_a_list(
 
 
 def test_a_session_object_is_deleted_at_the_end_unless_kept(client: KvrecallClient) -> None:
-    with client.session(budget=64, repair_on=[]) as session:
+    with client.session(budget=64, research={"repair_on": []}) as session:
         assert session.say("Hello").turn == 1
         assert session.get().turns == 1
         assert session.memory().budget == 64
@@ -120,7 +120,7 @@ def test_a_turn_is_streamed_as_typed_events(client: KvrecallClient) -> None:
 
 
 def test_a_recorded_tool_call_is_paused_and_resumed_by_its_result(client: KvrecallClient) -> None:
-    with client.session(repair_rows=8) as session:
+    with client.session(research={"repair_rows": 8}) as session:
         appended = session.say(RECORDED_CALL, generate=False)
         assert (appended.message, appended.finish_reason, appended.text) == (None, "appended", "")
         (pending,) = session.get().pending_calls

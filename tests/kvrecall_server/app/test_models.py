@@ -81,7 +81,7 @@ def test_smollm2_answers_and_its_conversion_is_kept(tmp_path: Path) -> None:
     with (
         server_at(None, ServerNeeds(model="smollm2", slots=1, data=tmp_path / "data")) as url,
         KvrecallClient(url) as client,
-        client.session(budget=128, repair_rows=0) as session,
+        client.session(budget=128, research={"repair_rows": 0}) as session,
     ):
         assert client.worker().model == "smollm2"
         answer = session.say("What is the capital of France?", max_tokens=12, temperature=0)

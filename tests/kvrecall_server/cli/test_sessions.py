@@ -10,7 +10,9 @@ from kvrecall.client import KvrecallClient
 def test_sessions_are_listed_with_what_they_hold(
     command: Callable[..., Any], client: KvrecallClient, server: str
 ) -> None:
-    with client.session(budget=64, repair_rows=0, metadata={"name": "holiday"}) as session:
+    with client.session(
+        budget=64, research={"repair_rows": 0}, metadata={"name": "holiday"}
+    ) as session:
         session.say("Hello.", max_tokens=4)
         listed = json.loads(command("sessions", "--url", server, "--json").output)
         row = next(each for each in listed if each["id"] == session.id)
@@ -27,7 +29,7 @@ def test_sessions_are_listed_with_what_they_hold(
 def test_the_limit_holds_over_pages(
     command: Callable[..., Any], client: KvrecallClient, server: str
 ) -> None:
-    made = [client.create_session(budget=64, repair_rows=0).id for _ in range(3)]
+    made = [client.create_session(budget=64, research={"repair_rows": 0}).id for _ in range(3)]
     listed = json.loads(command("sessions", "--url", server, "--limit", 2, "--json").output)
     assert len(listed) == 2
     for each in made:

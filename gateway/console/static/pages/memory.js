@@ -29,7 +29,7 @@ function MemoryFigures({ session, memory }) {
   const kept = Object.entries(memory.tier_bytes);
   return html`<${Figures} items=${[
     ['Active', count(memory.active_rows), `rows, ${bytes(memory.active_bytes)}`],
-    ['Budget', count(memory.budget), `rows, repair ${count(session.repair_rows)}`],
+    ['Budget', count(memory.budget), `rows, repair ${count(session.research.repair_rows)}`],
     ['Peak', count(memory.peak_rows), `rows of ${count(memory.bound_rows)}`],
     ['Evicted', count(memory.evicted_rows), 'tokens'],
     ['Brought back', count(memory.promoted_rows), 'tokens'],

@@ -73,7 +73,7 @@ export function useSession(id) {
 function Facts({ session }) {
   const { forked_from: origin } = session;
   return html`<${Figures} items=${[
-    ['Method', session.method, session.layer_budgets ?? ''],
+    ['Recall', session.recall ? 'on' : 'off', `method ${session.research.method}`],
     ['Length', count(session.length), 'tokens'],
     ['Turns', count(session.turns)],
     ['Durable', session.durable === null ? 'not known' : session.durable ? 'yes' : 'no', session.durable === false ? 'rows in memory only' : ''],

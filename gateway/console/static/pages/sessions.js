@@ -43,7 +43,7 @@ export function SessionsPage({ readOnly }) {
 const COLUMNS = [
   { name: 'Session', value: (session) => html`<a class="mono" href=${sessionAddress(session.id)}>${session.id}</a>` },
   { name: 'State', value: (session) => html`<${State} state=${session.state} />` },
-  { name: 'Method', value: (session) => session.method },
+  { name: 'Method', value: (session) => session.research.method },
   { name: 'Budget', number: true, value: ({ budget }) => (budget === 'auto' ? budget : count(budget)) },
   { name: 'Length', number: true, value: (session) => count(session.length) },
   { name: 'Active', number: true, value: (session) => count(session.memory.active_rows) },

@@ -74,7 +74,7 @@ function Table({ session, version, conversation, scripted }) {
     <section aria-label="Memory">
       <${Figures} items=${[
         ['Active', count(memory.active_rows), `of ${count(memory.length)} tokens`],
-        ['Budget', session.budget === 'auto' ? 'auto' : count(session.budget), `rows, repair ${count(session.repair_rows)}`],
+        ['Budget', session.budget === 'auto' ? 'auto' : count(session.budget), `rows, repair ${count(session.research.repair_rows)}`],
         ['Evicted', count(memory.evicted_rows), 'tokens'],
         ['Brought back', count(memory.promoted_rows), 'tokens'],
       ]} />

@@ -42,7 +42,7 @@ export const STEPS = [
     run: async ({ worker }) => {
       const common = { ...commonSettings(TOOLS.filter(({ name }) => name === 'on_call')), seed: SEED };
       const full = await createFull(common, worker.max_budget);
-      const session = await createSession({ ...common, method: METHOD, budget: Math.min(256, worker.max_budget), repair_rows: 64 });
+      const session = await createSession({ ...common, budget: Math.min(256, worker.max_budget), research: { method: METHOD, repair_rows: 64 } });
       return { session: session.id, full: full.id };
     },
   },

@@ -21,7 +21,7 @@ def test_every_reply_is_followed_by_the_sessions_memory(
     command: Callable[..., Any], server: str
 ) -> None:
     typed = "Please note that Anna's badge is R12.\nDo you remember Anna's badge?\n\n"
-    options = ("--method", "snapkv", "--budget", "64", "--repair-rows", "16")
+    options = ("--budget", "64", "--research", '{"method": "snapkv", "repair_rows": 16}')
     found = command("chat", "--url", server, *options, typed=typed)
     assert found.exit_code == 0, found.output
     assert "test instrument" in found.output
@@ -31,7 +31,7 @@ def test_every_reply_is_followed_by_the_sessions_memory(
 def test_a_chat_continues_a_session_with_a_pending_tool_call(
     command: Callable[..., Any], server: str, client: KvrecallClient
 ) -> None:
-    session = client.create_session(budget=64, method="snapkv", repair_rows=16).id
+    session = client.create_session(budget=64, research={"method": "snapkv", "repair_rows": 16}).id
     asked = {"role": "user", "content": "Who owns ticket 123?"}
     client.turn(
         session,
@@ -48,7 +48,7 @@ def test_a_chat_continues_a_session_with_a_pending_tool_call(
 
 def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], server: str) -> None:
     typed = "we talked about the garden " * 1500 + "\nHello.\n\n"
-    found = command("chat", "--url", server, "--method", "full", typed=typed)
+    found = command("chat", "--url", server, "--no-recall", typed=typed)
     assert found.exit_code == 0, found.output
     assert "turn_too_long" in found.output
     assert " active of " in found.output
@@ -57,7 +57,7 @@ def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], se
 def test_the_repairs_command_shows_promoted_text(command: Callable[..., Any], server: str) -> None:
     facts = " ".join(f"Locker {number} has the code {number * 37}." for number in range(40))
     typed = f"/repairs\n{facts}\nWhich code has locker 3?\n/repairs\n\n"
-    options = ("--method", "snapkv", "--budget", "64", "--repair-rows", "16")
+    options = ("--budget", "64", "--research", '{"method": "snapkv", "repair_rows": 16}')
     found = command("chat", "--url", server, *options, typed=typed)
     assert found.exit_code == 0, found.output
     assert "no repair yet" in found.output
