@@ -19,7 +19,7 @@ from gateway.rest.schemas.answers import DirectionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.events import MembersIgnored
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS
+from kvrecall.domain.settings.session import PAUSE_TRIGGERS
 from kvrecall.domain.tolerance.ignored import Ignored
 from services.service import SessionService
 

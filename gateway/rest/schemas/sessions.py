@@ -20,16 +20,16 @@ from gateway.rest.schemas.episodes import EpisodesBody
 from gateway.rest.schemas.messages import ToolBody
 from gateway.rest.schemas.public import copy_optional, copy_to
 from kvrecall import client
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import EpisodeSettings, LayerBudgets, RepairTrigger
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.settings.session import EpisodeSettings, LayerBudgets, RepairTrigger
 from kvrecall.domain.tool_calls import PendingCall
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 from services.reading.search import FoundSessions
 
 
