@@ -26,7 +26,7 @@ from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall_server.app.local_server import ServerNeeds, server_at
 from kvrecall_server.app.local_service import build_service
@@ -35,7 +35,7 @@ from kvrecall_server.app.settings import Settings
 from kvrecall_server.reporting.results import Row, bootstrap, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 from services.service import SessionService
 from workers.engine.settings import WorkerSettings
 

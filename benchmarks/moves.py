@@ -24,7 +24,7 @@ from faults.rig.ports import free_port
 from faults.rig.processes import ServerProcess
 from faults.rig.redis_process import RedisProcess, running
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS
+from kvrecall.domain.settings.session import PAUSE_TRIGGERS
 from kvrecall_server.app.models import REFERENCE, REFERENCE_NAME
 from kvrecall_server.reporting.results import Row, speed_row
 from reference.conversation import Conversation, generate

@@ -9,8 +9,8 @@ from typing import Any, Literal, cast, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from evals.errors import BadBudget, BadConfig
-from kvrecall.domain.session_settings import EpisodeBuild, LayerBudgets
 from kvrecall.domain.settings.retrieval import Retrieval
+from kvrecall.domain.settings.session import EpisodeBuild, LayerBudgets
 from workers import methods
 from workers.errors import WorkerError
 

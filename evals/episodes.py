@@ -8,7 +8,7 @@ from functools import cache
 from evals.harness import Session, Setup
 from kvrecall.domain import episodes
 from kvrecall.domain.episodes import Vectors
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.episodes.rows import EpisodeRows
 from workers.model.embedder import Embedder

@@ -19,7 +19,7 @@ import torch
 
 from evals.codecs import RAW, store_settings
 from evals.configs import RunConfig, budget_rows
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall.domain.utterances import Utterance, join_text, side_of_message
 from kvrecall.protocol.convert import chat_to_wire, message_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb

@@ -14,7 +14,7 @@ from kvrecall.domain.errors import ServiceError
 from kvrecall.telemetry.spans import current_span
 from services.context import ServiceContext
 from services.episodes import EpisodeMaintainer
-from services.repair_runner import RepairRunner
+from services.repairs.runner import RepairRunner
 from services.sessions.active import ActiveSession
 from services.settling import Settler
 

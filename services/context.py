@@ -8,14 +8,14 @@ from kvrecall.domain.events import EventBus
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.sandbox.settings import SandboxSettings
 from kvrecall.sandbox.tenant_threads import TenantThreads
-from services.admission import Admission
+from services.access.quotas import Quotas
+from services.admission.admission import Admission
+from services.admission.quarantine import Quarantine
 from services.catalog.base import Catalog
 from services.catalog.observed import ObservedCatalog
 from services.cluster.metering import meter
 from services.cluster.worker_client import Worker
 from services.grammars import GrammarChecks
-from services.quarantine import Quarantine
-from services.quotas import Quotas
 from services.sessions.manager import SessionManager
 
 # Clusterings of one tenant's sessions that may wait: background work, of one session at a time each.

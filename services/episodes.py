@@ -37,8 +37,8 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.sessions.session import Session, Turn
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall.domain.utterances import query_text, utterances
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import current_span, span, under

@@ -17,9 +17,9 @@ from kvrecall.domain.events import CreationFailed, Observer, ServiceEvent, Sessi
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session, Turn
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
@@ -39,24 +39,24 @@ from services.context import ServiceContext
 from services.conversations.matching import Conversations
 from services.conversations.named import NamedConversations
 from services.conversations.responses import ResponseStore
-from services.creation import SessionCreator
-from services.deletion import Retention, SessionDeleter
 from services.episodes import EpisodeRouter
 from services.feed.activity import Activity
 from services.feed.feed import Feed
 from services.feed.relay import Relay
 from services.feed.watching import Watching
-from services.forks import ForkRequest, ForkRunner
+from services.lifecycle.creation import SessionCreator
+from services.lifecycle.deletion import Retention, SessionDeleter
+from services.lifecycle.forks import ForkRequest, ForkRunner
 from services.pages.collector import PageCollector
 from services.pages.reconciliation import Reconciler
 from services.reading.reader import SessionReader
-from services.repair_history import RepairHistoryEntry, load_repair_history
+from services.repairs.history import RepairHistoryEntry, load_repair_history
 from services.sessions.active import ActiveSession
 from services.status import ServiceStatus
+from services.streams.turn import Publish, TurnStream
 from services.tool_calls.reports import ToolReports
 from services.tool_calls.timeouts import ToolCallTimeouts
-from services.turn_stream import Publish, TurnStream
-from services.turns import TurnRunner
+from services.turns.runner import TurnRunner
 
 
 class SessionService:

@@ -5,8 +5,8 @@ from typing import Literal
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.state_machine import SessionState
-from services.admission import Admission
+from kvrecall.domain.sessions.state_machine import SessionState
+from services.admission.admission import Admission
 from services.catalog.waiting import ask_catalog
 from services.context import ServiceContext
 from services.feed.feed import Feed

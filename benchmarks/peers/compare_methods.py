@@ -21,7 +21,7 @@ from evals.suite import Record
 from evals.suites.methods import suite as methods_suite
 from evals.suites.methods.cases import Case
 from evals.suites.methods.suite import ANSWER_TOKENS, BUDGETS, SIZE, MethodCase, load_case
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall_server.app.models import report_name, resolve_model
 from kvrecall_server.reporting.results import build_results
 

@@ -18,8 +18,8 @@ from benchmarks.scale.memory import traced
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_request import CreateSession, resolve_settings
+from kvrecall.domain.sessions.request import CreateSession, resolve_settings
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.app.redis import redis_client
@@ -30,7 +30,7 @@ from services.cluster.pool import WorkerPool
 from services.cluster.registry import RedisRegistry, Registry, StaticRegistry
 from services.cluster.settings import WireSettings
 from services.conversations.continuation import Conversation
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 from services.reading.search import SessionQuery
 from services.service import SessionService
 

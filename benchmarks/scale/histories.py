@@ -6,8 +6,8 @@ from hashlib import blake2b
 
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit

@@ -15,7 +15,7 @@ from faults.load.transcript import Transcript
 from faults.rig.processes import END_SECONDS
 from faults.rig.setups import Setup
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from kvrecall_server.app.catalog import open_catalog
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.settings import Settings

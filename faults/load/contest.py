@@ -16,7 +16,7 @@ from faults.load.client import FaultClient, NotServedError, is_transient
 from faults.load.counters import Counters
 from faults.load.scripts import LONG_SYSTEM, Json
 from kvrecall.client import KvrecallClient, KvrecallError
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 
 WRITERS = 2
 MAX_TURNS = 10

@@ -25,7 +25,7 @@ from faults.load.openai_api import (
 )
 from faults.load.scripts import LONG_SYSTEM, SYSTEM, get_chatter, get_question
 from kvrecall.client import KvrecallError, StreamBroken
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 
 Json = dict[str, Any]
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from gateway.conversation.pieces import CallPiece, CallProgress
 from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.continuation import Continuation, ReplyPlace
-from services.turn_stream import (
+from services.streams.turn import (
     ArgumentsDelta,
     ReasoningDelta,
     TextDelta,

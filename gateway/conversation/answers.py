@@ -24,7 +24,7 @@ from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.tolerance.ignored import Ignored
 from services.conversations.continuation import Continuation
 from services.service import SessionService
-from services.turn_stream import ClosableStream
+from services.streams.turn import ClosableStream
 
 Json = dict[str, Any]
 Item_co = TypeVar("Item_co", covariant=True)

@@ -20,7 +20,7 @@ from kvrecall.domain.answer.constraints import ToolChoice
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
 # The id of a call as a client has it: some carry what others' servers need in it.

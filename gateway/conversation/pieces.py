@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.turn_stream import ArgumentsDelta, ToolCallEmitted
+from services.streams.turn import ArgumentsDelta, ToolCallEmitted
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ from gateway.rest.schemas.sessions import (
 from gateway.rest.schemas.turns import TurnBody, to_logprobs, to_turn
 from gateway.rest.schemas.workers import to_methods, to_worker, to_workers
 from kvrecall.domain.events import TurnFinished
-from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from services.access.principals import Principal
 from services.service import SessionService
-from services.turn_stream import (
+from services.streams.turn import (
     ArgumentsDelta,
     ReasoningDelta,
     TextDelta,

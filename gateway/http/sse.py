@@ -14,7 +14,7 @@ from kvrecall.domain.errors import ServiceError, WorkerLost
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
-from services.turn_stream import (
+from services.streams.turn import (
     ClosableStream,
     ProgressStream,
     TextDelta,

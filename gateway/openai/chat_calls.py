@@ -7,7 +7,7 @@ from typing import Any
 from gateway.conversation.pieces import CallPiece, CallProgress
 from gateway.openai.custom_tools import InputGrowth, read_input
 from kvrecall.domain.messages import ToolCall
-from services.turn_stream import ArgumentsDelta, ToolCallEmitted
+from services.streams.turn import ArgumentsDelta, ToolCallEmitted
 
 Json = dict[str, Any]
 

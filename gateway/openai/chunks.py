@@ -16,7 +16,7 @@ from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
 from services.conversations.continuation import Continuation
-from services.turn_stream import (
+from services.streams.turn import (
     ArgumentsDelta,
     ReasoningDelta,
     TextDelta,

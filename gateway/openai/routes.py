@@ -22,7 +22,7 @@ from kvrecall.domain.errors import InvalidRequest
 from services.conversations.choices import Choices
 from services.conversations.continuation import Conversation, Direction
 from services.service import SessionService
-from services.turn_stream import TurnProgress
+from services.streams.turn import TurnProgress
 
 _STREAM = {
     "description": "The answer, or the stream of its chunks.",

@@ -32,7 +32,7 @@ from gateway.rest.schemas.messages import ToolBody, ToolFunctionBody
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import MAX_TOP_LOGPROBS, Message, Sampling
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 
 MAX_CHOICES = 8

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from gateway.rest.schemas.public import to_json
 from gateway.rest.schemas.sessions import to_session
-from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 
 _SESSIONS = 1024
 _BYTES = 8192

@@ -9,7 +9,7 @@ from gateway.rest.schemas.messages import to_tool_call
 from gateway.rest.schemas.public import PublicValue, to_dict, to_json
 from gateway.rest.schemas.turns import to_logprobs, to_turn
 from kvrecall.domain.events import TurnFinished, TurnStarted
-from services.turn_stream import (
+from services.streams.turn import (
     ArgumentsDelta,
     ReasoningDelta,
     TextDelta,

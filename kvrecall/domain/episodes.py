@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from kvrecall.domain.session_settings import EpisodeCount, EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeCount, EpisodeSettings
 from kvrecall.domain.utterances import Utterance
 
 Vectors = NDArray[np.float32]

@@ -7,7 +7,7 @@ from typing import Literal
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.messages import Sampling
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus
 
 

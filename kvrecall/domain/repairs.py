@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.tool_calls import PendingCall
 
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from kvrecall.domain.errors import InvalidRequest, LimitExceeded, ResultConflict
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import json_object
-from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 NO_PIECES: Mapping[int, str] = MappingProxyType({})

@@ -19,8 +19,8 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall, json_object
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -6,7 +6,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Literal
 
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 
 Side = Literal["user", "assistant"]
 

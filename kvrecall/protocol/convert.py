@@ -9,7 +9,6 @@ from pydantic import TypeAdapter
 
 from kvrecall.domain.answer.constraints import FREE, Constraint, ToolChoice
 from kvrecall.domain.answer.sampling_defaults import SamplingDefaults
-from kvrecall.domain.commit_points import CommitPoint, limit_points
 from kvrecall.domain.episodes import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Message, Sampling, TokenLogprob, ToolCall
 from kvrecall.domain.reports import (
@@ -22,9 +21,10 @@ from kvrecall.domain.reports import (
     RetrievalReport,
 )
 from kvrecall.domain.rewrites.rewrite import Edit, Rewrite
-from kvrecall.domain.session import Session, SharedPages
-from kvrecall.domain.session_settings import WorkerOptions
+from kvrecall.domain.sessions.commit_points import CommitPoint, limit_points
+from kvrecall.domain.sessions.session import Session, SharedPages
 from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.session import WorkerOptions
 from kvrecall.domain.worker_info import LayerKind, MethodInfo, WorkerInfo
 from kvrecall.protocol.v1 import worker_pb2 as pb
 

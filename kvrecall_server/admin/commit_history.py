@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvrecall.domain.commit_points import CommitPoint
-from kvrecall.domain.session import SharedPages
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import SharedPages
 from kvstore.format import commit_history
 from kvstore.format.commit_history import CommitHistory
 

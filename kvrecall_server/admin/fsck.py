@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from kvrecall.domain.session import SharedPages
+from kvrecall.domain.sessions.session import SharedPages
 from kvrecall_server.admin.commit_history import find_writer
 from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory
 from kvstore.format.page import PageKey, PageLayout

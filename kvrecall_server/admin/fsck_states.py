@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from kvrecall.domain.session import SharedPages
+from kvrecall.domain.sessions.session import SharedPages
 from kvrecall_server.admin.fsck import (
     DELETED,
     EXPIRES,

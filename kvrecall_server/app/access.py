@@ -18,7 +18,7 @@ from services.access.keys import MIN_PEPPER_BYTES
 from services.catalog.api_keys import ApiKeys
 from services.catalog.base import Catalog
 from services.catalog.sqlite.api_keys import SqliteApiKeys
-from services.catalog.sqlite.database import open_beside
+from services.catalog.sqlite.storage.database import open_beside
 
 PEPPER_FILE = "key-pepper"
 

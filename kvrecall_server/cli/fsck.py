@@ -20,7 +20,7 @@ from kvrecall_server.cli.options import Data, Model, build_settings
 from kvrecall_server.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
-    from kvrecall.domain.session import SharedPages
+    from kvrecall.domain.sessions.session import SharedPages
     from kvrecall_server.admin.fsck import Finding, KnownSession, Stored
     from kvrecall_server.admin.validation.bounds import Bounds
     from kvstore.format.page import PageKey, PageLayout

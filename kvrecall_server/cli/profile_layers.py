@@ -73,7 +73,7 @@ def _profile(
     # torch and transformers take seconds to import: other commands do without.
     import torch
 
-    from kvrecall.domain.session_settings import LayerBudgets
+    from kvrecall.domain.settings.session import LayerBudgets
     from kvrecall_server.app import calibration
     from workers.model import layer_sensitivity as profile
     from workers.model.loader import load_model

@@ -17,8 +17,8 @@ from rich.progress import (
 )
 
 from kvrecall.client import KvrecallClient
-from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.settings.methods import RECALL
+from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall_server.app.local_server import ServerNeeds, server_at
 from kvrecall_server.app.settings import DEFAULTS
 from kvrecall_server.cli.options import (

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvrecall.domain.page_ids import ID_BYTES, PageNames, count_common, join_ids, split_ids
-from kvrecall.domain.session_settings import WorkerOptions
+from kvrecall.domain.settings.session import WorkerOptions
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 PAGE_TOKENS = 4

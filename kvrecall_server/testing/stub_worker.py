@@ -11,7 +11,7 @@ import numpy as np
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.domain.page_ids import join_ids
-from kvrecall.domain.session_settings import WorkerOptions
+from kvrecall.domain.settings.session import WorkerOptions
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.testing._stub_values import (

@@ -1,1 +1,1 @@
-"""Who may do what: keys, principals, rates. Knows no HTTP and no gRPC."""
+"""Who may do what: keys, principals, rates, quotas. Knows no HTTP and no gRPC."""

@@ -11,9 +11,9 @@ same transaction.
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvrecall.domain.commit_points import CommitPoint
-from kvrecall.domain.session import Session, SharedPages, Turn
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session, SharedPages, Turn
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.api_keys import ApiKeys
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
 
 CallPosition = tuple[int, int]

@@ -9,12 +9,12 @@ import zlib
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.domain.tool_calls import ToolOutput
 
 SETTINGS = TypeAdapter(SessionSettings)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvrecall.domain.rewrites.rewrite import apply_edits
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 
 
 def join_tokens(turns: Iterable[Turn]) -> list[int]:

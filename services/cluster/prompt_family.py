@@ -7,7 +7,7 @@ from hashlib import blake2b
 from itertools import takewhile
 
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.settings.session import SessionSettings
 
 
 def prompt_family(settings: SessionSettings, messages: Sequence[Message]) -> str:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.domain.events import TurnFinished
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.tolerance.ignored import Ignored
 from services.cancellation import run_to_completion
 from services.conversations.continuation import Continuation, MatchKind
 from services.conversations.steps import Place, Steps
-from services.turn_stream import ProgressStream, TurnProgress
+from services.streams.turn import ProgressStream, TurnProgress
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.domain.events import TurnStarted
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.tolerance.ignored import Ignored
 from kvrecall.domain.turn_request import TurnRequest
 from services.cancellation import run_to_completion
 from services.conversations.choices import ChoicesStream
 from services.conversations.continuation import MatchKind, SessionApi
-from services.turn_stream import TurnProgress
+from services.streams.turn import TurnProgress
 
 # Such a session expires after this time without a turn, should the process be killed before it is
 # deleted.

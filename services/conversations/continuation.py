@@ -6,16 +6,16 @@ from typing import Literal, Protocol
 
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.tolerance.ignored import Ignored
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from services.catalog.records import IdempotencyKey
 from services.catalog.responses import StoredResponse
 from services.conversations.histories import extend
-from services.forks import ForkRequest
-from services.turn_stream import ProgressStream, TurnPlanned, TurnStream
+from services.lifecycle.forks import ForkRequest
+from services.streams.turn import ProgressStream, TurnPlanned, TurnStream
 
 MatchKind = Literal["continued", "forked", "built", "repeated"]
 """How the session of a turn was found: the same one, a fork, a new one, or that of the same request."""

@@ -25,8 +25,8 @@ from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.turn_request import TurnRequest, check_message
 from services.cancellation import run_to_completion
 from services.catalog.base import Catalog
@@ -53,7 +53,7 @@ from services.conversations.mending import mend_messages
 from services.conversations.responses import RecordedStream, read_messages
 from services.conversations.steps import Match, Place, Steps
 from services.grammars import ConstraintChecks, GrammarChecks
-from services.turn_stream import ProgressStream, TurnProgress
+from services.streams.turn import ProgressStream, TurnProgress
 
 # Places of a history that are looked up: its last ones, and of the others the first ones.
 _LAST_PLACES = 512

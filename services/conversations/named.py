@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from kvrecall.domain.errors import CatalogError, UnknownItem
 from kvrecall.domain.limits import ServiceLimits
+from services.access.quotas import Quotas
 from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.responses import (
@@ -21,7 +22,6 @@ from services.catalog.responses import (
     measure,
 )
 from services.conversations.responses import AnswerClaim
-from services.quotas import Quotas
 
 _IDS = TypeAdapter(list[str])
 

@@ -13,12 +13,12 @@ from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import TurnOutcome
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
+from services.access.quotas import Quotas
 from services.catalog.base import Catalog
 from services.catalog.responses import StoredConversations, StoredResponse
 from services.conversations.histories import extend
-from services.quotas import Quotas
-from services.turn_stream import ProgressStream, TurnProgress
+from services.streams.turn import ProgressStream, TurnProgress
 
 _RENEWALS_PER_CLAIM = 3
 _FIRST_PAUSE_SECONDS = 0.01

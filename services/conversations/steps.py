@@ -11,13 +11,13 @@ from itertools import accumulate
 from kvrecall.domain.errors import ContextExceeded
 from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.turn_request import TurnRequest, check_size
 from services.catalog.records import IdempotencyKey
 from services.conversations.continuation import Continuation, Conversation, MatchKind, SessionApi
 from services.conversations.histories import History, rename_calls
-from services.forks import ForkRequest
-from services.turn_stream import TurnStream
+from services.lifecycle.forks import ForkRequest
+from services.streams.turn import TurnStream
 
 _BYTES_PER_TOKEN = 4
 _ADDED_TOKENS = 32

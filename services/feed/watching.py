@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.state_machine import SessionState
 from services.catalog.base import Catalog
 from services.feed.feed import Feed, Subscription
 from services.feed.notices import SNAPSHOT, Notice, Value

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from kvrecall.domain.commit_points import cut_points
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.commit_points import cut_points
+from kvrecall.domain.sessions.session import Session, SharedPages
 from services.catalog.base import Catalog
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message
 from kvrecall.domain.page_ids import ID_BYTES, count_common, split_ids
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session, SharedPages
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import (

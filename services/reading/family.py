@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvrecall.domain.errors import UnknownSession
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session, SharedPages
 from services.catalog.base import Catalog
 from services.reading.search import scan
 

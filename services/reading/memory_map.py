@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.utterances import Side
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import RepairRecord

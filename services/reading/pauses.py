@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.base import Catalog
 from services.catalog.records import REPAIRS_RETAINED, RepairRecord

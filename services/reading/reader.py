@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from kvrecall.domain.errors import InvalidRequest, LimitExceeded
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.base import Catalog

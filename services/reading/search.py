@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 from services.catalog.base import Catalog
 from services.catalog.records import SessionPage
 from services.catalog.serialization import decode_cursor, encode_cursor, encode_place

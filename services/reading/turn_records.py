@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvrecall.domain.errors import UnknownSession
-from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.utterances import Utterance, utterances
 from services.catalog.base import Catalog
 from services.catalog.token_log import restate_turns

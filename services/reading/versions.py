@@ -2,8 +2,8 @@
 
 from hashlib import blake2b
 
-from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 
 
 def get_version(session: Session, state: SessionState | None = None) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 
 from kvrecall.domain.events import EventBus, OpenReason, StateChanged
-from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionEvent, SessionState, next_state
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionEvent, SessionState, next_state
 from kvrecall.telemetry.spans import NO_SPAN, Span
 from services.sessions.leases import Claim
 

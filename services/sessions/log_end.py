@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kvrecall.domain.messages import Message
 from kvrecall.domain.rewrites.rewrite import apply_edits
-from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import message_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb

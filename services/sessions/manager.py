@@ -30,7 +30,7 @@ from kvrecall.domain.events import (
 )
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from kvrecall.protocol.convert import memory_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span

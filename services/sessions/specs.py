@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.page_ids import derive_row_key
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.protocol.convert import session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.base import Catalog

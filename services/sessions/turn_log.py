@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from kvrecall.domain.errors import UnknownSession
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from kvrecall.protocol.convert import message_to_wire, rewrite_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.base import Turns

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.domain.events import PauseTimedOut
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.domain.tool_events import timed_out
 from services.context import ServiceContext

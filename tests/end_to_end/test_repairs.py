@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from kvrecall.domain.messages import Message, Sampling, ToolCall
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall_server.app.local_service import build_service
 from kvrecall_server.app.settings import Settings

@@ -12,7 +12,7 @@ from rich.console import Console
 from evals.configs import parse_config
 from evals.harness import Setup
 from evals.suite import Suite
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from reference import MODEL_PATH
 
 # A suite's module, written to a folder from which a runner's processes can import it, unlike a

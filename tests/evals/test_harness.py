@@ -8,7 +8,7 @@ import pytest
 from evals import episodes, harness
 from evals.harness import Setup
 from evals.suites.longconv.conversations import TopicConversation, generate_topics
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 
 MakeSetup = Callable[..., Setup]
 BUDGET = "160"

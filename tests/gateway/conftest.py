@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from gateway.app import create_app
 from gateway.http.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS
+from kvrecall.domain.settings.session import PAUSE_TRIGGERS
 from kvrecall.telemetry.otel import OtelTracer
 from kvrecall.telemetry.spans import Tracer
 from kvrecall_server.testing import StubWorker

@@ -14,9 +14,9 @@ from kvrecall.domain.events import ServiceEvent, TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import PAUSE_TRIGGERS
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -26,7 +26,7 @@ from services.context import ServiceContext
 from services.pages.collector import PageCollector
 from services.pages.reconciliation import Reconciler
 from services.service import SessionService
-from services.turn_stream import TurnStream
+from services.streams.turn import TurnStream
 
 _HELLO = Message("user", "hello there")
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 import pytest
 
 from kvrecall.domain.codes import ErrorCode
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import SharedPages
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import SharedPages
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 
 HELLO = Message("user", "hello there")
 LONG = Message("user", "one two three four five six seven eight nine")

@@ -18,10 +18,10 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import PagesRebuilt, RepairFailed, SessionMoved, TurnRetried
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.turn_stream import TextDelta
+from services.streams.turn import TextDelta
 
 HELLO = Message("user", "hello there")
 

@@ -7,8 +7,8 @@ import pytest
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.events import SessionOpened
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session
 from services.cluster.prompt_family import prompt_family
 
 SYSTEM = Message("system", "you help people with everything they want")

@@ -5,10 +5,10 @@ from typing import Any
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 
 HELLO = Message("user", "hello to you")
 ANSWER = "one two three four five six seven"

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
 from kvrecall.domain.fairness.share import Share
-from kvrecall.domain.session_settings import LayerBudgets, WorkerOptions
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
+from kvrecall.domain.settings.session import LayerBudgets, WorkerOptions
 from workers.cache.active_cache import ActiveCache, SlotRows
 from workers.engine.capability import Capability
 from workers.engine.eviction_scores import EvictionScores

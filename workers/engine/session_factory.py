@@ -5,12 +5,12 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from kvrecall.domain.automatic_budget import choose_budget
 from kvrecall.domain.fairness.share import Share
-from kvrecall.domain.session_settings import LayerBudgets, WorkerOptions
+from kvrecall.domain.sessions.automatic_budget import choose_budget
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
+from kvrecall.domain.settings.session import LayerBudgets, WorkerOptions
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers import methods

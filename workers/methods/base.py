@@ -7,10 +7,10 @@ from typing import ClassVar
 from pydantic import ConfigDict
 from torch import Tensor
 
-from kvrecall.domain.session_settings import LayerBudgets
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
+from kvrecall.domain.settings.session import LayerBudgets
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import AttentionPooling
 from workers.primitives.selection import top_over_heads, top_per_head

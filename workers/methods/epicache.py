@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvrecall.domain.session_settings import LayerBudgets
 from kvrecall.domain.settings.methods import EpiCacheSettings
+from kvrecall.domain.settings.session import LayerBudgets
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import attention_scores, cosine_to_mean, smooth

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvrecall.domain.session_settings import LayerBudgets
+from kvrecall.domain.settings.session import LayerBudgets
 from workers.methods.snapkv import SnapKV
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from kvrecall.domain.session_settings import LayerBudgets
+from kvrecall.domain.settings.session import LayerBudgets
 from workers.errors import BadSettings
 
 # Exponent of the sensitivity (EpiCache eq. 10), as its authors set it for Llama and for Qwen.

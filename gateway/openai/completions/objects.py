@@ -15,7 +15,7 @@ from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import TokenLogprob
 from kvrecall.domain.reports import TurnOutcome
 from services.conversations.choices import ChoiceProgress
-from services.turn_stream import TextDelta, TurnProgress
+from services.streams.turn import TextDelta, TurnProgress
 from services.usage import build_counts
 
 Json = dict[str, Any]

@@ -19,7 +19,7 @@ from gateway.openai.schemas import StreamOptions
 from kvrecall.domain.errors import ContextExceeded, InvalidRequest
 from services.conversations.completions import Completions
 from services.service import SessionService
-from services.turn_stream import TurnProgress
+from services.streams.turn import TurnProgress
 
 _STREAM = {
     "description": "The answers, or the stream of their chunks.",

@@ -33,7 +33,7 @@ from services.catalog.responses import StoredResponse
 from services.conversations.continuation import Continuation
 from services.conversations.responses import AnswerClaim
 from services.service import SessionService
-from services.turn_stream import replay
+from services.streams.turn import replay
 
 Json = dict[str, Any]
 _CANCELLED = "cancelled"

@@ -23,7 +23,7 @@ from gateway.openai.responses.tools import place_tools
 from kvrecall.domain.events import TurnFinished, TurnStarted
 from kvrecall.domain.messages import ToolCall, json_object
 from kvrecall.domain.reports import TurnOutcome
-from services.turn_stream import (
+from services.streams.turn import (
     ArgumentsDelta,
     ReasoningDelta,
     TextDelta,

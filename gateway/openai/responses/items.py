@@ -44,7 +44,7 @@ from gateway.openai.responses.objects import is_committed
 from gateway.openai.responses.tools import Toolbox, place_tools
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from services.catalog.responses import StoredResponse
 from services.service import SessionService
 

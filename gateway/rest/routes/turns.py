@@ -19,7 +19,7 @@ from gateway.rest.schemas.turns import Turn, TurnBody, to_turn
 from gateway.rest.session_events import SessionEvents
 from kvrecall.domain.events import TurnStarted
 from services.service import SessionService
-from services.turn_stream import TurnProgress, TurnStream
+from services.streams.turn import TurnProgress, TurnStream
 
 STREAM_CONTENT = {
     "description": "The committed turn, or the stream of its events.",

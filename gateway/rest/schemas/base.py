@@ -14,7 +14,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from kvrecall.domain.session_settings import MAX_CACHE_SALT
+from kvrecall.domain.settings.session import MAX_CACHE_SALT
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CACHE_SALT)]

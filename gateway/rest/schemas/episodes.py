@@ -7,8 +7,8 @@ from pydantic import Field
 from gateway.rest.schemas.base import Body, report_one_error
 from gateway.rest.schemas.public import copy_optional, copy_to
 from kvrecall import client
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import EpisodeBuild, EpisodeSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import EpisodeBuild, EpisodeSettings
 from services.catalog.records import EpisodeSet
 
 EpisodeCountBody = Annotated[

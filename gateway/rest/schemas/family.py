@@ -2,7 +2,7 @@
 
 from gateway.rest.schemas.public import to_time
 from kvrecall import client
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.state_machine import SessionState
 from services.reading.family import Family, Member
 
 

@@ -13,7 +13,7 @@ from gateway.rest.schemas.messages import (
 )
 from gateway.rest.schemas.public import copy_optional, copy_to
 from kvrecall import client
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.reading.turn_records import TurnRecord
 
 

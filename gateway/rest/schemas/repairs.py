@@ -8,7 +8,7 @@ from gateway.rest.schemas.public import copy_to, to_time
 from kvrecall import client
 from kvrecall.domain.reports import RepairReport
 from services.catalog.records import RepairRecord
-from services.repair_history import RepairHistoryEntry
+from services.repairs.history import RepairHistoryEntry
 
 RecordT = TypeVar("RecordT", bound=client.PauseRepair)
 

@@ -9,16 +9,16 @@ from gateway.rest.schemas.base import Body, JsonObject, Name
 from gateway.rest.schemas.episodes import EpisodesBody
 from gateway.rest.schemas.public import copy_optional, copy_to
 from kvrecall import client
-from kvrecall.domain.session_settings import (
+from kvrecall.domain.settings.prefill import Prefill
+from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.reselection import Reselection
+from kvrecall.domain.settings.retrieval import Retrieval
+from kvrecall.domain.settings.session import (
     EpisodeSettings,
     LayerBudgets,
     RepairTrigger,
     SessionSettings,
 )
-from kvrecall.domain.settings.prefill import Prefill
-from kvrecall.domain.settings.repair import RepairSettings
-from kvrecall.domain.settings.reselection import Reselection
-from kvrecall.domain.settings.retrieval import Retrieval
 
 
 class ReselectionBody(Body):

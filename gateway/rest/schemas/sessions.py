@@ -26,12 +26,12 @@ from gateway.rest.schemas.messages import ToolBody
 from gateway.rest.schemas.public import copy_optional, copy_to
 from gateway.rest.schemas.research import ResearchBody, to_research
 from kvrecall import client
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.settings.methods import FULL_CACHE
-from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 from services.reading.search import FoundSessions
 
 BudgetBody = Annotated[

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.openai.responses.ids import TurnName
 from kvrecall.domain.errors import UnknownConversation, UnknownResponse
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from kvrecall_server.admin.archive.record import Record, RecordKind
 from kvrecall_server.app.errors import BadSessionFile
 from services.catalog.base import Catalog

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.settings.invalid import find_invalid
 from kvrecall.domain.tool_calls import PendingCall, ToolOutput, summarize_pieces
 from kvrecall_server.admin.archive.record import Record, RecordKind

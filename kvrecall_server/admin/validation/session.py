@@ -7,7 +7,7 @@ from dataclasses import replace
 from google.protobuf.message import DecodeError
 
 from kvrecall.domain.rewrites.rewrite import Rewrite
-from kvrecall.domain.session_settings import MAX_CACHE_SALT
+from kvrecall.domain.settings.session import MAX_CACHE_SALT
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.admin.validation.bounds import Bounds
 from kvrecall_server.admin.validation.state import (

@@ -26,7 +26,7 @@ def build_setup(model: str, budget: str, seed: int, block: int, episodes: str) -
     """
     from evals.configs import FULL, parse_config
     from evals.harness import Setup
-    from kvrecall.domain.session_settings import EpisodeSettings
+    from kvrecall.domain.settings.session import EpisodeSettings
 
     if episodes != "auto" and not (episodes.isdecimal() and int(episodes)):
         raise typer.BadParameter(f"{episodes!r} is neither a number of episodes nor auto")

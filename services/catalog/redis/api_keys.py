@@ -7,9 +7,9 @@ from typing import Any
 from kvrecall.domain.errors import CatalogError
 from services.cancellation import run_to_completion
 from services.catalog.api_keys import KeyRecord
-from services.catalog.redis.client import CatalogRedis
-from services.catalog.redis.keys import Keys
-from services.catalog.redis.shared_connection import Command
+from services.catalog.redis.connection.client import CatalogRedis
+from services.catalog.redis.connection.keys import Keys
+from services.catalog.redis.connection.shared import Command
 
 
 class RedisApiKeys:

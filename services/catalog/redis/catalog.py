@@ -25,23 +25,23 @@ from uuid import uuid4
 from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.page_ids import KEY_BYTES
 from services.catalog.redis.api_keys import RedisApiKeys
-from services.catalog.redis.client import CatalogRedis, Client, RedisIdentity
+from services.catalog.redis.connection.client import CatalogRedis, Client, RedisIdentity
+from services.catalog.redis.connection.keys import Keys
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
 from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.idempotency import RedisIdempotency
-from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import Keys
+from services.catalog.redis.indexes.indexes import RedisIndexes
+from services.catalog.redis.indexes.owner_refs import OwnerRefs
+from services.catalog.redis.indexes.page_runs import RedisPageRuns
+from services.catalog.redis.indexes.tenant_use import RedisTenantUse, SessionGrowth
 from services.catalog.redis.leases import RedisLeases
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.page_runs import RedisPageRuns
-from services.catalog.redis.refs import OwnerRefs
 from services.catalog.redis.repairs import RedisRepairs
 from services.catalog.redis.responses import RedisConversations, RedisResponses
 from services.catalog.redis.sessions import RedisSessions
-from services.catalog.redis.slot import SessionSlots
-from services.catalog.redis.tenant_use import RedisTenantUse, SessionGrowth
+from services.catalog.redis.slot.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
 from services.catalog.redis.turns import RedisTurns
 from services.catalog.versions import build_catalog_version

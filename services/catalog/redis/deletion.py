@@ -14,15 +14,15 @@ from secrets import token_hex
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from services.catalog.records import CREATION_SECONDS, IdempotencyRecord, OrphanedPages
 from services.catalog.redis import mapping, scripts
-from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.connection.client import CatalogRedis
+from services.catalog.redis.connection.keys import META, OWNERS, TOMBSTONE, Keys
+from services.catalog.redis.connection.shared import Command
 from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.idempotency import RedisIdempotency
-from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import META, OWNERS, TOMBSTONE, Keys
-from services.catalog.redis.page_runs import RedisPageRuns
-from services.catalog.redis.refs import OwnerRefs, OwnerState
-from services.catalog.redis.shared_connection import Command
-from services.catalog.redis.slot import SessionSlots, require_own_slot
+from services.catalog.redis.indexes.indexes import RedisIndexes
+from services.catalog.redis.indexes.owner_refs import OwnerRefs, OwnerState
+from services.catalog.redis.indexes.page_runs import RedisPageRuns
+from services.catalog.redis.slot.slot import SessionSlots, require_own_slot
 
 # The number of random tombstones that a deletion or a sweep checks for unfinished work.
 _TOMBSTONES_CHECKED = 16

@@ -4,14 +4,14 @@ from kvrecall.domain.errors import UnknownEpisode, UnknownSession
 from services.cancellation import run_to_completion
 from services.catalog.records import BuildCommit, EpisodeSet, SegmentRecord, SegmentsCommit
 from services.catalog.redis import mapping
-from services.catalog.redis.commits import (
+from services.catalog.redis.connection.keys import BUILT, EPISODE_SET, EPISODES, LABELS, SEGMENTS
+from services.catalog.redis.slot.commits import (
     RedisCommit,
     build_clear_episodes,
     build_episodes,
     build_segments,
 )
-from services.catalog.redis.keys import BUILT, EPISODE_SET, EPISODES, LABELS, SEGMENTS
-from services.catalog.redis.slot import SessionSlots
+from services.catalog.redis.slot.slot import SessionSlots
 
 
 class RedisEpisodes:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog.redis import scripts
-from services.catalog.redis.client import CatalogRedis
-from services.catalog.redis.indexes import RedisIndexes, decode_scored
-from services.catalog.redis.keys import Keys
-from services.catalog.redis.shared_connection import Command
-from services.catalog.redis.slot import SessionSlots
+from services.catalog.redis.connection.client import CatalogRedis
+from services.catalog.redis.connection.keys import Keys
+from services.catalog.redis.connection.shared import Command
+from services.catalog.redis.indexes.indexes import RedisIndexes, decode_scored
+from services.catalog.redis.slot.slot import SessionSlots
 
 # An entry without a session that was due longer ago was left by a crash: no creation takes so long.
 _STALE_SECONDS = 3600.0

@@ -6,8 +6,8 @@ from urllib.parse import quote, unquote
 
 from kvrecall.domain.errors import CatalogError
 from services.catalog.records import HistoryEntry
-from services.catalog.redis.client import CatalogRedis
-from services.catalog.redis.keys import Keys
+from services.catalog.redis.connection.client import CatalogRedis
+from services.catalog.redis.connection.keys import Keys
 
 _HISTORY_SECONDS = 30 * 86_400
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from kvrecall.domain.errors import CatalogError, IdempotencyConflict
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.redis import scripts
-from services.catalog.redis.client import CatalogRedis
-from services.catalog.redis.keys import Keys
+from services.catalog.redis.connection.client import CatalogRedis
+from services.catalog.redis.connection.keys import Keys
 
 # The longest time that a creation keeps others with its key waiting, if its process was killed.
 _CLAIM_SECONDS = 10.0

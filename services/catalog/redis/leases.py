@@ -11,14 +11,14 @@ from services.catalog.records import (
     Lease,
 )
 from services.catalog.redis import scripts
-from services.catalog.redis.client import CatalogRedis
-from services.catalog.redis.commits import (
-    build_take_over,
-)
-from services.catalog.redis.keys import (
+from services.catalog.redis.connection.client import CatalogRedis
+from services.catalog.redis.connection.keys import (
     Keys,
 )
-from services.catalog.redis.slot import SessionSlots
+from services.catalog.redis.slot.commits import (
+    build_take_over,
+)
+from services.catalog.redis.slot.slot import SessionSlots
 
 
 class RedisLeases:

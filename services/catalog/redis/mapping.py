@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.records import (
     CallPosition,

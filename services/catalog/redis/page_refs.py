@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kvrecall.domain.errors import CatalogError, UnknownSession
-from kvrecall.domain.session import SharedPages
+from kvrecall.domain.sessions.session import SharedPages
 from services.cancellation import run_to_completion
 from services.catalog.records import KnownPrefix, OrphanedPages
 from services.catalog.redis import scripts
-from services.catalog.redis.client import CatalogRedis
-from services.catalog.redis.commits import RedisCommit
+from services.catalog.redis.connection.client import CatalogRedis
+from services.catalog.redis.connection.keys import OWNERS
 from services.catalog.redis.deletion import SessionDeletion
-from services.catalog.redis.keys import OWNERS
-from services.catalog.redis.page_runs import RedisPageRuns
-from services.catalog.redis.refs import GRACE_SECONDS, OwnerRefs
-from services.catalog.redis.slot import SessionSlots
+from services.catalog.redis.indexes.owner_refs import GRACE_SECONDS, OwnerRefs
+from services.catalog.redis.indexes.page_runs import RedisPageRuns
+from services.catalog.redis.slot.commits import RedisCommit
+from services.catalog.redis.slot.slot import SessionSlots
 
 
 class RedisPageRefs:

@@ -4,10 +4,10 @@ from kvrecall.domain.errors import CatalogError, UnknownSession
 from services.cancellation import run_to_completion
 from services.catalog.records import RepairCommit, RepairRecord
 from services.catalog.redis import mapping
-from services.catalog.redis.commits import build_repair
-from services.catalog.redis.keys import META, REPAIRS
-from services.catalog.redis.slot import ChangedMeanwhile, SessionSlots
-from services.catalog.redis.tenant_use import SessionGrowth
+from services.catalog.redis.connection.keys import META, REPAIRS
+from services.catalog.redis.indexes.tenant_use import SessionGrowth
+from services.catalog.redis.slot.commits import build_repair
+from services.catalog.redis.slot.slot import ChangedMeanwhile, SessionSlots
 
 _MAX_ATTEMPTS = 8
 

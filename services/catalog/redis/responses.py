@@ -23,18 +23,18 @@ from services.cancellation import run_to_completion
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import scripts
-from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.connection.client import CatalogRedis
+from services.catalog.redis.connection.keys import Keys
+from services.catalog.redis.connection.shared import Argument, Command
 from services.catalog.redis.idempotency import RedisIdempotency
-from services.catalog.redis.indexes import list_within
-from services.catalog.redis.keys import Keys
-from services.catalog.redis.shared_connection import Argument, Command
-from services.catalog.redis.slot import require_own_slot
-from services.catalog.redis.tenant_use import (
+from services.catalog.redis.indexes.indexes import list_within
+from services.catalog.redis.indexes.tenant_use import (
     CONVERSATION,
     RESPONSE,
     Growth,
     RedisTenantUse,
 )
+from services.catalog.redis.slot.slot import require_own_slot
 from services.catalog.responses import (
     ItemBounds,
     StoredConversation,

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError, QuotaExceeded, UnknownSession, UnknownTurn
-from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
@@ -25,17 +25,7 @@ from services.catalog.records import (
     SessionPage,
 )
 from services.catalog.redis import mapping, scripts
-from services.catalog.redis.commits import (
-    RedisCommit,
-    build_create,
-    build_episodes,
-    build_segments,
-)
-from services.catalog.redis.deletion import SessionDeletion
-from services.catalog.redis.expiry import RedisExpiry
-from services.catalog.redis.idempotency import RedisIdempotency
-from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import (
+from services.catalog.redis.connection.keys import (
     CALLS,
     EPISODE_SET,
     HISTORY,
@@ -44,10 +34,20 @@ from services.catalog.redis.keys import (
     TOKENS,
     TURNS,
 )
+from services.catalog.redis.deletion import SessionDeletion
+from services.catalog.redis.expiry import RedisExpiry
+from services.catalog.redis.idempotency import RedisIdempotency
+from services.catalog.redis.indexes.indexes import RedisIndexes
+from services.catalog.redis.indexes.page_runs import RedisPageRuns
+from services.catalog.redis.indexes.tenant_use import RedisTenantUse, SessionGrowth
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.page_runs import RedisPageRuns
-from services.catalog.redis.slot import NEW, SessionSlots, build_incomplete
-from services.catalog.redis.tenant_use import RedisTenantUse, SessionGrowth
+from services.catalog.redis.slot.commits import (
+    RedisCommit,
+    build_create,
+    build_episodes,
+    build_segments,
+)
+from services.catalog.redis.slot.slot import NEW, SessionSlots, build_incomplete
 
 
 class RedisSessions:

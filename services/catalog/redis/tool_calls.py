@@ -8,11 +8,11 @@ from services.cancellation import run_to_completion
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import mapping, scripts
-from services.catalog.redis.commits import build_call_report
-from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import CALLS
-from services.catalog.redis.slot import SessionSlots
-from services.catalog.redis.tenant_use import SessionGrowth
+from services.catalog.redis.connection.keys import CALLS
+from services.catalog.redis.indexes.indexes import RedisIndexes
+from services.catalog.redis.indexes.tenant_use import SessionGrowth
+from services.catalog.redis.slot.commits import build_call_report
+from services.catalog.redis.slot.slot import SessionSlots
 
 
 class RedisToolCalls:

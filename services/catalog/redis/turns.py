@@ -5,20 +5,20 @@ import time
 from collections.abc import Awaitable
 
 from kvrecall.domain.errors import CatalogError, UnknownSession
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from services.cancellation import run_to_completion
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import HistoryEntry, IdempotencyRecord, SettleCommit, TurnCommit
 from services.catalog.redis import mapping
-from services.catalog.redis.commits import build_settled, build_turn
+from services.catalog.redis.connection.keys import META, STATES, TOKENS, TURNS
 from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.histories import RedisHistories
-from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import META, STATES, TOKENS, TURNS
+from services.catalog.redis.indexes.indexes import RedisIndexes
+from services.catalog.redis.indexes.page_runs import RedisPageRuns
+from services.catalog.redis.indexes.tenant_use import SessionGrowth
 from services.catalog.redis.page_refs import RedisPageRefs
-from services.catalog.redis.page_runs import RedisPageRuns
-from services.catalog.redis.slot import SessionSlots, build_incomplete
-from services.catalog.redis.tenant_use import SessionGrowth
+from services.catalog.redis.slot.commits import build_settled, build_turn
+from services.catalog.redis.slot.slot import SessionSlots, build_incomplete
 from services.catalog.serialization import decode_tokens, unpack
 
 

@@ -5,8 +5,8 @@ import sqlite3
 
 from kvrecall.domain.errors import CatalogError
 from services.catalog.api_keys import KeyRecord
-from services.catalog.sqlite.database import Database
-from services.catalog.sqlite.queries import build_insert, fetch_all, fetch_one, fetch_value
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import build_insert, fetch_all, fetch_one, fetch_value
 
 
 class SqliteApiKeys:

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from services.catalog.claims import Claims
 from services.catalog.sqlite.api_keys import SqliteApiKeys
-from services.catalog.sqlite.database import Database, open_database
 from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.expiry import SqliteExpiry
 from services.catalog.sqlite.histories import SqliteHistories
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
 from services.catalog.sqlite.page_refs import SqlitePageRefs
-from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.responses import SqliteConversations, SqliteResponses
 from services.catalog.sqlite.sessions import SqliteSessions
+from services.catalog.sqlite.storage.database import Database, open_database
+from services.catalog.sqlite.storage.reader import SnapshotReader
 from services.catalog.sqlite.tool_calls import SqliteToolCalls
 from services.catalog.sqlite.turns import SqliteTurns
 

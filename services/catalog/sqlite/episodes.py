@@ -6,8 +6,8 @@ from kvrecall.domain.errors import UnknownEpisode
 from services.catalog.records import BuildCommit, EpisodeSet, SegmentRecord, SegmentsCommit
 from services.catalog.serialization import seal, unseal
 from services.catalog.sqlite import mapping
-from services.catalog.sqlite.database import Database
-from services.catalog.sqlite.queries import (
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import (
     build_insert,
     fetch_all,
     fetch_one,

@@ -2,15 +2,15 @@
 
 import sqlite3
 
-from kvrecall.domain.session import Session
-from services.catalog.sqlite.database import Database
-from services.catalog.sqlite.queries import (
-    Row,
-)
-from services.catalog.sqlite.reader import SnapshotReader
+from kvrecall.domain.sessions.session import Session
 from services.catalog.sqlite.session_rows import (
     read_sessions,
 )
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import (
+    Row,
+)
+from services.catalog.sqlite.storage.reader import SnapshotReader
 
 
 class SqliteExpiry:

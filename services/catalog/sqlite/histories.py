@@ -5,8 +5,8 @@ import sqlite3
 from collections.abc import Sequence
 
 from services.catalog.records import HistoryEntry
-from services.catalog.sqlite.database import Database
-from services.catalog.sqlite.queries import (
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import (
     fetch_all,
 )
 

@@ -7,8 +7,8 @@ import sqlite3
 
 from kvrecall.domain.errors import IdempotencyConflict
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
-from services.catalog.sqlite.database import Database
-from services.catalog.sqlite.queries import build_insert, fetch_one
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import build_insert, fetch_one
 
 _RETAINED_SECONDS = 24 * 3600.0
 _RETAINED_RECORDS = 1000

@@ -3,19 +3,19 @@
 import sqlite3
 
 from kvrecall.domain.errors import UnknownSession
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog.claims import Claims
 from services.catalog.records import (
     Lease,
 )
-from services.catalog.sqlite.database import Database
-from services.catalog.sqlite.queries import (
-    fetch_one,
-)
-from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.session_rows import (
     read_session,
 )
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import (
+    fetch_one,
+)
+from services.catalog.sqlite.storage.reader import SnapshotReader
 
 
 class SqliteLeases:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import RepairReport
-from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.sessions.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.records import (
     CallPosition,
@@ -27,7 +27,7 @@ from services.catalog.serialization import (
     seal,
     unseal,
 )
-from services.catalog.sqlite.queries import Row
+from services.catalog.sqlite.storage.queries import Row
 
 # The columns of `episode_sets` that episode maintenance writes; turns write `active`.
 EPISODE_SET_COLUMNS = (

@@ -9,12 +9,12 @@ import sqlite3
 from collections.abc import Sequence
 
 from kvrecall.domain.errors import UnknownSession
-from kvrecall.domain.session import SharedPages
+from kvrecall.domain.sessions.session import SharedPages
 from services.catalog.records import CREATION_SECONDS, KnownPrefix, OrphanedPages
 from services.catalog.serialization import COMMIT_POINTS
-from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.page_runs import drop_pages, find_prefix
-from services.catalog.sqlite.queries import (
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import (
     build_insert,
     fetch_all,
     fetch_one,

@@ -7,7 +7,7 @@ from kvrecall.domain.page_ids import join_ids, split_ids
 from services.catalog import page_tree
 from services.catalog.page_tree import SESSIONS_FOUND, Run
 from services.catalog.records import KnownPrefix
-from services.catalog.sqlite.queries import fetch_all, fetch_one
+from services.catalog.sqlite.storage.queries import fetch_all, fetch_one
 
 # The most runs behind a prefix that are searched for sessions. Each has one, or some run behind it has.
 _RUNS_SEARCHED = 256

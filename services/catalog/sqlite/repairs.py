@@ -5,11 +5,11 @@ import time
 
 from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import RepairReport
-from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.settings.session import RepairTrigger
 from services.catalog.records import REPAIRS_RETAINED, RepairCommit, RepairDetails, RepairRecord
 from services.catalog.sqlite import mapping, session_rows
-from services.catalog.sqlite.database import Database
-from services.catalog.sqlite.queries import fetch_all, fetch_value, insert, require_session
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import fetch_all, fetch_value, insert, require_session
 
 
 class SqliteRepairs:

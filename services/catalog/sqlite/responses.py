@@ -20,9 +20,9 @@ from services.catalog.responses import (
     StoredItem,
     StoredResponse,
 )
-from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import (
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import (
     Row,
     check_use,
     fetch_all,

@@ -7,8 +7,8 @@ import sqlite3
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import Session, SharedPages
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.records import KeptState, SessionPage
 from services.catalog.serialization import (
@@ -22,7 +22,7 @@ from services.catalog.serialization import (
 from services.catalog.sqlite import mapping, page_refs
 from services.catalog.sqlite.page_refs import RESERVED
 from services.catalog.sqlite.page_runs import set_pages
-from services.catalog.sqlite.queries import Row, fetch_value, insert
+from services.catalog.sqlite.storage.queries import Row, fetch_value, insert
 from services.catalog.sqlite.tool_calls import IS_OPEN
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError, UnknownSession, UnknownTurn
-from kvrecall.domain.session import Session
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 from services.catalog.claims import Claims
 from services.catalog.quota import UNLIMITED, TenantLimits, TenantUse
 from services.catalog.records import (
@@ -23,9 +23,16 @@ from services.catalog.records import (
 )
 from services.catalog.serialization import unseal
 from services.catalog.sqlite import episodes, mapping, page_refs, tool_calls
-from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import (
+from services.catalog.sqlite.session_rows import (
+    add_session,
+    count_by_state,
+    count_sessions,
+    read_page,
+    read_session,
+)
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import (
     Row,
     check_use,
     fetch_all,
@@ -34,14 +41,7 @@ from services.catalog.sqlite.queries import (
     read_use,
     require_session,
 )
-from services.catalog.sqlite.reader import SnapshotReader
-from services.catalog.sqlite.session_rows import (
-    add_session,
-    count_by_state,
-    count_sessions,
-    read_page,
-    read_session,
-)
+from services.catalog.sqlite.storage.reader import SnapshotReader
 
 # The number of ids of one query: others wait for the connection meanwhile.
 _IDS_AT_ONCE = 2000

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping
 
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import CallPosition, IdempotencyRecord
 from services.catalog.sqlite import mapping
-from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import check_session_use, fetch_all, fetch_one, insert
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import check_session_use, fetch_all, fetch_one, insert
 
 IS_OPEN = "session = :session AND consumed_in_turn IS NULL"
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from services.catalog.quota import UNLIMITED, TenantLimits
 from services.catalog.records import HistoryEntry, IdempotencyRecord, SettleCommit, TurnCommit
 from services.catalog.serialization import decode_tokens, unpack, unseal
@@ -14,10 +14,10 @@ from services.catalog.sqlite import (
     session_rows,
     tool_calls,
 )
-from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.histories import add_history
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import (
+from services.catalog.sqlite.storage.database import Database
+from services.catalog.sqlite.storage.queries import (
     check_session_use,
     fetch_all,
     fetch_one,

@@ -11,7 +11,7 @@ from evals.configs import FULL, parse_config
 from evals.harness import Session, Setup
 from evals.suites.methods import suite as methods_suite
 from evals.suites.methods.suite import MethodCase, load_case
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from reference import MODEL_PATH
 
 

@@ -15,11 +15,11 @@ from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.conversations.continuation import Conversation
-from services.turn_stream import ReasoningDelta, TextDelta, TurnProgress
+from services.streams.turn import ReasoningDelta, TextDelta, TurnProgress
 
 Json = dict[str, Any]
 PATH = "/v1/messages"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS
+from kvrecall.domain.settings.session import PAUSE_TRIGGERS
 from kvrecall.protocol.v1 import worker_pb2
 from kvrecall_server.testing import StubWorker
 from tests.gateway.contract.clients import Client, Refused

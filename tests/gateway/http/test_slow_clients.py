@@ -12,7 +12,7 @@ import uvicorn
 
 from gateway.http.server import server_options
 from gateway.http.settings import GatewaySettings
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 
 # The limits under test are far below this; a test waits no longer for a connection's end.
 PATIENCE_SECONDS = 60.0

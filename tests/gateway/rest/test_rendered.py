@@ -11,9 +11,9 @@ from gateway.rest.rendered import RenderedSessions
 from gateway.rest.schemas.sessions import to_session
 from kvrecall import client
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
+from kvrecall.domain.settings.session import SessionSettings
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from kvrecall.domain.episodes import (
     vectors_from_bytes,
     vectors_to_bytes,
 )
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall.domain.utterances import Utterance
 
 TOKENS = 10

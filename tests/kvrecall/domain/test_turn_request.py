@@ -18,8 +18,8 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger, SessionSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import PAUSE_TRIGGERS, RepairTrigger, SessionSettings
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.domain.tool_events import timed_out
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn

@@ -6,7 +6,7 @@ import pytest
 
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from kvrecall.domain.utterances import Utterance, query_text, utterances
 
 CALL = ToolCall("c", "weather", '{"city": "Bern"}')

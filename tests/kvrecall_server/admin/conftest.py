@@ -12,12 +12,12 @@ import pytest
 
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall_server.app.local_service import build_service
 from kvrecall_server.app.settings import Settings
 from reference import MODEL_PATH
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 from services.service import SessionService
 
 FACTS = (

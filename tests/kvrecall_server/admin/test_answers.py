@@ -11,8 +11,8 @@ import pytest
 from gateway.app import create_app
 from gateway.http.settings import GatewaySettings
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall_server.admin.archive.answers import Answers, from_answer_records
 from kvrecall_server.admin.archive.record import Record, RecordKind
 from kvrecall_server.app.errors import BadSessionFile

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session, SharedPages
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.admin.archive.pages import read_pages
 from kvrecall_server.admin.fsck import (

@@ -13,7 +13,7 @@ import torch
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message, Sampling, ToolCall
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest

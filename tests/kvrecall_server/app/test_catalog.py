@@ -14,8 +14,8 @@ import pytest
 from pydantic import SecretStr
 
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall_server.app.catalog import open_catalog
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.settings import Settings

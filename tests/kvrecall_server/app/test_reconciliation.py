@@ -10,7 +10,7 @@ import pytest
 from kvrecall.domain.errors import UnknownSession, WorkerRefused
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall_server.app.local_worker import LocalWorkerClient
 from kvrecall_server.app.wiring import build_worker_service

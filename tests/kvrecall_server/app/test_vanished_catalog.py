@@ -11,7 +11,7 @@ import pytest
 from kvrecall.domain.errors import CatalogReplaced
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall_server.app.local_worker import LocalWorkerClient
 from kvrecall_server.app.redis import redis_client

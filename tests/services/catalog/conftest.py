@@ -16,8 +16,8 @@ from kvrecall.domain.reports import (
     RetrievalReport,
     TurnOutcome,
 )
-from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session, Turn
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall_server.app.redis import redis_client
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit

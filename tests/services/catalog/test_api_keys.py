@@ -10,7 +10,7 @@ from kvrecall.domain.errors import CatalogError
 from services.catalog.api_keys import KeyRecord
 from services.catalog.sqlite.api_keys import SqliteApiKeys
 from services.catalog.sqlite.catalog import SqliteCatalog
-from services.catalog.sqlite.database import open_beside
+from services.catalog.sqlite.storage.database import open_beside
 
 FIRST = KeyRecord("aaaaaaaa", "0f", "p1", "ann", "laptop", ("infer", "admin"), 5.25, 99.5)
 SECOND = KeyRecord("bbbbbbbb", "1f", "p1", "", "", (), 4.0)

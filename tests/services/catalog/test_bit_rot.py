@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit
 from services.catalog.redis.catalog import RedisCatalog

@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from kvrecall.domain.page_ids import KEY_BYTES
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session, SharedPages
 from services.catalog.base import Catalog
 from services.catalog.records import ForkCommit, OrphanedPages, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog

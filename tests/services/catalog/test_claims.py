@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from kvrecall.domain.errors import SessionBusy, UnknownSession
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog.base import Catalog
 from services.catalog.records import Lease
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import StaleEpoch, UnknownSession
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.commit_points import CommitPoint
+from kvrecall.domain.sessions.session import Session, SharedPages
 from services.catalog.base import Catalog
 from services.catalog.records import ForkCommit, SessionDump, SettleCommit, TurnCommit
 

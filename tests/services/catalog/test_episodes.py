@@ -6,8 +6,8 @@ import pytest
 
 from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownEpisode, UnknownSession
 from kvrecall.domain.reports import EpisodeReport, MemoryReport, TurnOutcome
-from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_settings import EpisodeSettings, SessionSettings
+from kvrecall.domain.sessions.session import Session, Turn
+from kvrecall.domain.settings.session import EpisodeSettings, SessionSettings
 from services.catalog.base import Catalog
 from services.catalog.records import (
     BuildCommit,

@@ -9,13 +9,13 @@ from uuid import uuid4
 
 import pytest
 
-from kvrecall.domain import session_settings
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings import session as session_settings
 from kvrecall_server.app.redis import redis_client
 from services.catalog.base import Catalog
 from services.catalog.records import ForkCommit, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
-from services.catalog.redis.keys import Keys
+from services.catalog.redis.connection.keys import Keys
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

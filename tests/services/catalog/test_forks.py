@@ -10,7 +10,7 @@ from kvrecall.domain.errors import UnknownCall, UnknownEpisode, UnknownSession, 
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session, SharedPages
 from kvrecall.domain.tool_calls import CallStatus, PendingCall, ToolOutput
 from services.catalog.base import Catalog
 from services.catalog.records import (

@@ -7,7 +7,7 @@ import pytest
 
 from kvrecall.domain.errors import StaleEpoch, UnknownSession
 from kvrecall.domain.events import ServiceEvent, WriterFenced
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog import base
 from services.catalog.api_keys import ApiKeys
 from services.catalog.observed import CatalogCall, Kind, ObservedCatalog, get_kind

@@ -7,7 +7,7 @@ import pytest
 
 from kvrecall.domain.errors import QuotaExceeded, StaleEpoch, UnknownSession
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog.base import Catalog
 from services.catalog.quota import TenantLimits
 from services.catalog.records import ForkCommit, SessionDump, SettleCommit, TurnCommit

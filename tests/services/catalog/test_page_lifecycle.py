@@ -7,7 +7,7 @@ import pytest
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 
 SYSTEM = Message("system", "you help people with everything they want")
 ALL = 1 << 20

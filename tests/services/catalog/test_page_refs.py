@@ -7,7 +7,7 @@ import pytest
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.page_ids import join_ids
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session, SharedPages
 from services.catalog.base import Catalog
 from services.catalog.page_tree import SESSIONS_FOUND
 from services.catalog.records import (

@@ -8,7 +8,7 @@ import pytest
 
 from kvrecall.domain.errors import QuotaExceeded
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session_settings import ForkOrigin
+from kvrecall.domain.settings.session import ForkOrigin
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.base import Catalog
 from services.catalog.quota import TenantLimits, TenantUse

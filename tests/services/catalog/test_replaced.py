@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from kvrecall.domain.errors import CatalogReplaced
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog.base import Catalog
 from services.catalog.records import OrphanedPages
 from services.catalog.redis.catalog import RedisCatalog

@@ -11,8 +11,8 @@ import pytest
 
 from kvrecall.domain.errors import UnknownResponse, UnknownSession
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from services.catalog.base import Catalog
 from services.catalog.responses import StoredResponse
 from services.catalog.sqlite.catalog import SqliteCatalog

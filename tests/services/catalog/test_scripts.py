@@ -9,7 +9,7 @@ import pytest
 
 import services.catalog
 from services.catalog.redis import scripts
-from services.catalog.sqlite.schema import load_schema
+from services.catalog.sqlite.storage.schema import load_schema
 
 CATALOG = Path(services.catalog.__file__).parent
 LUA_FILES = sorted(path.name for path in (CATALOG / "redis" / "scripts").glob("*.lua"))

@@ -17,10 +17,10 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.settings.reselection import Reselection
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.tool_calls import CallStatus
 from services.catalog.base import Catalog
 from services.catalog.records import (

@@ -9,9 +9,9 @@ from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import RepairTrigger
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.sessions.state_machine import SessionState
+from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.tool_calls import CallStatus, ToolOutput
 from services.catalog.base import Catalog
 from services.catalog.records import REPAIRS_RETAINED, RepairCommit, RepairDetails, TurnCommit

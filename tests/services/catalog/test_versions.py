@@ -17,10 +17,10 @@ from kvrecall_server.app.redis import redis_client
 from kvrecall_server.app.settings import Settings
 from services.catalog.redis.catalog import SCHEMA_VERSION as REDIS_VERSION
 from services.catalog.redis.catalog import RedisCatalog
-from services.catalog.redis.keys import Keys
+from services.catalog.redis.connection.keys import Keys
 from services.catalog.sqlite.catalog import SqliteCatalog
-from services.catalog.sqlite.database import open_beside
-from services.catalog.sqlite.schema import APPLICATION_ID, SCHEMA_VERSION
+from services.catalog.sqlite.storage.database import open_beside
+from services.catalog.sqlite.storage.schema import APPLICATION_ID, SCHEMA_VERSION
 
 Open = Callable[..., Awaitable[RedisCatalog]]
 

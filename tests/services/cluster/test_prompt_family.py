@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.settings.session import SessionSettings
 from services.cluster.prompt_family import prompt_family
 
 SETTINGS = SessionSettings(budget=64, repair_rows=8, method="snapkv", tenant="ann")

@@ -10,8 +10,8 @@ import pytest
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import BRANCH_SECONDS
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.settings.session import BRANCH_SECONDS
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import PAUSE_TRIGGERS, RepairTrigger
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.settings.session import PAUSE_TRIGGERS, RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.testing._stub_values import PAGE_TOKENS

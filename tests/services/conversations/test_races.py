@@ -11,13 +11,13 @@ import pytest
 from kvrecall.domain.errors import SessionBusy, UnknownSession
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import ForkOrigin
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.settings.session import ForkOrigin
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.records import IdempotencyKey
 from services.conversations.choices import ChoiceProgress
 from services.conversations.continuation import Continuation, Conversation
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
 TURN = TurnRequest((), sampling=Sampling(50))

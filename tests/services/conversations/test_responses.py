@@ -16,13 +16,13 @@ from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.responses import StoredResponse
 from services.conversations.continuation import Conversation
 from services.conversations.responses import RecordedStream
-from services.turn_stream import TextDelta, TurnProgress
+from services.streams.turn import TextDelta, TurnProgress
 
 SETTINGS = CreateSession(budget=64, repair_rows=8, seed=1)
 TURN = TurnRequest((), sampling=Sampling(50))

@@ -9,7 +9,7 @@ from kvrecall.domain.errors import SessionMismatch
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
-from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.responses import StoredResponse
 from services.conversations.continuation import Continuation, Conversation

@@ -12,7 +12,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import ServiceError, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb

@@ -15,8 +15,8 @@ from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import EpisodeReport
-from kvrecall.domain.session_request import CreateSession
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.sessions.request import CreateSession
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey

@@ -19,7 +19,7 @@ from kvrecall.domain.events import (
 )
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus
 from services.feed.notices import Notice, to_notices
 

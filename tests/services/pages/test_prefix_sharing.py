@@ -12,7 +12,7 @@ import pytest
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
 from kvrecall.domain.page_ids import ID_BYTES
-from services.forks import ForkRequest
+from services.lifecycle.forks import ForkRequest
 
 SYSTEM = Message("system", "you help people with everything they want")
 ANN = Message("user", "my name is ann")

@@ -9,8 +9,8 @@ from kvrecall.domain.errors import ManyUnknownSessions, WorkerLost
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.testing import StubWorker, open_catalog
 from services.catalog.base import Catalog

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import RepairDetails, RepairRecord
 from services.reading.memory_map import MapContext, explain, index_repairs

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session, Turn
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall_server.testing import open_catalog
 from services.catalog.base import Catalog
 from services.catalog.records import SessionDump

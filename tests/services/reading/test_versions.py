@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvrecall.domain.messages import Message
-from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from services.reading.versions import get_version
 

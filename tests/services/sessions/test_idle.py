@@ -9,8 +9,8 @@ from kvrecall.domain.events import EventBus, SessionForgotten
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession, resolve_settings
+from kvrecall.domain.sessions.request import CreateSession, resolve_settings
+from kvrecall.domain.sessions.session import Session
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall_server.testing import StubWorker
 from services.sessions.manager import SessionManager

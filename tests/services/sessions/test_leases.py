@@ -15,13 +15,13 @@ from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 from services.sessions.leases import Claim, Leases
-from services.turn_stream import TurnStream
+from services.streams.turn import TurnStream
 
 HELLO = Message("user", "hello there")
 QUICK = ServiceLimits(claim_seconds=0.15, queue_seconds=5)

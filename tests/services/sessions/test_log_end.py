@@ -8,7 +8,7 @@ import pytest
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.rewrites.rewrite import Edit, Rewrite
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.token_log import count_tokens, join_tokens, restate_turns
 from services.sessions.log_end import read_log_end

@@ -11,7 +11,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerRefused
 from kvrecall.domain.events import RepairFailed
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.domain.settings.session import EpisodeSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 HELLO = Message("user", "hello there")

@@ -2,7 +2,7 @@
 
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from services.sessions.turn_log import logged_turns
 
 

@@ -8,7 +8,7 @@ import pytest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
-from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.storage.database import Database
 from services.tool_calls.timeouts import ToolCallTimeouts
 
 HOUR = 3600.0

@@ -12,11 +12,11 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import SIGNAL_CHARACTERS, due_repairs
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session
+from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.domain.tool_calls import PendingCall, summarize_pieces
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType, apply_event, get_piece_index
-from services.repair_runner import read_signal
+from services.repairs.runner import read_signal
 
 SESSION = Session("s", 1, SessionSettings(64, 8, "snapkv"), 0.0, 0.0, 1, MemoryReport())
 

@@ -18,7 +18,7 @@ from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.records import IdempotencyKey
-from services.turn_stream import ToolCallEmitted
+from services.streams.turn import ToolCallEmitted
 
 HELLO = Message("user", "hello")
 WAITING = {"wait_for_repairs": True}

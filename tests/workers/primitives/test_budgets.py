@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrecall.domain.session_settings import LayerBudgets
+from kvrecall.domain.settings.session import LayerBudgets
 from workers.errors import BadSettings
 from workers.primitives.budgets import get_alpha, share_within_groups, split_budget
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.automatic_budget import LEAST
+from kvrecall.domain.sessions.automatic_budget import LEAST
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 # A slot holds a little more than the least automatic budget, so that texts stay short.

@@ -1,7 +1,7 @@
 """The Lua scripts of the Redis catalog, each run by Redis in one step.
 
-Unless a script's header says otherwise, KEYS are a session's keys in the order of `keys.py`. If
-Redis is out of memory, the first command of a script that may need more fails and nothing is
+Unless a script's header says otherwise, KEYS are a session's keys in the order of `connection/keys.py`.
+If Redis is out of memory, the first command of a script that may need more fails and nothing is
 changed; after the first write of any kind a script runs to its end. So scripts that lead to a
 deletion begin with a write that needs no memory. (Script flags say the same since Redis 7; 6.2 does
 not know them.)

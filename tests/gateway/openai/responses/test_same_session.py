@@ -14,7 +14,7 @@ from gateway.openai.schemas import ChatCompletionBody
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Turn
+from kvrecall.domain.sessions.session import Turn
 from services.conversations.histories import begin, build_history
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from kvrecall.domain.errors import CatalogError, WorkerLost
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.turn_stream import TextDelta, ToolCallEmitted
+from services.streams.turn import TextDelta, ToolCallEmitted
 
 Json = dict[str, Any]
 TOOLS = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]

@@ -16,7 +16,7 @@ from kvrecall.domain.errors import CatalogError, CatalogVersion, UnknownSession
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import RepairReport
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from kvrecall_server.app.redis import redis_client
 from services.catalog.records import (
     EpisodeSet,
@@ -30,7 +30,7 @@ from services.catalog.records import (
     TurnCommit,
 )
 from services.catalog.redis.catalog import RedisCatalog
-from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.connection.client import CatalogRedis
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from kvrecall.domain import session_settings
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.settings import session as session_settings
 from services.catalog.records import ForkCommit, OrphanedPages, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
-from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.connection.client import CatalogRedis
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

@@ -10,7 +10,7 @@ import pytest
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session, SharedPages
 from services.catalog.records import (
     ForkCommit,
     IdempotencyKey,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session, SharedPages
 from services.catalog.records import (
     ForkCommit,
     IdempotencyKey,
@@ -22,7 +22,7 @@ from services.catalog.records import (
 )
 from services.catalog.sqlite import idempotency
 from services.catalog.sqlite.catalog import SqliteCatalog
-from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.storage.database import Database
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

@@ -14,7 +14,7 @@ from kvrecall.domain.errors import (
     CatalogVersion,
 )
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.session import (
+from kvrecall.domain.sessions.session import (
     Session,
 )
 from services.catalog.records import RepairDetails, TurnCommit
@@ -110,8 +110,8 @@ from pathlib import Path
 from services.catalog.records import RepairDetails, TurnCommit
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.sessions.session import Session, Turn
+from kvrecall.domain.settings.session import SessionSettings
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 async def main():

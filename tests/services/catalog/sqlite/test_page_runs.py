@@ -9,7 +9,7 @@ import pytest
 
 from kvrecall.domain.errors import CatalogError, StaleEpoch
 from kvrecall.domain.page_ids import join_ids, split_ids
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog.page_tree import Run
 from services.catalog.records import ForkCommit, TurnCommit
 from services.catalog.sqlite.catalog import SqliteCatalog

@@ -11,12 +11,12 @@ from uuid import uuid4
 import pytest
 
 from kvrecall.domain.errors import CatalogError, UnknownSession
-from kvrecall.domain.session import Session
+from kvrecall.domain.sessions.session import Session
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit
-from services.catalog.sqlite.file import FileIdentity
-from services.catalog.sqlite.reader import SnapshotReader
-from services.catalog.sqlite.session_cache import SessionCache
+from services.catalog.sqlite.storage.file import FileIdentity
+from services.catalog.sqlite.storage.reader import SnapshotReader
+from services.catalog.sqlite.storage.session_cache import SessionCache
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

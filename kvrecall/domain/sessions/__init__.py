@@ -1,0 +1,1 @@
+"""Sessions: asked for, in their states, and as they are committed."""

@@ -1,0 +1,279 @@
+"""Commits to one session: conditions and ready-made commands on its keys, for one script."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from kvrecall.domain.reports import MemoryReport, RepairReport
+from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.settings.session import RepairTrigger
+from kvrecall.domain.tool_calls import PendingCall
+from services.catalog.records import (
+    REPAIRS_RETAINED,
+    BuildCommit,
+    RepairCommit,
+    RepairDetails,
+    RepairRecord,
+    SegmentsCommit,
+    SettleCommit,
+    TurnCommit,
+)
+from services.catalog.redis import mapping
+from services.catalog.redis.connection.keys import (
+    BUILT,
+    CALLS,
+    EPISODE_SET,
+    EPISODES,
+    HISTORY,
+    LABELS,
+    META,
+    OWNERS,
+    RECORD,
+    REPAIRS,
+    SEGMENTS,
+    STATES,
+    TOKENS,
+    TURNS,
+)
+from services.catalog.redis.connection.shared import Argument
+from services.catalog.serialization import MEMORY
+
+# The most words of one command: Lua's `unpack` is limited.
+_MAX_WORDS = 2000
+
+
+@dataclass
+class RedisCommit:
+    """A commit that is built step by step. Indices are those of keys.py; `at` is its Unix time.
+
+    With `allow_oom` it is applied even if Redis is out of memory.
+    """
+
+    at: float = field(default_factory=time.time)
+    allow_oom: bool = False
+    conditions: list[list[Argument]] = field(default_factory=list)
+    commands: list[Argument] = field(default_factory=list)
+
+    def expect(self, reply: str | int, command: str, index: int, *words: Argument) -> Self:
+        """Require a reading command, whose first word is a key, to have this reply (empty: nil)."""
+        self.conditions.append([reply, *_to_words(command, index, words)])
+        return self
+
+    def expect_turns(self, turns: int) -> Self:
+        """Require the session to have so many turns, and all of them in its log.
+
+        A log that Redis had evicted would be continued from its middle.
+        """
+        self.expect(turns, "HGET", META, "turns")
+        return self.expect(turns, "LLEN", TURNS).expect(turns, "LLEN", TOKENS)
+
+    def run(self, command: str, index: int, *words: Argument) -> Self:
+        """Add a command whose first word is a key."""
+        self.commands += _to_words(command, index, words)
+        return self
+
+    def put(self, index: int, fields: Mapping[str, Argument]) -> Self:
+        """Set fields of a hash."""
+        return self._run_in_parts("HSET", index, [word for item in fields.items() for word in item])
+
+    def push(self, index: int, entries: Iterable[Argument]) -> Self:
+        """Append to a list."""
+        return self._run_in_parts("RPUSH", index, list(entries))
+
+    def store_record(self, text: str, milliseconds: int) -> Self:
+        """Store an idempotency record that does not exist yet."""
+        return self.expect(0, "EXISTS", RECORD).run("SET", RECORD, text, "PX", milliseconds)
+
+    def count_bytes(self) -> int:
+        """Return the most bytes that the session may grow by."""
+        texts = (word for word in self.commands if isinstance(word, str | bytes))
+        return sum(len(word.encode() if isinstance(word, str) else word) for word in texts)
+
+    def to_arguments(self) -> list[Argument]:
+        """Return conditions and commands as APPLY_COMMIT takes them."""
+        conditions = [word for condition in self.conditions for word in condition]
+        return [len(self.conditions), *conditions, *self.commands]
+
+    def _run_in_parts(self, command: str, index: int, words: list[Argument]) -> Self:
+        for first in range(0, len(words), _MAX_WORDS):
+            self.run(command, index, *words[first : first + _MAX_WORDS])
+        return self
+
+
+def build_create(session: Session, worker_state: bytes, page_ids: bytes = b"") -> RedisCommit:
+    """Build the commit of a new session, with the owners of the pages it references."""
+    fields = mapping.to_session_fields(session, worker_state, page_ids)
+    commit = RedisCommit().put(META, fields)
+    commit.put(HISTORY, _to_history_fields(session.epoch, session.memory))
+    return commit.put(OWNERS, _to_owner_fields(session.shared))
+
+
+def build_turn(turn_commit: TurnCommit, epoch: int, at: float) -> RedisCommit:
+    """Build the commit, under an epoch at time `at`, of all that a turn changes of its session."""
+    turn = turn_commit.turn
+    commit = RedisCommit(at).expect_turns(turn.number - 1)
+    entry, tokens = mapping.to_turn_entries(turn)
+    commit.push(TURNS, [entry]).push(TOKENS, [tokens])
+    commit.put(META, _to_turn_fields(turn_commit, commit.at))
+    commit.put(HISTORY, _to_history_fields(epoch, turn.outcome.memory))
+    commit.put(EPISODE_SET, {"active": turn_commit.active})
+    if turn_commit.kept is not None:
+        commit.put(STATES, {str(turn.number): turn_commit.kept.packed})
+        if (dropped := turn_commit.kept.get_dropped(turn.number)) is not None:
+            commit.run("HDEL", STATES, str(dropped))
+    if turn_commit.matched:
+        commit.run("HINCRBY", EPISODES, f"matched:{turn_commit.matched}", 1)
+    _put_calls(commit, turn_commit)
+    if turn.outcome.own_repair is not None:
+        _add_repair(commit, turn.number, turn.outcome.own_repair, turn_commit.repaired)
+    if turn_commit.shared is not None:
+        commit.put(META, {"shared": mapping.SHARED.dump_json(turn_commit.shared)})
+        commit.put(OWNERS, _to_owner_fields(turn_commit.shared))
+    return commit
+
+
+def build_repair(repair_commit: RepairCommit, turns: int, open_calls: int) -> RedisCommit:
+    """Build the commit of a repair after that many turns, with so many calls open."""
+    commit = RedisCommit().expect_turns(turns)
+    _mark_done(commit, repair_commit, turns, open_calls)
+    if repair_commit.worker_state is not None:
+        commit.put(META, {"state": repair_commit.worker_state})
+    if repair_commit.memory is not None:
+        commit.put(META, _to_memory_fields(repair_commit.memory))
+    if repair_commit.report is not None:
+        _add_repair(commit, turns + 1, repair_commit.report, repair_commit.details)
+        commit.run("HINCRBY", META, "recent", 1)
+    return commit
+
+
+def build_settled(settle_commit: SettleCommit, epoch: int) -> RedisCommit:
+    """Build the commit, under an epoch, of rows that were settled between turns."""
+    memory = settle_commit.memory
+    states = {"state": settle_commit.worker_state, "page_ids": settle_commit.page_ids}
+    commit = RedisCommit().put(META, states)
+    commit.put(META, _to_memory_fields(memory))
+    return commit.put(HISTORY, _to_history_fields(epoch, memory))
+
+
+def build_call_report(
+    call: PendingCall, at: float, piece: tuple[int, str] | None = None
+) -> RedisCommit:
+    """Build the commit, at time `at`, of a client's report on a call."""
+    commit = RedisCommit(at)
+    commit.put(CALLS, mapping.to_reported_fields(call.stamped(at)))
+    if piece is not None:
+        commit.put(CALLS, mapping.to_piece_fields((call.turn, call.position), dict([piece])))
+    return commit
+
+
+def build_segments(segments_commit: SegmentsCommit) -> RedisCommit:
+    """Build the commit of new segments; centroid and size of their episodes change too."""
+    commit = RedisCommit()
+    segments = segments_commit.segments
+    for segment in segments:
+        commit.expect("", "HGET", SEGMENTS, str(segment.number))
+    commit.put(SEGMENTS, {str(each.number): mapping.to_segment_entry(each) for each in segments})
+    commit.put(LABELS, {str(each.number): each.label for each in segments})
+    for episode in segments_commit.episode_set.episodes:
+        commit.put(EPISODES, mapping.to_grown_episode_fields(episode))
+    return commit.put(EPISODE_SET, mapping.to_set_fields(segments_commit.episode_set))
+
+
+def build_episodes(build_commit: BuildCommit) -> RedisCommit:
+    """Build the commit that replaces all episodes."""
+    commit = RedisCommit().run("DEL", EPISODES).run("DEL", BUILT)
+    episodes = build_commit.episode_set.episodes
+    for episode, built in zip(episodes, build_commit.built, strict=True):
+        commit.put(EPISODES, mapping.to_episode_fields(episode)).put(BUILT, {episode.id: built})
+    labels = {str(number): label for number, label in enumerate(build_commit.labels)}
+    commit.put(LABELS, labels).put(EPISODE_SET, {"ids": mapping.encode_ids(episodes)})
+    return commit.put(EPISODE_SET, mapping.to_set_fields(build_commit.episode_set))
+
+
+def build_clear_episodes() -> RedisCommit:
+    """Build the commit that deletes episodes and segments.
+
+    The active episode and the count of builds stay.
+    """
+    commit = RedisCommit()
+    for index in (EPISODES, BUILT, SEGMENTS, LABELS):
+        commit.run("DEL", index)
+    commit.run("HSETNX", EPISODE_SET, "builds", 0).run("HDEL", EPISODE_SET, "ids")
+    return commit.put(EPISODE_SET, mapping.CLEARED_FIELDS)
+
+
+def build_take_over(worker: str) -> RedisCommit:
+    """Build the commit that starts a new epoch."""
+    return (
+        RedisCommit(allow_oom=True).run("HINCRBY", META, "epoch", 1).put(META, {"worker": worker})
+    )
+
+
+def _to_turn_fields(turn_commit: TurnCommit, at: float) -> dict[str, Argument]:
+    outcome = turn_commit.turn.outcome
+    return _to_memory_fields(outcome.memory) | {
+        "turns": turn_commit.turn.number,
+        "updated_at": repr(at),
+        "output_due": 0 if turn_commit.calls else outcome.output_tokens,
+        "state": turn_commit.worker_state,
+        "page_ids": turn_commit.page_ids,
+        "calls": len(turn_commit.calls),
+        "recent": 0,
+    }
+
+
+def _put_calls(commit: RedisCommit, turn_commit: TurnCommit) -> None:
+    """Put the results that a turn brought for the pause before, and the calls it ended on."""
+    number = turn_commit.turn.number
+    results = turn_commit.inline_results
+    commit.put(
+        CALLS, {f"{number - 1}:inline:{call_id}": result for call_id, result in results.items()}
+    )
+    made = [
+        PendingCall(number, position, call, last_event_at=commit.at)
+        for position, call in enumerate(turn_commit.calls)
+    ]
+    commit.put(CALLS, mapping.to_call_fields(made))
+
+
+def _mark_done(
+    commit: RedisCommit, repair_commit: RepairCommit, turns: int, open_calls: int
+) -> None:
+    repair = repair_commit.repair
+    if repair.trigger is RepairTrigger.LAST_OUTPUT:
+        commit.put(META, {"output_due": 0})
+    elif open_calls:
+        at = f"{turns}:{repair.position}"
+        done: dict[str, tuple[str, Argument]] = {
+            RepairTrigger.TOOL_CALL: (f"{at}:signal", repair.text),
+            RepairTrigger.TOOL_DELTA: (f"{at}:delta", repair.reach),
+            RepairTrigger.TOOL_RESULT: (f"{turns}:repaired:{repair.batch}", 1),
+        }
+        commit.run("HSET", CALLS, *done[repair.trigger])
+
+
+def _add_repair(
+    commit: RedisCommit, turn: int, report: RepairReport, details: RepairDetails
+) -> None:
+    record = RepairRecord(0, turn, time.time(), report, details)
+    commit.push(REPAIRS, [mapping.RECORD.dump_json(record)])
+    commit.run("LTRIM", REPAIRS, -REPAIRS_RETAINED, -1)
+    commit.run("HINCRBY", META, "repairs", 1)
+
+
+def _to_words(command: str, index: int, words: Sequence[Argument]) -> list[Argument]:
+    """Encode a command as APPLY_COMMIT takes it."""
+    return [2 + len(words), command, index + 1, *words]
+
+
+def _to_memory_fields(memory: MemoryReport) -> dict[str, Argument]:
+    return {"memory": MEMORY.dump_json(memory), "length": memory.length}
+
+
+def _to_history_fields(epoch: int, memory: MemoryReport) -> dict[str, int]:
+    return {str(epoch): memory.written_rows} if memory.written_rows else {}
+
+
+def _to_owner_fields(shared: Iterable[SharedPages]) -> dict[str, int]:
+    return {each.owner: each.pages for each in shared}

@@ -1,0 +1,1 @@
+"""Sessions begin and end: creation, forks, deletion."""

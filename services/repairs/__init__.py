@@ -1,0 +1,1 @@
+"""Repairs between turns, and the history of what they brought back."""

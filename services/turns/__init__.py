@@ -1,0 +1,1 @@
+"""Turns, from exclusive access to the session to the commit."""
