@@ -234,8 +234,8 @@ def _limit_sampling(planned: pb.TurnPlanned, sampling: Sampling, generate: bool)
     if room < (1 if generate else 0):
         raise TurnTooLong(
             f"the turn has {planned.prompt_tokens} tokens after {planned.held_tokens}; the model's "
-            f"context, or the slot of a session that evicts nothing, ends at {planned.max_tokens}. "
-            "Send less, or open a new session"
+            f"context, or the slot of a session without recall, ends at {planned.max_tokens}. "
+            "Send less, or open a new session, with recall where the slot is the end"
         )
     return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 

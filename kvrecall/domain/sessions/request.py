@@ -16,7 +16,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.sessions.automatic_budget import choose_budget
-from kvrecall.domain.settings.methods import RECALL, check_method_settings
+from kvrecall.domain.settings.methods import FULL_CACHE, RECALL, check_method_settings
 from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.settings.session import (
     PAUSE_TRIGGERS,
@@ -149,14 +149,14 @@ def _repair_rows(
 ) -> int:
     """Return the rows that are kept free for repair. Raises BudgetOutOfRange.
 
-    By default none where answers retrieve: they find what a repair would promote
-    (docs/design/retrieval.md, "An agent's session").
+    By default none for the full cache, and none where answers retrieve: they find what a repair would
+    promote (docs/design/retrieval.md, "An agent's session").
     """
     asked = request.repair_rows
     budget = choose_budget(0, info.max_budget) if budget is None else budget
     spare = budget - info.min_budget
     if asked is None:
-        if _retrieves(request, method):
+        if method.name == FULL_CACHE or _retrieves(request, method):
             return 0
         least = settings.default_repair_rows
         return min(max(least, int(budget * settings.default_repair_share)) if least else 0, spare)

@@ -55,6 +55,10 @@ def test_answers_that_retrieve_leave_nothing_to_repair_unless_it_is_asked_for() 
     assert chosen(repair_rows=64) == 64
 
 
+def test_the_full_cache_has_nothing_to_repair() -> None:
+    assert chosen(method="full") == 0
+
+
 @pytest.mark.parametrize(
     ("default", "asked", "budget"),
     [(None, None, None), (None, 256, 256), (256, None, 256), (256, "auto", None), (256, 512, 512)],
