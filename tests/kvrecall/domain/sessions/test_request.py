@@ -31,7 +31,7 @@ def resolved(limits: ServiceLimits | None = None, **request: Any) -> SessionSett
         max_context=16_384,
         page_tokens=64,
         token_bytes=960,
-        methods=(MethodInfo("snapkv"), MethodInfo("icecache", retrieves=True)),
+        methods=(MethodInfo("full"), MethodInfo("snapkv"), MethodInfo("icecache", retrieves=True)),
         repair=None,
     )
     return resolve_settings(CreateSession(**request), info, limits or ServiceLimits())
