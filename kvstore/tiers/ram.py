@@ -79,6 +79,11 @@ class RamTier:
         return self._used_bytes
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the resident pages that readers hold, which are among the reserved ones."""
+        return self._held_bytes
+
+    @property
     def room_bytes(self) -> int:
         """Bytes for pages that nobody holds: all that is not reserved."""
         return self.limit_bytes - self._reserved_bytes

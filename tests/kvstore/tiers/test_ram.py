@@ -229,3 +229,20 @@ def test_pages_that_are_here_when_their_bytes_are_reserved_are_not_dropped_for_t
     tier.put([make_page(index) for index in range(10, 14)], backed=True)
     assert stored_indices(tier) == [0, 10, 11, 12, 13]
     tier.check()
+
+
+def test_a_page_that_was_written_anew_is_not_let_go_with_its_old_version(
+    layout: PageLayout, make_page: MakePage
+) -> None:
+    tier = RamTier(4 * layout.page_bytes)
+    old, new = (PageVersion(PageKey("s", 0), sequence) for sequence in (1, 2))
+    tier.put([make_page(0, 1)], backed=True)
+    assert tier.reserve(layout.page_bytes, [old])
+    tier.put([make_page(0, 2)], backed=True)
+    assert tier.held_bytes == 0
+    assert tier.reserve(2 * layout.page_bytes, [new])
+    tier.release(old)
+    assert tier.held_bytes == layout.page_bytes
+    tier.put([make_page(index) for index in range(1, 6)], backed=True)
+    assert tier.contains([new.key]) == [True]
+    tier.check()
