@@ -128,7 +128,7 @@ def open_engine(
 ) -> Engine:
     """An engine whose slots hold so many rows; the stack closes it."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    store = build_store(model, folder, 1 << 30)
+    store = build_store(model, folder)
     stack.callback(store.close)
     engine = Engine(Parts(model, tokenizer, store, WorkerSettings(slots=slots, max_budget=rows)))
     stack.callback(engine.close)

@@ -129,7 +129,8 @@ class Bench:
             shape.n_layers, shape.n_kv_heads, shape.head_dim, keys.dtype, "benchmark"
         )
         room = layout.page_bytes * (-(-self.length // layout.page_tokens) + 1)
-        self.store = RowStore(layout, [RamTier(room)])
+        memory = RamTier(room)
+        self.store = RowStore(layout, [memory])
         self.copy = HostCopy(layout, None)
         self.resident = [
             torch.empty(
@@ -145,7 +146,7 @@ class Bench:
             self.store.append("s", torch.stack([piece, piece], dim=1))
             done += piece.shape[2]
         self.store.flush("s")
-        cache = HostCache(room, layout.page_bytes)
+        cache = HostCache(memory, layout.page_bytes)
         self.taker = PageTaker(self.copy, cache, self.store, "s", self.length)
         self.candidate_tokens = torch.zeros(self.length, dtype=torch.bool)
         self.candidate_tokens[SINKS : SINKS + candidates] = True

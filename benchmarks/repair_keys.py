@@ -227,7 +227,7 @@ def _prefill(seed: int, tokens: int) -> tuple[Tensor, Observed]:
     settings = WorkerSettings(slots=1, max_budget=tokens + 512, block_tokens=512)
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(build_store(model, Path(folder), 1 << 30)) as store,
+        closing(build_store(model, Path(folder))) as store,
     ):
         engine = Engine(Parts(model, tokenizer, store, settings))
         spec = pb.SessionSpec(session="s", epoch=1, method="full", budget=tokens + 512)

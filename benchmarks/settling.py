@@ -39,7 +39,6 @@ PAUSE, TURN, DECODED = "settled in the pause", "settled with the turn", "as deco
 ARMS = (PAUSE, TURN, DECODED)
 FULL = "full"
 KL = "KL to the full cache, millionths of a nat"
-RAM_BYTES = 1 << 31
 NEVER = json.dumps({"reselect": {"every": 256, "first": 2**31 - 1}})
 
 
@@ -91,7 +90,7 @@ def compare_arms(plan: Plan) -> Iterator[Row]:
 def open_engine(model: str, block: int, folder: Path, slots: int) -> Engine:
     """Open an engine whose slots hold a whole conversation."""
     loaded = load(model)
-    store = build_store(loaded.model, folder, RAM_BYTES, store_settings(RAW))
+    store = build_store(loaded.model, folder, tiers=store_settings(RAW))
     limits = WorkerSettings(slots=slots, max_budget=8192, block_tokens=block)
     return Engine(Parts(loaded.model, loaded.tokenizer, store, limits))
 

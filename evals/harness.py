@@ -42,7 +42,7 @@ MAX_REPLY_TOKENS = 32
 # Tokens that a question and its answer may take beside a history that is not evicted.
 TURN_TOKENS = 256
 _SYSTEM: Message = {"role": "system", "content": "You are a helpful assistant."}
-_RAM_BYTES = 1 << 30
+_STATE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def open_worker(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
     settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=setup.block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
         tiers = store_settings(setup.codec)
-        store = build_store(loaded.model, Path(folder), _RAM_BYTES, tiers)
-        states = build_state_store(loaded.model, Path(folder), _RAM_BYTES, tiers)
+        store = build_store(loaded.model, Path(folder), tiers=tiers)
+        states = build_state_store(loaded.model, Path(folder), _STATE_BYTES, tiers)
         scheduler = Scheduler(
             Engine(
                 Parts(loaded.model, loaded.tokenizer, store, settings, sensitivity, states=states)

@@ -38,7 +38,6 @@ from workers.repair.repair import run_pause_repair
 from workers.tasks.turn import run_turn
 
 T = TypeVar("T")
-_RAM_BYTES = 1 << 31
 _NAME = "replayed"
 
 
@@ -247,7 +246,7 @@ def open_replay_session(
     loaded = load(model)
     settings = WorkerSettings(slots=1, max_budget=rows, block_tokens=block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
-        store = build_store(loaded.model, Path(folder), _RAM_BYTES, store_settings(codec))
+        store = build_store(loaded.model, Path(folder), tiers=store_settings(codec))
         engine = Engine(Parts(loaded.model, loaded.tokenizer, store, settings))
         try:
             yield ReplaySession(engine, method, seed)

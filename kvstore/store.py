@@ -31,6 +31,7 @@ from kvstore.sessions.reader import RowReader
 from kvstore.sessions.remover import SessionRemover
 from kvstore.sessions.writer import RowWriter
 from kvstore.tiers.base import UNFENCED, Tier
+from kvstore.tiers.ram import RamTier
 
 
 class RowStore:
@@ -92,6 +93,11 @@ class RowStore:
     def row_layout(self) -> bytes:
         """All that a stored row depends on beside its tokens: model, shape, dtype and lowest codec."""
         return f"{self._layout!r} {self._stack.placement.lowest_codec.name}".encode()
+
+    @property
+    def memory(self) -> RamTier | None:
+        """The RAM tier, in which readers reserve what they keep; None for a store without one on top."""
+        return self._stack.tiers.memory
 
     def open(
         self,
@@ -380,7 +386,7 @@ class RowStore:
             return self._reader.hold(state, pages)
 
     def prefetch(self, session: str) -> None:
-        """Begin to copy the session's last pages into memory, up to half of its limit."""
+        """Begin to copy the session's last pages into memory, up to half of what is not reserved there."""
         self._prefetcher.request(session)
 
     def usage(self) -> dict[str, int]:

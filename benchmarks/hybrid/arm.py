@@ -34,7 +34,7 @@ COPIES, WRITES, SWAP = (
 )
 COMPUTED, AGAIN = "tokens computed", "tokens computed again"
 STATES, STATE_BYTES, ROW_BYTES = "states stored", "state bytes written", "row bytes written"
-_RAM_BYTES = 1 << 30
+_STATE_BYTES = 1 << 30
 # What a pool of states does in a turn. None of these calls another.
 _COPYING = ("begin", "keep", "copy", "put")
 _WRITTEN = 8
@@ -58,8 +58,8 @@ class Arm:
         """Open an engine with files in `folder`, whose slot holds `rows` rows; the stack closes it."""
         self.found: dict[str, list[float]] = defaultdict(list)
         self._plain = plain
-        self._stores = [stack.enter_context(closing(build_store(model, folder, _RAM_BYTES)))]
-        self._states = build_state_store(model, folder, _RAM_BYTES)
+        self._stores = [stack.enter_context(closing(build_store(model, folder)))]
+        self._states = build_state_store(model, folder, _STATE_BYTES)
         if self._states is not None:
             self._stores.append(stack.enter_context(closing(self._states)))
         limits = WorkerSettings(slots=1, max_budget=rows)

@@ -21,8 +21,9 @@ from kvrecall_server.app.settings import Settings
 from reference import MODEL_PATH
 
 DISK_BYTES = 512 << 20
-# Six pages of the reference model: all but the newest rows are read from files or Redis.
-RAM_BYTES = 2 << 20
+# Of the reference model 190 pages: idle sessions' rows are read from files or Redis again. Less would now and
+# then leave a running session without the memory to retrieve from, and its answer would be another one.
+RAM_BYTES = 64 << 20
 LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
 
 

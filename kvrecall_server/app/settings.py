@@ -75,8 +75,15 @@ class Settings(BaseSettings):
         description="Bytes of the disk that a catalog in a file leaves to deletions: it takes them "
         "in a file beside it, and stores no more when less than half as much is left besides. 0: none.",
     )
-    ram_bytes: int = Field(
-        default=1 << 30, ge=1 << 20, description="Size of the RAM tier, in bytes."
+    ram_bytes: int | None = Field(
+        default=None,
+        ge=1 << 20,
+        description="Host memory for stored rows, in bytes: the pages of sessions, each once. Open sessions "
+        "hold those that prompts attend to, answers retrieve from, and repairs and re-selections scan, and "
+        "the indexes over them: up to three quarters; the least recently used sessions make room, and one "
+        "that finds none answers without retrieval, which its turn reports, and reads the stored pages "
+        "for all else. The rest has the pages that were used last. Unset: a third of the memory of the "
+        "machine or its container, at most what model and slots leave free.",
     )
     host: str = Field(default="127.0.0.1", description="Address that the HTTP API listens on.")
     api_key: SecretStr | None = Field(

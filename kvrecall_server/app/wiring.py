@@ -20,7 +20,6 @@ from kvrecall_server.app.logs import adopt_loggers, hide_variables
 from kvrecall_server.app.models import get_recommended_sampling, resolve_model
 from kvrecall_server.app.settings import Quantization, Settings
 from kvrecall_server.app.start.memory import (
-    HostMemory,
     RowShape,
     divide_memory,
     get_free_memory,
@@ -42,6 +41,7 @@ from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.ram import RamTier
 from workers.engine.engine import Engine, Parts
+from workers.engine.host_memory import get_ram_bytes
 from workers.engine.settings import WorkerSettings
 from workers.engine.stored.stored_sessions import build_state_layout
 from workers.errors import ModelRefused, ProfileRefused
@@ -97,7 +97,7 @@ def build_worker_service(
     data: Path,
     settings: WorkerSettings,
     *,
-    ram_bytes: int,
+    ram_bytes: int | None,
     dtype: str | None = None,
     quantize: Quantization | None = None,
     divide: bool = False,
@@ -107,15 +107,14 @@ def build_worker_service(
 ) -> WorkerService:
     """The worker service of a model: rows under `data`/pages, layer profile under `data`/profiles.
 
-    `ram_bytes` is the size of the RAM tier. Raises ModelRefused, ProfileRefused, and kvstore errors
-    when the directory is in use or holds another model's pages; CannotServe where slots, RAM tier and
-    host cache do not fit the memory together.
+    `ram_bytes` is the memory for stored rows; None: a share of what is there. Raises ModelRefused,
+    ProfileRefused, and kvstore errors when the directory is in use or holds another model's pages;
+    CannotServe where slots and stored rows do not fit the memory together.
     """
     hide_variables()
     loaded, tokenizer = _load(str(model), dtype, quantize, divide)
     tokenizer = replace(tokenizer, template_seconds=settings.template_seconds)
-    host_cache_bytes = _divide_memory(loaded, settings, ram_bytes)
-    settings = settings.model_copy(update={"host_cache_bytes": host_cache_bytes})
+    ram_bytes = _divide_memory(loaded, settings, ram_bytes)
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     metrics = metrics or create_metrics()
@@ -173,8 +172,8 @@ def _load(
     return model, tokenizer
 
 
-def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int) -> int:
-    """Divide the free memory between slots, RAM tier and host cache; return the cache's bytes.
+def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int | None) -> int:
+    """Divide the free memory between slots and stored rows; return the bytes of these.
 
     Raises CannotServe where they do not fit it, or the slots a GPU's.
     """
@@ -189,7 +188,7 @@ def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int)
     elif free is not None:
         require_room(rows, settings, free, "memory")
     pool = get_pool_bytes(rows, settings) if on_host else 0
-    return divide_memory(HostMemory(pool, ram_bytes, settings.host_cache_bytes), free)
+    return divide_memory(pool, ram_bytes, free)
 
 
 def _get_row_shape(
@@ -209,14 +208,14 @@ def _get_row_shape(
 def build_store(
     model: LoadedModel,
     data: Path,
-    ram_bytes: int,
+    ram_bytes: int | None = None,
     tiers: StoreSettings = TIERS,
     metrics: Metrics | None = None,
 ) -> RowStore:
-    """The row store of a model: a RAM tier of `ram_bytes`, then `durable_tiers`."""
+    """The row store of a model: a RAM tier of `ram_bytes`, or a third of the memory, then `durable_tiers`."""
     on_call = None if metrics is None else partial(_observe_call, metrics)
     layout = page_layout(model)
-    stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
+    stack: list[Tier] = [RamTier(get_ram_bytes(ram_bytes)), *durable_tiers(layout, data, tiers)]
     return RowStore(layout, stack, codecs=tiers.codecs, on_call=on_call)
 
 

@@ -92,8 +92,8 @@ Ram = Annotated[
     int | None,
     setting(
         "ram_bytes",
-        "Size of the RAM tier above the files, in MiB; the variable has bytes.",
-        default=str(Settings.model_fields["ram_bytes"].default >> 20),
+        "Host memory for stored rows, in MiB; the variable has bytes. Default: a third of the "
+        "memory, at most what is free.",
         min=1,
     ),
 ]

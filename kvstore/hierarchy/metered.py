@@ -17,6 +17,7 @@ from kvstore.errors import (
 from kvstore.format.page import Blob, PageHeader, PageKey
 from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.tiers.base import DeviceStatus, Tier
+from kvstore.tiers.ram import RamTier
 
 Operation = Literal["read", "write", "delete"]
 CallObserver = Callable[[str, Operation, float], None]
@@ -167,9 +168,9 @@ class MeteredTiers:
         return self.all[-1]
 
     @property
-    def memory(self) -> Tier | None:
-        """The fastest tier if it is memory above another tier, else None."""
-        return None if self.all[0].durable or self.bottom == 0 else self.all[0]
+    def memory(self) -> RamTier | None:
+        """The fastest tier if it is memory, else None."""
+        return first if isinstance(first := self.all[0], RamTier) else None
 
     def get(self, depth: int, keys: Sequence[PageKey]) -> list[Blob | None]:
         """Pages of one tier, None where it has none. Raises the tier's error or a PageError."""

@@ -47,11 +47,11 @@ class Prefetcher:
             self._fetch(session)
 
     def _fetch(self, session: str) -> None:
-        """Fetch a session's last pages, up to half of the memory tier; store errors are ignored."""
+        """Fetch a session's last pages, up to half of what memory has room for; store errors are ignored."""
         stack = self._context.stack
         memory = stack.tiers.memory
         state = self._sessions.get_loaded(session)
-        if memory is None or memory.limit_bytes is None or state is None:
+        if memory is None or state is None:
             return
         with suppress(KvStoreError):
             with state.lock:
@@ -64,7 +64,7 @@ class Prefetcher:
                 owners = state.table.owners
             for owner in owners:
                 stack.tiers.touch(owner)
-            hot = pages[::-1][: memory.limit_bytes // 2 // self._context.layout.page_bytes]
+            hot = pages[::-1][: memory.room_bytes // 2 // self._context.layout.page_bytes]
             resident = memory.contains([page.key for page in hot])
             absent = [page for page, is_there in zip(hot, resident, strict=True) if not is_there]
             stack.promote(absent)

@@ -1,8 +1,10 @@
-"""Allocation of page memory from one preallocated block, with automatic release."""
+"""Allocation of page memory from one block of addresses, with automatic release."""
 
+import mmap
 import weakref
 from bisect import bisect
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 
@@ -13,6 +15,8 @@ from kvstore.errors import TierSettingsError
 
 ALIGNMENT = 64
 """Bytes of a cache line, and of the widest vector load."""
+CHUNK = 2 << 20
+"""Bytes that are given back to the system at a time: of a huge page."""
 
 Buffer = NDArray[np.uint8]
 
@@ -20,25 +24,29 @@ Buffer = NDArray[np.uint8]
 class Arena:
     """First-fit allocator over `limit_bytes` bytes, lowest addresses first.
 
-    Memory is touched only when it is first allocated. Reused memory costs nothing; the first touch
-    of new memory costs more than the copy, and far more without the huge pages that numpy requests.
+    The system gives memory when it is first allocated, and gets it back by `trim` alone. Reused memory
+    costs nothing; the first touch of new memory costs more than the copy, and far more without huge
+    pages.
 
     An allocation is freed when its array and everything that refers to it (memoryviews, slices,
     tensors on them) is gone, so a page may be dropped while it is read. Calls must be serialised by
-    the caller; allocations may be freed in any thread at any time. `pinned` memory lets a GPU, if
-    there is one, copy from and to it directly.
+    the caller; allocations may be freed in any thread at any time. Not pinned for a GPU: nothing is
+    copied to one but rows that were gathered, and pinned memory is taken whole at the start.
 
     Raises TierSettingsError when the memory cannot be allocated.
     """
 
-    def __init__(self, limit_bytes: int, *, pinned: bool = False) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         size = -(-limit_bytes // ALIGNMENT) * ALIGNMENT
         try:
-            self._memory = _allocate_pinned(size) if pinned else np.empty(size, dtype=np.uint8)
-        except (RuntimeError, MemoryError, ValueError) as error:
+            self._map = _map_memory(max(size, 1))
+        except (OSError, OverflowError, ValueError) as error:
             raise TierSettingsError(
                 f"cannot allocate {limit_bytes} bytes of memory for pages: {error}; lower the limit"
             ) from error
+        self._memory = np.frombuffer(self._map, dtype=np.uint8)
+        # Chunks that the system may have given memory for.
+        self._touched = np.zeros(-(-size // CHUNK), dtype=np.bool_)
         self._free_offsets = [0] if size else []
         self._free_sizes = {0: size} if size else {}
         # An allocation may be freed during a change of the free list, even in the same thread,
@@ -51,6 +59,31 @@ class Arena:
         """Bytes that are not allocated."""
         self._collect_freed()
         return sum(self._free_sizes.values())
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes that the system has given memory for at most, in whole chunks."""
+        return int(self._touched.sum()) * CHUNK
+
+    def trim(self, most_bytes: int) -> None:
+        """Give free memory back to the system, the highest addresses first, until `most_bytes` are touched.
+
+        More stays touched where it is allocated, or free in pieces of less than a chunk.
+        """
+        excess = -(-(self.touched_bytes - most_bytes) // CHUNK)
+        if excess <= 0:
+            return
+        self._collect_freed()
+        for begin in reversed(self._free_offsets):
+            first, end = -(-begin // CHUNK), (begin + self._free_sizes[begin]) // CHUNK
+            given_back = np.flatnonzero(self._touched[first:end])[-excess:] + first
+            if given_back.size:
+                start = int(given_back[0])
+                self._map.madvise(mmap.MADV_DONTNEED, start * CHUNK, (end - start) * CHUNK)
+                self._touched[start:end] = False
+                excess -= given_back.size
+            if not excess:
+                break
 
     def allocate(self, size: int) -> Buffer | None:
         """Allocate an uninitialised uint8 `[size]`; None when no free stretch is long enough."""
@@ -67,6 +100,7 @@ class Arena:
         else:
             self._free_offsets[index] = begin + aligned
             self._free_sizes[begin + aligned] = free - aligned
+        self._touched[begin // CHUNK : -(-(begin + aligned) // CHUNK)] = True
         part = self._memory[begin : begin + size]
         on_free = partial(_queue_freed, self._freed, (begin, aligned))
         self._allocated[begin] = weakref.ref(part, on_free)
@@ -108,13 +142,11 @@ class BufferPool:
         return (np.empty(size, dtype=np.uint8) if part is None else part).data
 
 
-def _allocate_pinned(size: int) -> Buffer:
-    """Allocate memory that a GPU copies directly; of another kind where there is no GPU."""
-    import torch  # takes seconds: tiers of files are opened without it
-
-    if not torch.cuda.is_available():
-        return np.empty(size, dtype=np.uint8)
-    memory: Buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+def _map_memory(size: int) -> mmap.mmap:
+    """Map private memory, in huge pages where the system has them."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 

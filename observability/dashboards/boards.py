@@ -37,7 +37,6 @@ NOT_SHOWN = MappingProxyType(
         "worker_prefill_cover": "turns report it; a session's own choice of alpha",
         "worker_prefill_density": "turns report it; a session's own choice of alpha",
         "worker_host_cache_evictions_total": f"{_BESIDE}: Resident memory",
-        "worker_host_cache_limit_bytes": f"{_BESIDE}: Resident memory; a setting",
         "worker_retrieval_refused_total": f"{_BESIDE}: Evictions; answers go on without",
         "worker_retrieval_seconds": f"{_BESIDE}: Time of a forward pass, which contains it",
         "worker_info": "the values of the variable `worker` come from it",

@@ -73,7 +73,7 @@ REPAIRS = (
     ),
     Panel(
         "Time of repairs and pauses",
-        "Repairs should be shorter than pauses. Where not: lower repair_seconds or raise host_cache_bytes.",
+        "Repairs should be shorter than pauses. Where not: lower repair_seconds or raise --ram.",
         Unit.SECONDS,
         (
             Query(quantile(0.5, "repair_seconds", GATEWAY), "p50 of repairs"),
@@ -109,7 +109,7 @@ REPAIRS = (
     Panel(
         "Candidates that repairs score",
         "Share of the evicted tokens that were scored; p10 shows the repairs that were cut. Low: lower "
-        "the cost with a larger host cache, or give repairs more seconds.",
+        "the cost with a larger --ram, or give repairs more seconds.",
         Unit.RATIO,
         (
             Query(
@@ -122,7 +122,7 @@ REPAIRS = (
     ),
     Panel(
         "Bytes read by repairs",
-        "Stored rows read to be scored. Near the tiers' bandwidth: a larger host cache or RAM tier.",
+        "Stored rows read to be scored. Near the tiers' bandwidth: a larger --ram.",
         Unit.BYTES_PER_SECOND,
         (Query(rate("repair_read_bytes_total", GATEWAY, "trigger"), "{{trigger}}"),),
     ),

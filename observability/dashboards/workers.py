@@ -121,8 +121,8 @@ PROCESSES = (
     ),
     Panel(
         "Resident memory",
-        "Of every process. A worker needs its model, --ram, the active rows and its host cache; a gateway that "
-        "grows is a fault.",
+        "Of every process. A worker needs its model, --ram, of which sessions hold the host cache, and the active "
+        "rows; a gateway that grows is a fault.",
         Unit.BYTES,
         (
             Query(f"process_resident_memory_bytes{{{PROCESS}}}", "{{job}} {{instance}}"),

@@ -350,9 +350,10 @@ def lose_page(tiers_of: dict[int, list[Tier]]) -> Callable[[RowStore, str, int],
 def open_store(
     tmp_path: Path, tiers_of: dict[int, list[Tier]]
 ) -> Iterator[Callable[..., RowStore]]:
-    """open_store(model, directory, ram_pages).
+    """open_store(model, directory, ram_pages, held_bytes).
 
-    A store over RAM and NVMe, closed at the end of the test.
+    A store over RAM and NVMe, closed at the end of the test. held_bytes: of RAM of which sessions may
+    hold so much, instead of `ram_pages`.
     """
     opened: list[RowStore] = []
 
@@ -360,12 +361,15 @@ def open_store(
         model: LoadedModel,
         directory: str = "rows",
         ram_pages: int = 8,
+        held_bytes: int | None = None,
     ) -> RowStore:
         shape = model.shape
         layout = PageLayout(
             shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint
         )
-        tiers: list[Tier] = [RamTier(ram_pages * layout.page_bytes), NvmeTier(tmp_path / directory)]
+        # Sessions hold three quarters at most.
+        ram_bytes = ram_pages * layout.page_bytes if held_bytes is None else -(-4 * held_bytes // 3)
+        tiers: list[Tier] = [RamTier(ram_bytes), NvmeTier(tmp_path / directory)]
         store = RowStore(layout, tiers)
         opened.append(store)
         tiers_of[id(store)] = tiers
@@ -382,23 +386,24 @@ def make_worker(
     tokenizer: ChatTokenizer,
     open_store: Callable[..., RowStore],
 ) -> Iterator[Callable[..., LocalWorker]]:
-    """make_worker(family, directory, ram_pages, layer_sensitivity, measure_sensitivity, **settings).
+    """make_worker(family, directory, ram_pages, layer_sensitivity, measure_sensitivity, held_bytes, **settings).
 
-    A worker over a store of its own.
+    A worker over a store of its own: see `open_store`.
     """
     made: list[LocalWorker] = []
 
     def make(
         family: str = "llama",
         directory: str | None = None,
-        ram_pages: int = 8,
+        ram_pages: int = 1024,
         layer_sensitivity: tuple[float, ...] | None = None,
         measure_sensitivity: Any = None,
+        held_bytes: int | None = None,
         **settings: Any,
     ) -> LocalWorker:
         model = loaded(family)
         chosen = WorkerSettings(**settings)
-        store = open_store(model, directory or f"rows-{len(made)}", ram_pages)
+        store = open_store(model, directory or f"rows-{len(made)}", ram_pages, held_bytes)
         worker = LocalWorker(
             Parts(model, tokenizer, store, chosen, layer_sensitivity, measure_sensitivity)
         )

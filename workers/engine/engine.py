@@ -14,12 +14,12 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.sandbox.settings import SandboxSettings
 from kvrecall.sandbox.tenant_threads import TenantThreads
 from kvstore.store import RowStore
+from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine import memory_report, recording
 from workers.engine.eviction.evict import evict, over_budget
 from workers.engine.host_cache import HostCache
-from workers.engine.host_memory import get_host_cache_bytes
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
@@ -85,10 +85,9 @@ class Engine:
         )
         self.native = NativeAttention.open(ROTATIONS) if settings.native_attention else None
         self.sessions: dict[str, WorkerSession] = {}
-        self.host_cache = HostCache(
-            get_host_cache_bytes(settings.host_cache_bytes),
-            parts.store.layout.page_bytes,
-        )
+        # A store without memory holds nothing.
+        memory = parts.store.memory or RamTier(0)
+        self.host_cache = HostCache(memory, parts.store.layout.page_bytes)
         self.host_cache.register(self._drop_copy)
         self.lost_pages = 0
         self.rebuilt_pages = 0

@@ -1,4 +1,4 @@
-"""Host cache: pages of rows in host memory, under one bound for all sessions of a worker."""
+"""Host cache: pages of rows that sessions hold, in the memory that the RAM tier has the rest of."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -8,6 +8,7 @@ from threading import RLock
 from torch import Tensor
 
 from kvstore.format.page_table import PageVersion
+from kvstore.tiers.ram import RamTier
 
 
 @dataclass(frozen=True)
@@ -24,19 +25,20 @@ class HostCache:
     What is held can be read again: it may be dropped at any time. Sessions with a running job are
     pinned: theirs stays, since the job reads it.
 
-    A session's owner reserves before it reads (`reserve`). Safe to call from several threads.
+    A session's owner reserves before it reads (`reserve`). What is reserved is taken from the RAM
+    tier's limit, and the tier's copy of a page that is held where it lies counts no more. Safe to call
+    from several threads.
 
     Attributes:
-        limit_bytes: Most bytes of all sessions together.
         lock: Held while bytes are reserved or dropped.
         evictions: Number of sessions that were dropped to make room.
     """
 
-    def __init__(self, limit_bytes: int, page_bytes: int) -> None:
-        """Begin without a session; page_bytes: of the rows of a page."""
-        self.limit_bytes = limit_bytes
+    def __init__(self, memory: RamTier, page_bytes: int) -> None:
+        """Begin without a session; page_bytes: of a page."""
         self.lock = RLock()
         self.evictions = 0
+        self._memory = memory
         self._page_bytes = page_bytes
         self._drop: Callable[[str], None] = lambda _session: None
         self._sessions: OrderedDict[str, _Held] = OrderedDict()
@@ -70,8 +72,8 @@ class HostCache:
     def reserve(self, session: str, pages: Collection[PageVersion], own_bytes: int = 0) -> bool:
         """Reserve memory for exactly these pages of a session, and drop others' to make room.
 
-        own_bytes: beside the pages. Returns False, and nothing is dropped or changed, where that does
-        not give enough.
+        own_bytes: beside the pages. Returns False where that does not give enough: nothing is dropped
+        or changed then, unless pages that no lower tier accepts have come in between.
         """
         wanted = _Held(frozenset(pages), own_bytes)
         with self.lock:
@@ -82,11 +84,15 @@ class HostCache:
                 self._drop(name)
                 self._forget(name)
                 self.evictions += 1
+            added = [page for page in wanted.pages if page.final and page not in self._holders]
             # Before what it had is forgotten, which may be some of the same.
             self._holders.update(wanted.pages)
             self._forget(session)
             self._sessions[session] = wanted
-            return True
+            if self._memory.reserve(self.used_bytes, added):
+                return True
+            self.free(session)
+            return False
 
     def get(self, page: PageVersion) -> Tensor | None:
         """Get the rows of a page that a session has read; None where none has."""
@@ -97,13 +103,15 @@ class HostCache:
         """Keep pages for all sessions that hold them; of those that may change, nothing is kept."""
         with self.lock:
             for page, of_page in zip(pages, rows, strict=True):
-                if page.final and page in self._holders:
-                    self._rows.setdefault(page, of_page)
+                if page.final and page in self._holders and page not in self._rows:
+                    self._rows[page] = of_page
+                    self._memory.hold(page, of_page.data_ptr())
 
     def free(self, session: str) -> None:
         """Record that the owner has dropped what a session held."""
         with self.lock:
             self._forget(session)
+            self._memory.reserve(self.used_bytes)
 
     def _use(self, session: str) -> None:
         if session in self._sessions:
@@ -113,18 +121,20 @@ class HostCache:
         held = self._sessions.pop(session, None)
         if held is not None:
             for page in _release(self._holders, held.pages):
+                self._memory.release(page)
                 self._rows.pop(page, None)
 
     def _choose_victims(self, session: str, wanted: _Held) -> list[str] | None:
         """Choose the sessions to drop, so that this one may have what it wants; None: too few."""
+        limit_bytes = self._memory.reservable_bytes
         added = sum(page not in self._holders for page in wanted.pages)
-        if self.used_bytes + added * self._page_bytes + wanted.own_bytes <= self.limit_bytes:
+        if self.used_bytes + added * self._page_bytes + wanted.own_bytes <= limit_bytes:
             return []  # as nearly always, without a look at all pages
         holders = self._holders.copy()
         holders.update(wanted.pages)
         before = self._sessions.get(session, _Held())
         _release(holders, before.pages)
-        free = self.limit_bytes - sum(held.own_bytes for held in self._sessions.values())
+        free = limit_bytes - sum(held.own_bytes for held in self._sessions.values())
         free += before.own_bytes - wanted.own_bytes
         victims = list[str]()
         for name, held in self._sessions.items():

@@ -10,8 +10,9 @@ LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-# The host cache has one part in so many, unless the settings say otherwise.
-_CACHE_SHARE = 4
+# Stored rows have one part in so many, unless the settings say otherwise: three quarters of it, which
+# sessions may hold (`RamTier.reserve`), are a quarter of the memory.
+_ROW_SHARE = 3
 
 
 def measure_host_memory(limits: Iterable[Path] = LIMITS) -> int:
@@ -20,11 +21,11 @@ def measure_host_memory(limits: Iterable[Path] = LIMITS) -> int:
     return min([total, *(limit for path in limits if (limit := _read_limit(path)))])
 
 
-def get_host_cache_bytes(wanted: int | None, free: int | None = None) -> int:
-    """Return the host cache's bytes: `wanted`, or a share of the memory, at most `free` bytes."""
+def get_ram_bytes(wanted: int | None = None, free: int | None = None) -> int:
+    """Return the bytes for stored rows: `wanted`, or a third of the memory, at most `free` bytes."""
     if wanted is not None:
         return wanted
-    share = measure_host_memory() // _CACHE_SHARE
+    share = measure_host_memory() // _ROW_SHARE
     return share if free is None else max(0, min(share, free))
 
 

@@ -48,15 +48,6 @@ class WorkerSettings(BaseModel):
     embedder: str = Field(
         default="", description="sentence-transformers model, path or hub name; empty: packaged"
     )
-    host_cache_bytes: int | None = Field(
-        default=None,
-        ge=0,
-        description="most bytes of pages that sessions hold in memory, each once, which prompts attend to, answers "
-        "retrieve from, and repairs and re-selections scan. The least recently used sessions make "
-        "room; one that finds none answers without retrieval, which its turn reports, and reads the "
-        "stored pages for all else. Unset: a quarter of the memory of the machine or its container, at "
-        "most what slots and the RAM tier leave free",
-    )
     native_attention: bool = Field(
         default=True,
         description="answers that retrieve are computed by native code, where it was built for this CPU; "

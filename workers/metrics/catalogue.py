@@ -104,8 +104,11 @@ MEMORY = (
         "Rows that steps retrieved, over all layers and KV heads.",
     ),
     counter("worker_retrieval_refused_total", "Answers that found no memory to retrieve from."),
-    gauge("worker_host_cache_bytes", "Memory of the pages that sessions hold, each once."),
-    gauge("worker_host_cache_limit_bytes", "Most memory of the pages that sessions hold."),
+    gauge(
+        "worker_host_cache_bytes",
+        "Memory of the pages that sessions hold, each once, and of their indexes: of the RAM tier's "
+        "limit, three quarters of it at most.",
+    ),
     counter(
         "worker_host_cache_evictions_total",
         "Sessions whose pages were dropped from memory to make room for another one's.",
@@ -121,7 +124,11 @@ STORAGE = (
     counter("worker_rebuilt_pages_total", "Missing pages that were computed again."),
     gauge("worker_pending_pages", "Pages that are not in the lowest tier yet."),
     gauge("worker_undurable_pages", "Pages in memory only: a crash would lose them."),
-    gauge("tier_bytes", "Bytes of the worker's own tiers.", tier=()),
+    gauge(
+        "tier_bytes",
+        "Bytes of the worker's own tiers; in RAM of pages that sessions hold too.",
+        tier=(),
+    ),
     gauge("tier_limit_bytes", "Limit of a tier; absent without one.", tier=()),
     gauge("tier_free_bytes", "Bytes left on the device of a tier.", tier=()),
     gauge("shared_tier_bytes", "Bytes of a tier that workers share. Aggregate with max.", tier=()),

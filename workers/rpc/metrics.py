@@ -69,7 +69,6 @@ def _set_memory(metrics: Metrics, engine: Engine) -> None:
         evicted += max(0, session.length - active)
         promoted += session.promoted_rows
     cache = engine.host_cache
-    metrics.set("worker_host_cache_limit_bytes", cache.limit_bytes)
     metrics.set("worker_host_cache_bytes", cache.used_bytes)
     metrics.advance("worker_host_cache_evictions_total", cache.evictions)
     metrics.set("worker_active_rows", rows)

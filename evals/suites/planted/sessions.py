@@ -25,7 +25,6 @@ from workers.repair.repair import run_pause_repair
 from workers.tasks.open import run_fork_from_state
 from workers.tasks.turn import run_turn
 
-_RAM_BYTES = 1 << 30
 _BASE = "base"
 # Tokens of the chat template around a message: its special token, the role, and a line end.
 _TEMPLATE_TOKENS = 3
@@ -56,7 +55,7 @@ def open_engine(model: str, rows: int, slots: int, block_tokens: int) -> Iterato
     loaded = load(model)
     settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
-        store = build_store(loaded.model, Path(folder), _RAM_BYTES)
+        store = build_store(loaded.model, Path(folder))
         engine = _SharedObservation(Parts(loaded.model, loaded.tokenizer, store, settings))
         try:
             yield engine

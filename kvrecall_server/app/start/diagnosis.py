@@ -16,7 +16,6 @@ from kvrecall_server.app.errors import CannotServe, CliError, describe_os_error
 from kvrecall_server.app.models import check_model, is_smollm2_installed
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.memory import (
-    HostMemory,
     divide_memory,
     get_free_memory,
     get_pool_bytes,
@@ -148,20 +147,19 @@ def check_model_name(settings: Settings) -> Check:
 
 
 def check_memory(settings: Settings) -> Check:
-    """Free memory against the slots and the RAM tier."""
+    """Free memory against the slots and the stored rows."""
     free = get_free_memory()
     if free is None:
         return Check("memory", "note", "unknown on this system", "see that slots and model fit it")
     shape = read_shape(settings)
     pool = 0 if shape is None else get_pool_bytes(shape, settings.worker)
     rows = "the model's size is not known yet" if shape is None else f"slots {to_gibibytes(pool)}"
-    found = f"{to_gibibytes(free)} free; {rows}, RAM tier {to_gibibytes(settings.ram_bytes)}"
-    wanted = HostMemory(pool, settings.ram_bytes, settings.worker.host_cache_bytes)
+    found = f"{to_gibibytes(free)} free; {rows}"
     try:
-        cache = divide_memory(wanted, free)
+        stored = divide_memory(pool, settings.ram_bytes, free)
     except CannotServe as error:
         return Check("memory", "wrong", found, str(error))
-    return Check("memory", "ok", f"{found}, host cache {to_gibibytes(cache)}")
+    return Check("memory", "ok", f"{found}, stored rows {to_gibibytes(stored)}")
 
 
 def check_disk(settings: Settings) -> Iterator[Check]:

@@ -76,36 +76,22 @@ def _describe_side(shape: RowShape) -> str:
     return f" and windows and states of {shape.side_bytes:,} bytes each" if shape.side_bytes else ""
 
 
-@dataclass(frozen=True)
-class HostMemory:
-    """Bytes of the host's memory that a worker is to have for rows, beside the model.
+def divide_memory(slots: int, ram: int | None, free: int | None) -> int:
+    """Return the bytes for stored rows, so that they and the slots' bytes fit `free` bytes; None: unknown.
 
-    `cache`: the setting of the host cache; None if it takes its share of what is there.
-    """
-
-    slots: int
-    ram_tier: int
-    cache: int | None
-
-
-def divide_memory(wanted: HostMemory, free: int | None) -> int:
-    """Return the host cache's bytes, so that all of `wanted` fits `free` bytes; None: unknown.
-
-    Raises CannotServe if it does not.
+    ram: as set; None: their share of what is there. Raises CannotServe if they do not fit.
     """
     # Gateways have none of the worker's libraries, and their commands are beside `doctor`.
-    from workers.engine.host_memory import get_host_cache_bytes
+    from workers.engine.host_memory import get_ram_bytes
 
-    needed = wanted.slots + wanted.ram_tier
-    cache = get_host_cache_bytes(wanted.cache, None if free is None else free - needed)
-    if free is not None and needed + cache > free:
+    stored = get_ram_bytes(ram, None if free is None else free - slots)
+    if free is not None and slots + stored > free:
         raise CannotServe(
-            f"the rows do not fit memory: slots {to_gibibytes(wanted.slots)}, RAM tier "
-            f"{to_gibibytes(wanted.ram_tier)} and host cache {to_gibibytes(cache)} are "
-            f"{to_gibibytes(needed + cache)}, and {to_gibibytes(free)} are free; lower --ram"
-            f"{', KVRECALL_WORKER__HOST_CACHE_BYTES' if cache else ''}, --slots or --budget"
+            f"the rows do not fit memory: slots {to_gibibytes(slots)} and stored rows "
+            f"{to_gibibytes(stored)} are {to_gibibytes(slots + stored)}, and {to_gibibytes(free)} are "
+            "free; lower --ram, --slots or --budget"
         )
-    return cache
+    return stored
 
 
 def get_free_memory() -> int | None:

@@ -16,7 +16,6 @@ from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start import preflight
 from kvrecall_server.app.start.memory import (
-    HostMemory,
     RowShape,
     divide_memory,
     get_pool_bytes,
@@ -199,17 +198,15 @@ def test_slots_that_do_not_fit_are_refused_with_what_would() -> None:
         require_room(shape, settings, needed - 1, "memory")
 
 
-def test_slots_ram_tier_and_host_cache_fit_the_memory_together() -> None:
-    """A cache without a set size takes what is left, and no more."""
-    assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=30), 60) == 30
-    with pytest.raises(CannotServe, match=r"^the rows do not fit memory: slots .*HOST_CACHE_BYTES"):
-        divide_memory(HostMemory(slots=10, ram_tier=20, cache=30), 59)
-    assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=None), 35) == 5
-    with pytest.raises(CannotServe, match="RAM tier"):
-        divide_memory(HostMemory(slots=10, ram_tier=20, cache=None), 29)
-    share = measure_host_memory() // 4
-    assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=None), 1 << 60) == share
-    assert divide_memory(HostMemory(slots=10, ram_tier=20, cache=30), None) == 30
+def test_slots_and_stored_rows_fit_the_memory_together() -> None:
+    """Where no size is set, stored rows take what is left, and no more than a third."""
+    assert divide_memory(10, 50, 60) == 50
+    with pytest.raises(CannotServe, match=r"^the rows do not fit memory: slots .* lower --ram, "):
+        divide_memory(10, 50, 59)
+    assert divide_memory(10, None, 35) == 25
+    assert divide_memory(10, None, 10) == 0
+    assert divide_memory(10, None, 1 << 60) == measure_host_memory() // 3
+    assert divide_memory(10, 50, None) == 50
 
 
 def test_the_slots_are_as_large_as_is_said() -> None:

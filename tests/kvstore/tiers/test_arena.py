@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.tiers.arena import Arena, Buffer
+from kvstore.tiers.arena import CHUNK, Arena, Buffer
 
 
 def test_an_allocation_is_freed_with_its_last_reference() -> None:
@@ -44,3 +44,27 @@ def test_allocations_never_overlap(steps: list[tuple[int, int]]) -> None:
     parts.clear()
     del part
     assert arena.free_bytes == 1024
+
+
+def test_free_memory_is_given_back_from_the_end_and_allocations_keep_theirs() -> None:
+    arena = Arena(4 * CHUNK)
+    parts = {slot: arena.allocate(CHUNK) for slot in range(4)}
+    for number, part in parts.items():
+        assert part is not None
+        part[:] = number + 1
+    del part
+    assert arena.touched_bytes == 4 * CHUNK
+    arena.trim(0)
+    assert arena.touched_bytes == 4 * CHUNK, "all is allocated"
+    del parts[0], parts[2]
+    arena.trim(3 * CHUNK)
+    assert arena.touched_bytes == 3 * CHUNK
+    for number, part in parts.items():
+        assert part is not None
+        assert bool((part == number + 1).all())
+    arena.trim(0)
+    assert arena.touched_bytes == 2 * CHUNK
+    again = arena.allocate(CHUNK)
+    assert again is not None
+    assert not again.any(), "the system gives empty memory again"
+    assert arena.touched_bytes == 3 * CHUNK

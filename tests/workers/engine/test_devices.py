@@ -190,7 +190,8 @@ def test_repairs_run_on_an_accelerator(
     settings: dict[str, Any], room: int, engine: Engine, words: Callable[..., str]
 ) -> None:
     """Over a copy of the rows in host memory, and over their pages without room for it."""
-    engine.host_cache.limit_bytes = room
+    assert engine.store.memory is not None
+    engine.store.memory.limit_bytes = room
     resident = opened(engine, repair_rows=12, repair_settings=json.dumps(settings))
     turn(engine, resident, words(120))
     request = pb.RepairRequest(session="s", epoch=1, trigger="tool_result", text=words(9, seed=1))

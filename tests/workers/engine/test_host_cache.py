@@ -50,7 +50,7 @@ def test_a_later_session_of_a_long_lived_worker_has_what_the_first_one_had(
     expected = [use(roomy, name) for name in names]
     length = roomy.memory("s0").length
     limit = room_for_one(roomy, length + 64)
-    worker = make_worker(**LIMITS, host_cache_bytes=limit)
+    worker = make_worker(**LIMITS, held_bytes=limit)
     for name, before in zip(names, expected, strict=True):
         assert use(worker, name) == before
         assert worker.engine.sessions[name].host_copy is not None

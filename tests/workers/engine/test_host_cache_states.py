@@ -1,12 +1,18 @@
-"""The host cache never exceeds its bound, and the least recently used sessions make room."""
+"""Sessions' pages and the RAM tier's others have one limit, and the least recently used make room."""
+
+from contextlib import suppress
 
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from torch import Tensor
 
-from kvstore.format.page import PageKey
+from kvstore.errors import TierFullError
+from kvstore.format.codec import Codec, decode_page, encode_page
+from kvstore.format.page import PageKey, PageLayout, parse_header
 from kvstore.format.page_table import PageVersion
+from kvstore.tiers.ram import RamTier
 from workers.engine.host_cache import HostCache
 
 LIMIT = 100
@@ -21,8 +27,8 @@ def pages(*indices: int, owner: str = "o") -> list[PageVersion]:
 
 
 def owned(limit: int) -> tuple[HostCache, Held]:
-    """A cache, and what its owner holds by session."""
-    cache = HostCache(limit, PAGE)
+    """A cache in which sessions may hold so much, and what its owner holds by session."""
+    cache = HostCache(RamTier(-(-4 * limit // 3)), PAGE)
     held: Held = {}
     cache.register(held.__delitem__)
     return cache, held
@@ -107,26 +113,104 @@ def test_a_page_that_may_change_is_read_by_each_session() -> None:
     assert cache.used_bytes == PAGE
 
 
-class Sessions(RuleBasedStateMachine):
-    """Reservations, jobs and releases in any order."""
+LAYOUT = PageLayout(1, 1, 8, torch.float32, "states", 2)
+PAGES = 16
+INDICES = st.integers(0, 11)
+
+
+def test_a_page_that_is_held_where_the_tier_has_it_takes_memory_once() -> None:
+    """So there is room for as many others as if it were the tier's alone."""
+    memory = RamTier(16 * LAYOUT.page_bytes)
+    cache = HostCache(memory, LAYOUT.page_bytes)
+    versions = pages(*range(16))
+    for page in versions:
+        memory.put([(page.key, encode_page(LAYOUT, page.key, 1, rows_of(page)))], backed=True)
+    held = versions[:12]
+    for name in "ab":
+        assert cache.reserve(name, held)
+        blobs = [blob for blob in memory.get([page.key for page in held]) if blob is not None]
+        cache.put(held, [decode_page(LAYOUT, parse_header(blob), blob) for blob in blobs])
+        assert all(memory.contains([page.key for page in versions])[: len(held)])
+        memory.check()
+    for page in versions[12:]:
+        memory.put([(page.key, encode_page(LAYOUT, page.key, 1, rows_of(page)))], backed=True)
+    assert all(memory.contains([page.key for page in versions]))
+    for name in "ab":
+        cache.free(name)
+    assert memory.room_bytes == memory.limit_bytes
+    assert all(memory.contains([page.key for page in versions])), (
+        "nothing is dropped when it is let go"
+    )
+    memory.check()
+
+
+class Memory(RuleBasedStateMachine):
+    """Reservations, jobs, releases, writes and deletions in any order, over pages of one owner.
+
+    `lent` has what each session holds: its pages' rows and its own bytes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache, self.held = owned(LIMIT)
+        self.tier = RamTier(PAGES * LAYOUT.page_bytes)
+        self.cache = HostCache(self.tier, LAYOUT.page_bytes)
+        self.lent: dict[str, tuple[dict[PageVersion, Tensor], int]] = {}
+        self.cache.register(self.lent.__delitem__)
         self.pinned: set[str] = set()
+        self.sequences = dict.fromkeys(range(12), 1)
+        self.unbacked: set[int] = set()
 
-    @rule(session=SESSIONS, some=st.sets(st.integers(0, 11)), own=st.integers(0, 60))
-    def reserve(self, session: str, some: set[int], own: int) -> None:
-        before = dict(self.held)
-        wanted = pages(*some)
+    def version(self, index: int) -> PageVersion:
+        return PageVersion(PageKey("o", index), self.sequences[index])
+
+    @rule(index=INDICES, backed=st.booleans(), codec=st.sampled_from(Codec), later=st.booleans())
+    def write(self, index: int, backed: bool, codec: Codec, later: bool) -> None:
+        """A page, in this version or another one; without a lower tier that has it, it stays."""
+        if later:
+            self.tier.delete([PageKey("o", index)])
+            self.unbacked.discard(index)
+            self.sequences[index] += 1
+        if not self.put(index, backed, codec):
+            return
+        self.unbacked.discard(index)
+        if not backed:
+            self.unbacked.add(index)
+
+    def put(self, index: int, backed: bool, codec: Codec) -> bool:
+        version = self.version(index)
+        blob = encode_page(LAYOUT, version.key, self.sequences[index], rows_of(version), codec)
+        with suppress(TierFullError):
+            self.tier.put([(version.key, blob)], backed=backed)
+            return True
+        return False
+
+    @rule(session=SESSIONS, some=st.sets(INDICES), own=st.integers(0, 4 * LAYOUT.page_bytes))
+    def take(self, session: str, some: set[int], own: int) -> None:
+        before = dict(self.lent)
+        wanted = [self.version(index) for index in sorted(some)]
         reserved = self.cache.reserve(session, wanted, own)
         for name in self.pinned - {session}:
-            assert self.held.get(name) == before.get(name)
-        if reserved:
-            self.held[session] = frozenset(wanted), own
-            self.cache.put(wanted, [torch.zeros(1)] * len(wanted))
-        else:
-            assert self.held == before
+            assert self.lent.get(name) == before.get(name)
+        if not reserved:
+            assert self.lent == before, "nothing is dropped in vain"
+            self.lent.pop(session, None)
+            self.cache.free(session)
+            return
+        rows = [self.read(version) for version in wanted]
+        self.cache.put(wanted, rows)
+        self.lent[session] = dict(zip(wanted, rows, strict=True)), own
+
+    def read(self, version: PageVersion) -> Tensor:
+        """Rows that a session has, that lie in memory, or that come from below."""
+        rows = self.cache.get(version)
+        if rows is not None:
+            return rows
+        for _ in range(2):
+            blob = self.tier.get([version.key])[0]
+            if blob is not None:
+                return decode_page(LAYOUT, parse_header(blob), blob)
+            self.put(version.key.index, True, Codec.RAW)
+        return rows_of(version)
 
     @rule(session=SESSIONS)
     def start(self, session: str) -> None:
@@ -140,17 +224,59 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(session=SESSIONS)
     def free(self, session: str) -> None:
-        self.held.pop(session, None)
+        self.lent.pop(session, None)
         self.cache.free(session)
 
+    @rule(index=INDICES)
+    def delete(self, index: int) -> None:
+        self.tier.delete([PageKey("o", index)])
+        self.unbacked.discard(index)
+
     @invariant()
-    def what_is_held_is_counted_once_and_within_the_bound(self) -> None:
-        held = frozenset[PageVersion]().union(*(some for some, _ in self.held.values()))
-        own = sum(own for _, own in self.held.values())
-        assert self.cache.used_bytes == len(held) * PAGE + own <= LIMIT
-        for page in pages(*range(12)):
-            assert (self.cache.get(page) is not None) == (page in held)
+    def all_of_it_is_counted_once_within_the_limit(self) -> None:
+        held = {version for rows, _ in self.lent.values() for version in rows}
+        own = sum(own for _, own in self.lent.values())
+        used = len(held) * LAYOUT.page_bytes + own
+        assert self.cache.used_bytes == used == self.tier.limit_bytes - self.tier.room_bytes
+        assert used <= self.tier.limit_bytes - self.tier.limit_bytes // 4
+        self.tier.check()
+        for version in map(self.version, range(12)):
+            assert (self.cache.get(version) is not None) == (version in held)
+
+    @invariant()
+    def the_tier_holds_what_sessions_have_of_it_and_nothing_else(self) -> None:
+        where = {version: rows for held, _ in self.lent.values() for version, rows in held.items()}
+        held_here = {
+            version.key
+            for version, rows in where.items()
+            if (blob := self.tier.get([version.key])[0]) is not None
+            and lies_in(rows, torch.frombuffer(blob, dtype=torch.uint8))
+        }
+        assert self.tier.held_bytes == len(held_here) * LAYOUT.page_bytes
+
+    @invariant()
+    def rows_that_are_held_stay_as_they_are(self) -> None:
+        for rows, _ in self.lent.values():
+            for version, of_page in rows.items():
+                assert torch.equal(of_page, rows_of(version))
+
+    @invariant()
+    def pages_that_no_lower_tier_has_stay(self) -> None:
+        assert all(self.tier.contains([PageKey("o", index) for index in self.unbacked]))
 
 
-TestSessions = Sessions.TestCase
-TestSessions.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def rows_of(version: PageVersion) -> Tensor:
+    """The rows of a page's version; int8 has them exactly."""
+    assert version.sequence is not None
+    return torch.full(
+        LAYOUT.rows_shape(LAYOUT.page_tokens), version.key.index + 0.01 * version.sequence
+    )
+
+
+def lies_in(rows: Tensor, memory: Tensor) -> bool:
+    """Whether rows are a view of this memory."""
+    return 0 <= rows.data_ptr() - memory.data_ptr() < memory.nbytes
+
+
+TestMemory = Memory.TestCase
+TestMemory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -24,7 +24,7 @@ def test_memory_is_taken_before_the_rows_are_copied(
     pages = -(-length // layout.page_tokens)
     # Of the second one there is room for some pages, but not for all.
     room = (pages + pages // 2) * layout.page_bytes
-    worker = make_worker(host_cache_bytes=room, **limits)
+    worker = make_worker(held_bytes=room, **limits)
     for name in ("s", "t"):
         worker.open(name, budget=2048)
         worker.turn(name, words(400), generate=False)
@@ -56,7 +56,7 @@ def test_memory_is_taken_for_the_index_too(
     layout, settings = worker.engine.store.layout, worker.engine.session("s").config.retrieval
     rows_alone = -(-length // layout.page_tokens) * layout.page_bytes
     for limit in (rows_alone, rows_alone + index_bytes(settings, layout, length)):
-        worker = make_worker(host_cache_bytes=limit, **limits)
+        worker = make_worker(held_bytes=limit, **limits)
         worker.open("s", method="snapkv", budget=64, **options)
         worker.turn("s", words(400), generate=False)
         session = worker.engine.session("s")

@@ -87,7 +87,8 @@ def open_keys(store: RowStore, length: int, place: Place) -> KeySource:
 
 def open_copy(copy: HostCopy, store: RowStore, length: int) -> CopiedKeys:
     """Keys of session "s" in its copy."""
-    cache = HostCache(1 << 30, store.layout.page_bytes)
+    assert store.memory is not None
+    cache = HostCache(store.memory, store.layout.page_bytes)
     return CopiedKeys(copy, PageTaker(copy, cache, store, "s", length), COPIES)
 
 

@@ -15,18 +15,18 @@ from workers.primitives.selection import bursts
 from workers.repair.promotion import missing_rows
 
 SIGNAL_SEED = 1
-# Of the host cache: for a copy of the rows, and for none.
-ROOM = (None, 0)
+# Pages in memory: for a copy of the rows, and for none.
+ROOM = (1024, 0)
 
 
 def opened(
     make_worker: Callable[..., Any],
     words: Callable[..., str],
-    host_cache_bytes: int | None = None,
+    ram_pages: int = 1024,
     **settings: Any,
 ) -> Any:
     """A worker with a session of 200 words in a budget of 60, with room for 20."""
-    worker = make_worker(block_tokens=64, recent=8, host_cache_bytes=host_cache_bytes)
+    worker = make_worker(block_tokens=64, recent=8, ram_pages=ram_pages)
     worker.open(
         method="snapkv",
         budget=60,
@@ -58,7 +58,7 @@ def attention_of(worker: Any, token_ids: Sequence[int], missing: Tensor) -> Tens
 
 @pytest.mark.parametrize("room", ROOM)
 def test_it_promotes_by_the_signals_attention_less_that_of_an_empty_message(
-    room: int | None, make_worker: Callable[..., Any], words: Callable[..., str]
+    room: int, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Through a worker, against the definition written out."""
     worker = opened(make_worker, words, room, select="bursts", before=1, after=3, contrast=0.7)

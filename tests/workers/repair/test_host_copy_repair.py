@@ -31,7 +31,7 @@ def test_without_room_for_a_copy_it_promotes_the_same_rows(
 ) -> None:
     found = []
     for room in (1 << 30, 0):
-        worker = make_worker(host_cache_bytes=room, **LIMITS)
+        worker = make_worker(held_bytes=room, **LIMITS)
         opened(worker, words, repair_settings=settings)
         report = repaired(worker, words)
         assert report.scored_rows == report.candidates
@@ -63,7 +63,7 @@ def test_the_memory_is_taken_from_sessions_that_are_not_running(
     worker = make_worker(**LIMITS)
     opened(worker, words)
     room = 3 * worker.memory().length * worker.engine.store.layout.token_bytes // 2
-    worker = make_worker(host_cache_bytes=room, **LIMITS)
+    worker = make_worker(held_bytes=room, **LIMITS)
     opened(worker, words)
     repaired(worker, words)
     assert worker.engine.sessions["s"].host_copy is not None
@@ -132,7 +132,7 @@ def test_a_re_selection_without_room_for_a_copy_selects_the_same_rows(
     options = json.dumps({"reselect": reselect})
     states = []
     for room in (1 << 30, 0):
-        worker = make_worker(host_cache_bytes=room, **LIMITS)
+        worker = make_worker(held_bytes=room, **LIMITS)
         worker.open(**SPEC, options=options)
         done = worker.turn("s", words(200), max_tokens=14)
         assert done.reselections.count > 1

@@ -20,8 +20,8 @@ from workers.repair.scan import softmax
 from workers.repair.scan.softmax import Signal
 
 BLOCK = 64
-# Of the host cache: for a copy of the rows, and for none.
-ROOM = (None, 0)
+# Pages in memory: for a copy of the rows, and for none.
+ROOM = (1024, 0)
 SPEC: dict[str, Any] = {"method": "snapkv", "budget": 60, "repair_rows": 20}
 
 
@@ -50,10 +50,10 @@ def test_blocks_are_whole_few_and_even(length: int, most: int) -> None:
 
 @pytest.mark.parametrize("room", ROOM)
 def test_every_token_of_a_long_signal_counts(
-    room: int | None, make_worker: Callable[..., Any], words: Callable[..., str]
+    room: int, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Against the published operator written out, over every block's queries."""
-    worker = make_worker(block_tokens=BLOCK, recent=8, host_cache_bytes=room)
+    worker = make_worker(block_tokens=BLOCK, recent=8, ram_pages=room)
     how = json.dumps({"select": "bursts", "contrast": 0, "before": 1, "after": 3})
     resident = opened(worker, words, repair_settings=how)
     engine = worker.engine
@@ -184,7 +184,7 @@ def test_half_of_a_deadline_is_left_for_the_scan(
 
 @pytest.mark.parametrize("room", ROOM)
 def test_memory_is_bounded_by_comparing_a_long_signal_with_fewer_rows(
-    room: int | None,
+    room: int,
     make_worker: Callable[..., Any],
     words: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
@@ -192,7 +192,7 @@ def test_memory_is_bounded_by_comparing_a_long_signal_with_fewer_rows(
     found = []
     for limit in (softmax._MAX_LOGITS, 1 << 14):
         monkeypatch.setattr(softmax, "_MAX_LOGITS", limit)
-        worker = make_worker(block_tokens=BLOCK, recent=8, host_cache_bytes=room)
+        worker = make_worker(block_tokens=BLOCK, recent=8, ram_pages=room)
         opened(worker, words)
         found.append(list(worker.repair("s", text=words(150, seed=5)).report.promoted))
     assert found[0] == found[1]

@@ -303,15 +303,15 @@ def test_a_repair_ends_at_the_sessions_deadline(
     assert own.truncated == truncated
 
 
-@pytest.mark.parametrize("room", [None, 0])
+@pytest.mark.parametrize("room", [1024, 0])
 def test_a_turn_cancelled_in_its_own_repair_has_no_effect(
-    room: int | None,
+    room: int,
     make_worker: Callable[..., Any],
     words: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While its rows are copied to host memory, or while pages are read without room for a copy."""
-    worker = make_worker(block_tokens=64, recent=8, host_cache_bytes=room)
+    worker = make_worker(block_tokens=64, recent=8, ram_pages=room)
     spec = {"method": "snapkv", "budget": 60, "repair_rows": 20}
     worker.open(**spec)
     state = worker.turn("s", words(300), max_tokens=4).state

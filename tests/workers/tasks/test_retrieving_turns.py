@@ -167,7 +167,7 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """No turn fails for it; the memory of sessions whose turns are over is taken from them."""
-    worker = make_worker(host_cache_bytes=0, **LIMITS)
+    worker = make_worker(ram_pages=0, **LIMITS)
     worker.open("s", budget=64, method="icecache")
     worker.open("few", budget=64, method="streaming_llm")
     refused = worker.turn("s", words(90), max_tokens=8).retrieval
@@ -177,7 +177,7 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
     # Of rows that torch searches there is a joined copy beside the pages.
     copies = 1 if worker.engine.native else 2
     room = 3 * copies * worker.memory("s").length * worker.engine.store.layout.token_bytes // 2
-    worker = make_worker(host_cache_bytes=room, **LIMITS)
+    worker = make_worker(held_bytes=room, **LIMITS)
     for name in ("s", "t"):
         worker.open(name, budget=64, method="icecache")
         done = worker.turn(name, words(90), max_tokens=8)

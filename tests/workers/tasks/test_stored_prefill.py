@@ -114,12 +114,12 @@ def test_blocks_read_each_row_once_and_without_memory_for_that_the_same_rows_fro
     monkeypatch.setattr(RowStore, "gather_heads", counting)
     texts = [words(70, seed=seed) for seed in range(4)]
     states = []
-    for host_cache_bytes in (None, 0):
-        worker = make_worker(host_cache_bytes=host_cache_bytes, **LIMITS)
+    for ram_pages in (1024, 0):
+        worker = make_worker(ram_pages=ram_pages, **LIMITS)
         worker.open("s", **FEW, **STORED)
         done = append(worker, "s", texts)
         states.append(stored_rows(worker, "s", done.memory.length))
-        if host_cache_bytes is None:
+        if ram_pages:
             assert not reads
             taken = worker.engine.sessions["s"].host_copy.taken
             blocks = -(-done.memory.length // LIMITS["block_tokens"]) + len(texts)
