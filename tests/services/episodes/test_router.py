@@ -212,7 +212,7 @@ async def test_a_method_that_looks_at_episodes_has_them_by_default(harness) -> N
 async def test_episodes_of_another_method_are_refused(harness) -> None:
     with pytest.raises(EpisodesUnsupported, match="'snapkv' do not look at episodes") as caught:
         await harness.service.create(CreateSession(budget=64, method="snapkv", episodes=SMALL))
-    assert caught.value.details == {"field": "episodes"}
+    assert caught.value.details == {"field": "research.episodes"}
 
 
 @pytest.mark.parametrize("how", ["uniform", "pyramid", "sensitivity", None])
