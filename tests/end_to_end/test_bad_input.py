@@ -132,7 +132,7 @@ FAULTS = [
         422,
         "budget_out_of_range",
         ("37",),
-        "repair_rows",
+        "research.repair_rows",
         27,
     ),
     Fault(
@@ -142,7 +142,7 @@ FAULTS = [
         422,
         "unknown_method",
         ("magic", "snapkv"),
-        "method",
+        "research.method",
     ),
     Fault(
         "method setting out of range",
@@ -151,7 +151,7 @@ FAULTS = [
         422,
         "bad_settings",
         ("method_settings", "window", "1"),
-        "method_settings.window",
+        "research.method_settings.window",
     ),
     Fault(
         "unknown method setting",
@@ -160,7 +160,7 @@ FAULTS = [
         422,
         "bad_settings",
         ("method_settings", "colour"),
-        "method_settings.colour",
+        "research.method_settings.colour",
     ),
     Fault("unknown model", NEW, {"model": "gpt"}, 422, "unknown_model", ("gpt",), "model"),
     Fault("unknown field", NEW, {"bugdet": 128}, 422, "invalid_request", ("bugdet",), "bugdet"),
