@@ -16,7 +16,7 @@ from kvstore.errors import TierSettingsError
 ALIGNMENT = 64
 """Bytes of a cache line, and of the widest vector load."""
 CHUNK = 2 << 20
-"""Bytes that are given back to the system at a time: of a huge page."""
+"""Bytes of a huge page: memory is given back to the system in whole ones."""
 
 Buffer = NDArray[np.uint8]
 
@@ -30,8 +30,9 @@ class Arena:
 
     An allocation is freed when its array and everything that refers to it (memoryviews, slices,
     tensors on them) is gone, so a page may be dropped while it is read. Calls must be serialised by
-    the caller; allocations may be freed in any thread at any time. Not pinned for a GPU: nothing is
-    copied to one but rows that were gathered, and pinned memory is taken whole at the start.
+    the caller; allocations may be freed in any thread at any time. The memory is not pinned for a GPU:
+    rows are gathered into other memory before they are copied to one, and the system would have to
+    give pinned memory whole at the start.
 
     Raises TierSettingsError when the memory cannot be allocated.
     """

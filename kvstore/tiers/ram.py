@@ -85,7 +85,7 @@ class RamTier:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes for pages that nobody holds: all that is not reserved."""
+        """Bytes for pages that no reader holds: the limit less the reserved bytes."""
         return self.limit_bytes - self._reserved_bytes
 
     @property
@@ -98,10 +98,10 @@ class RamTier:
         return min(share, self.limit_bytes - self._unbacked_bytes)
 
     def reserve(self, reserved_bytes: int, pages: Iterable[PageVersion] = ()) -> bool:
-        """Set the bytes that readers have, of which `pages` are new: what is here of these is held.
+        """Set the bytes that readers have. `pages` are new among them: those that are here are held.
 
-        The coldest backed pages that nobody holds make room. Returns False, and nothing changes, where
-        more bytes are wanted than before and than `reservable_bytes`.
+        The coldest backed pages without a reader make room. Returns False, and changes nothing, where
+        `reserved_bytes` are more than before and more than `reservable_bytes`.
         """
         with self._lock:
             if reserved_bytes > max(self._reserved_bytes, self.reservable_bytes):
@@ -155,7 +155,7 @@ class RamTier:
         backed: bool = False,
         epoch: int | None = None,
     ) -> None:
-        """Copy pages into the arena, dropping the coldest pages that may be if necessary.
+        """Copy pages into the arena, dropping the coldest droppable pages if necessary.
 
         Raises TierFullError before anything is dropped.
         """
@@ -254,7 +254,7 @@ class RamTier:
             self._drop_coldest()
 
     def _copy_in(self, blob: Blob) -> memoryview:
-        """Copy a page into the arena, dropping the coldest pages that may be until it fits."""
+        """Copy a page into the arena, dropping the coldest droppable pages until it fits."""
         self._make_room(len(blob))
         dropped = 0
         while (part := self._arena.allocate(len(blob))) is None and dropped < _MOST_DROPPED:

@@ -55,10 +55,7 @@ def _none_for_empty(value: Any) -> Any:
 
 
 class ResearchBody(Body):
-    """How the active rows are chosen, where neither recall nor the full cache is asked for.
-
-    For evaluations and papers: these settings may change in any release.
-    """
+    """How the active rows are chosen, for evaluations and papers. It may change in any release."""
 
     method: Name | None = Field(
         default=None,

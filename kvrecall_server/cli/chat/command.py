@@ -51,6 +51,22 @@ def _read_research(text: str) -> dict[str, Any]:
     return settings
 
 
+Recall = Annotated[
+    bool | None,
+    typer.Option(
+        help="Every token stays reachable within the budget, the default, or the full cache."
+    ),
+]
+Research = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        parser=_read_research,
+        metavar="JSON",
+        help='How the active rows are chosen, such as {"method": "snapkv", "repair_rows": 64}.',
+    ),
+]
+
+
 def chat_command(
     url: Url = None,
     model: ServedModel = None,
@@ -61,18 +77,8 @@ def chat_command(
         int | None,
         typer.Option(min=1, help="Budget of the session, in active rows. Default: automatic."),
     ] = None,
-    recall: Annotated[
-        bool,
-        typer.Option(help="Every token stays reachable within the budget; else the full cache."),
-    ] = True,
-    research: Annotated[
-        dict[str, Any] | None,
-        typer.Option(
-            parser=_read_research,
-            metavar="JSON",
-            help='How the active rows are chosen, such as {"method": "snapkv", "repair_rows": 64}.',
-        ),
-    ] = None,
+    recall: Recall = None,
+    research: Research = None,
     system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
@@ -104,7 +110,7 @@ def chat_command(
         if session is None:
             session = client.create_session(
                 budget=budget,
-                recall=None if recall else False,
+                recall=recall,
                 research=cast("ResearchOptions | None", research),
                 tools=_tools(tools, reference),
             ).id
