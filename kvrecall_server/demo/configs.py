@@ -42,8 +42,10 @@ class DemoConfig:
             research["repair_rows"] = self.repair_rows
         if self.repair_on is not None:
             research["repair_on"] = self.repair_on
-        budget = SessionOptions(budget=self.budget)
-        return {**budget, "research": research} if research else budget
+        options = SessionOptions(budget=self.budget)
+        if research:
+            options["research"] = research
+        return options
 
     def resolve(self, session: Session) -> "DemoConfig":
         """The configuration with what the service chose for a session of it."""
