@@ -1,6 +1,6 @@
 // @ts-check
 /** How the service is: its model, workers, the last fifteen minutes, and whatever is wrong. */
-import { Failure, Figures, Freshness, PageHead } from '../components/basics.js';
+import { Failure, Figures, Freshness, Loaded, PageHead } from '../components/basics.js';
 import { Chart } from '../components/chart.js';
 import { count, moment, seconds } from '../core/format.js';
 import { useCounter, useResource, useStream } from '../core/resource.js';
@@ -21,14 +21,13 @@ export function OverviewPage() {
   const hidden = workers.error?.status === 403;
   return html`
     <${PageHead} title="Overview"><${Freshness} live=${live} resource=${overview} every=${POLL_MS / 1000} /><//>
-    <${Failure} error=${overview.error} retry=${overview.reload} />
     ${model.error && !overview.error && html`<${Failure} error=${model.error} />`}
     ${workers.error && !hidden && !overview.error && html`<${Failure} error=${workers.error} />`}
     ${model.data && html`<${Model} model=${model.data} release=${release.data} workers=${workers.data} />`}
-    ${overview.data && html`
+    <${Loaded} resource=${overview}>${(data) => html`
       <section class="panel" aria-label="Anything wrong"><h2>Anything wrong?</h2>
-        <${Warnings} totals=${overview.data.totals} workers=${hidden ? [] : workers.data?.workers} hidden=${hidden} /></section>
-      <${Activity} overview=${overview.data} />`}`;
+        <${Warnings} totals=${data.totals} workers=${hidden ? [] : workers.data?.workers} hidden=${hidden} /></section>
+      <${Activity} overview=${data} />`}<//>`;
 }
 
 function Model({ model, release, workers }) {
