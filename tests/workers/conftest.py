@@ -35,9 +35,11 @@ from workers.cache.forward_step import BlockAttention
 from workers.engine.engine import Engine, Parts
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
+from workers.model.decoding.decoder import Decoder, build_decoder
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 from workers.native.attention import NativeAttention
+from workers.native.library import open_library
 from workers.scheduler.scheduler import Scheduler
 
 WAIT = 600
@@ -107,6 +109,15 @@ def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def native(native_folder: Path) -> NativeAttention:
     """The native code for this CPU."""
     return open_native(native_folder)
+
+
+@pytest.fixture(scope="session")
+def decoder(loaded: Callable[[str], LoadedModel], native_folder: Path) -> Callable[[str], Decoder]:
+    """decoder(family): what computes the steps of the model that the tests load of it."""
+    level, library = open_library(torch.backends.cpu.get_cpu_capability(), native_folder)
+    assert level is not None
+    assert library is not None
+    return cache(lambda family: build_decoder(loaded(family), level, library))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from workers.native.library import find_files, open_library
 from workers.retrieval.sampling import ROTATIONS
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (ROOT / "setup.py", ROOT / "workers" / "native" / "attend.cpp")
+FOLDER = ROOT / "workers" / "native"
+SOURCES = (ROOT / "setup.py", *FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"))
 
 
 def build_native(folder: Path) -> Path:
@@ -22,7 +23,7 @@ def build_native(folder: Path) -> Path:
     newest = max(path.stat().st_mtime for path in SOURCES)
     built = find_files()
     if built and min(path.stat().st_mtime for path in built.values()) >= newest:
-        return SOURCES[1].parent
+        return FOLDER
     folders = ("--build-lib", str(folder), "--build-temp", str(folder / "objects"))
     command = [sys.executable, "setup.py", "--quiet", "build_ext", *folders]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -231,6 +231,15 @@ class ForwardStep(Cache):
         resident = torch.arange(indices.shape[-1], device=indices.device) < lengths
         return positions.flatten()[indices].masked_fill(~resident, EMPTY)
 
+    def take(self, rows: Tensor, queries: Tensor | None) -> None:
+        """Take what another than the model's layers has computed of the pass, and written to the slots.
+
+        rows: as `rows`; queries: of single tokens, `[n_layers, B, n_heads, 1, head_dim]`, for `observed`.
+        """
+        self._computed = rows
+        if queries is not None:
+            self.observed = list(queries)
+
     def record(self, queries: Tensor) -> None:
         """Record a layer's last `observe` queries of `[B, n_heads, t, head_dim]`."""
         if self.observe:
@@ -248,6 +257,8 @@ class ForwardStep(Cache):
 
         Those of windows come behind the others, as further layers (`RowPacking`).
         """
+        if self._computed is not None:
+            return self._computed
         parts = (self.new_keys,) if self.cache.shape.latent else (self.new_keys, self.new_values)
         rows = torch.stack([torch.stack(part, dim=1) for part in parts], dim=2)
         if self.windows is None:
@@ -329,6 +340,7 @@ class ForwardStep(Cache):
         self.new_keys: list[Tensor] = []
         self.new_values: list[Tensor] = []
         self.observed: list[Tensor] = []
+        self._computed: Tensor | None = None
         self._masks = {}
         pool = self.cache.pool
         # Of each device; on the first one these are the tensors themselves.

@@ -84,6 +84,7 @@ class Engine:
             settings.slots, settings.slot_rows, settings.longest_pass
         )
         self.native = NativeAttention.open(ROTATIONS) if settings.native_attention else None
+        self.decoder = self.model.decoder if settings.native_attention else None
         self.sessions: dict[str, WorkerSession] = {}
         # A store without memory holds nothing.
         memory = parts.store.memory or RamTier(0)
@@ -388,7 +389,10 @@ class Engine:
         step = self._begin_step(residents, tokens, observe)
         recording.begin(step, residents, attention, self.native)
         try:
-            logits = self.model.forward(token_ids, step, logits_to_keep)
+            if self.decoder is not None and self.decoder.takes(step):
+                logits = self.decoder.forward(token_ids, step)
+            else:
+                logits = self.model.forward(token_ids, step, logits_to_keep)
             for resident in residents:
                 self.usage.add(resident.session.name, "prefilled", tokens)
             recorded = [

@@ -27,6 +27,7 @@ from workers.cache.row_packing import RowPacking
 from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
+from workers.model.decoding.decoder import Decoder, open_decoder
 from workers.model.layers import attention
 from workers.model.layers.kinds import read_plan
 from workers.model.layers.latent import keep_latents
@@ -85,6 +86,11 @@ class LoadedModel:
     @cached_property
     def _cache_argument(self) -> str:
         return cache_argument(self.module)
+
+    @cached_property
+    def decoder(self) -> Decoder | None:
+        """What computes decode steps natively, tested when it is first asked for; None: torch does."""
+        return open_decoder(self)
 
     def cache_arguments(self, cache: object) -> dict[str, Any]:
         """Return the arguments that hand a cache to the model's `forward`."""

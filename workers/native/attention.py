@@ -17,7 +17,7 @@ from workers.native.searched_rows import SearchedRows
 
 # Numbers of searched keys that are worth a thread: starting one takes as long as scoring so many.
 _NUMBERS_PER_THREAD = 1 << 18
-# Arrays of floats end at a multiple of it: the vectors of attend.cpp.
+# Arrays of floats end at a multiple of it: the vectors of vectors.h.
 _LANES = 8
 
 
@@ -141,7 +141,7 @@ class NativeAttention:
         out = torch.empty(heads, count, rows.layout.head_dim, dtype=rows.layout.dtype)
         positions = positions.contiguous()
         row_bytes = rows.layout.head_dim * rows.layout.dtype.itemsize
-        part = _find_parts(rows.layout, layer)[values]
+        part = find_parts(rows.layout, layer)[values]
         self._gather(
             Gather(
                 *(rows.addresses.data_ptr(), part, rows.layout.page_tokens, row_bytes),
@@ -175,7 +175,7 @@ class NativeAttention:
         self._functions[queries.dtype](
             Call(
                 *(Heads.of(queries), *parts),
-                (Searched * batch)(*map(_describe, searched)),
+                (Searched * batch)(*map(describe_searched, searched)),
                 *(rotation, self._rotations),
                 *(batch, heads, group, dim, active),
                 *(None if each is None else each.data_ptr() for each in (out, counts, drawn)),
@@ -193,18 +193,19 @@ def _is_dense(rows: Tensor) -> bool:
     return rows.stride(3) == 1 and (rows.shape[2] == 1 or rows.stride(2) == rows.shape[3])
 
 
-def _describe(searched: SearchedRows | None) -> Searched:
+def describe_searched(searched: SearchedRows | None) -> Searched:
+    """Describe a session's rows of a layer for a call; None: there are none."""
     if searched is None:
         return Searched()
     rows = searched.rows
-    keys, values = _find_parts(rows.layout, searched.layer)
+    keys, values = find_parts(rows.layout, searched.layer)
     return Searched(
         *(rows.addresses.data_ptr(), keys, values),
         *(searched.ranks.data_ptr(), rows.layout.page_tokens, rows.length, searched.count),
     )
 
 
-def _find_parts(layout: PageLayout, layer: int) -> tuple[int, int]:
+def find_parts(layout: PageLayout, layer: int) -> tuple[int, int]:
     """Bytes from a page's begin to a layer's keys and to its values, which may be the same."""
     part = layout.n_kv_heads * layout.page_tokens * layout.head_dim * layout.dtype.itemsize
     keys = layer * layout.parts * part

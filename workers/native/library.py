@@ -6,7 +6,10 @@ from pathlib import Path
 
 from workers.native.call import Call
 from workers.native.gather import Gather
+from workers.native.layer import Layer
+from workers.native.model import Model
 from workers.native.searched import Searched
+from workers.native.step import Step
 
 LEVELS = ("baseline", "avx2", "avx512")
 """Instructions that the code is compiled for, by setup.py, which has what each one is."""
@@ -47,10 +50,18 @@ def open_library(
 
 def _takes_arguments(library: ctypes.CDLL) -> bool:
     """True if a library was built with the arguments of this program's calls."""
-    try:
-        argument_bytes = library.argument_bytes
-    except AttributeError:
-        return False
-    argument_bytes.restype = ctypes.c_int64
-    sizes = [ctypes.sizeof(each) for each in (Call, Searched, Gather)]
-    return bool(argument_bytes() == sizes[0] + 1_000 * sizes[1] + 1_000_000 * sizes[2])
+    arguments = {"argument_bytes": (Call, Searched, Gather), "decode_bytes": (Step, Model, Layer)}
+    return all(
+        _count_bytes(library, name)
+        == sum(ctypes.sizeof(each) * 1000**i for i, each in enumerate(of))
+        for name, of in arguments.items()
+    )
+
+
+def _count_bytes(library: ctypes.CDLL, name: str) -> int | None:
+    """Ask a library how large its arguments are; None if it does not say."""
+    function = getattr(library, name, None)
+    if function is None:
+        return None
+    function.restype = ctypes.c_int64
+    return int(function())

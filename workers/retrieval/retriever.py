@@ -120,6 +120,11 @@ class Retriever:
         rows = self.copy.rows
         return SearchedRows(rows, layer, self._ranks.unrotated(rows.length), self.count)
 
+    def whole_rows(self) -> SearchedRows | None:
+        """The rows of the first layer, where the search of every layer scores each of its own; else None."""
+        layers = range(self.copy.layout.n_layers)
+        return None if any(map(self.copy.is_indexed, layers)) else self.searched_rows(0)
+
     def _draw(
         self, layer: int, queries: Tensor, active: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:

@@ -96,6 +96,22 @@ class RetrievalStep:
         pairs = zip(self.retrievers, searched, strict=True)
         return None if any(each is not None and rows is None for each, rows in pairs) else searched
 
+    def whole_rows(self) -> list[SearchedRows | None] | None:
+        """Of each session the rows of the first layer, None for one that retrieves nothing.
+
+        None in all if a session's search does not score all rows of every layer.
+        """
+        rows = [None if each is None else each.whole_rows() for each in self.retrievers]
+        pairs = zip(self.retrievers, rows, strict=True)
+        return None if any(each is not None and own is None for each, own in pairs) else rows
+
+    def count(self, rows: Sequence[int], seconds: float) -> None:
+        """Count what was found for each session in all layers together, and the time of all sessions."""
+        retrieving = sum(each is not None for each in self.retrievers)
+        for retriever, found in zip(self.retrievers, rows, strict=True):
+            if retriever is not None:
+                retriever.count_found(0, found, seconds / retrieving)
+
     def extend(
         self,
         layer: int,

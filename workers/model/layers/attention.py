@@ -96,7 +96,7 @@ def _attend(
     value_dim = part.cache.shape.value_dim
     managed = part is step
     if managed and step.owns_rows(index):
-        step.record(_rescale(query, logits.scale))
+        step.record(rescale(query, logits.scale))
     # What reads stored rows runs on one device for all layers.
     if managed and step.block_attention is not None:
         found = step.block_attention.attend(
@@ -128,7 +128,7 @@ def _bring(step: ForwardStep, logits: Logits) -> Logits:
     return logits if logits.sinks is None else replace(logits, sinks=step.bring(logits.sinks))
 
 
-def _rescale(query: Tensor, scale: float) -> Tensor:
+def rescale(query: Tensor, scale: float) -> Tensor:
     """Rescale queries so that `head_dim ** -0.5` gives the model's own logits."""
     factor = scale * query.shape[-1] ** 0.5
     return query if isclose(factor, 1.0, rel_tol=1e-6) else query * factor

@@ -1,0 +1,252 @@
+"""Native decode steps, beside torch's: the same draws, logits, rows and queries."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks.made_up_copy import build_copy
+from kvrecall.domain.settings.retrieval import Retrieval
+from kvstore.format.page import PageLayout
+from workers.cache.active_cache import EMPTY
+from workers.cache.caches import Caches
+from workers.cache.forward_step import ForwardStep
+from workers.cache.slot_pool import KVRows
+from workers.cache.transfers import Transfers
+from workers.model.decoding.decoder import Decoder, build_decoder
+from workers.model.loader import LoadedModel, load_model
+from workers.native.library import LEVELS, open_library
+from workers.retrieval.retriever import Retriever
+from workers.retrieval.step import RetrievalStep
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "reference")
+CAPABILITIES = {"baseline": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
+CPU = Transfers(torch.device("cpu"))
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Held:
+    """A session: rows of its longest head, those that are stored, and how many a step draws of them.
+
+    Without stored rows it retrieves nothing. `uneven`: its heads have rows of different numbers.
+    """
+
+    active: int
+    stored: int = 0
+    count: int = 0
+    uneven: bool = False
+
+
+@dataclass(eq=False)
+class Sessions:
+    """Sessions in slots of their own, and the passes over them."""
+
+    model: LoadedModel
+    held: Sequence[Held]
+    seed: int = 0
+    caches: Caches = field(init=False)
+    retrievers: list[Retriever | None] = field(init=False)
+    lengths: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        longest = max(each.active for each in self.held)
+        # A head may be three times as long as the others.
+        self.caches = self.model.create_caches(len(self.held) + 1, 3 * longest + STEPS + 1, 1)
+        self.retrievers = [self._open(slot, each) for slot, each in enumerate(self.held)]
+        self.lengths = torch.tensor([max(each.active, each.stored) for each in self.held])
+
+    def _open(self, slot: int, held: Held) -> Retriever | None:
+        """Fill a slot, whose rows are a function of the session alone."""
+        shape = self.model.shape
+        random = torch.Generator().manual_seed(self.seed + 100 * held.active + held.stored)
+        assert self.caches.active.claim(self.caches.active.rows) == slot
+        numbers = (
+            shape.n_layers,
+            2,
+            shape.n_kv_heads,
+            max(held.active, held.stored),
+            shape.head_dim,
+        )
+        rows = torch.randn(numbers, generator=random).to(self.model.dtype)
+        for layer, (keys, values) in enumerate(rows):
+            positions = torch.arange(rows.shape[3], dtype=torch.int32)[-held.active :]
+            positions = positions.repeat(shape.n_kv_heads, 1)
+            if held.uneven:
+                positions[layer % shape.n_kv_heads, held.active // 3 + 1 :] = EMPTY
+            marks = torch.zeros(positions.shape)
+            last = (keys[:, -held.active :], values[:, -held.active :])
+            self.caches.active.fill(slot, layer, KVRows(*last, positions, marks.bool(), marks))
+        if not held.stored:
+            return None
+        layout = PageLayout(
+            shape.n_layers, shape.n_kv_heads, shape.head_dim, self.model.dtype, "made up"
+        )
+        layers = [(keys[:, : held.stored], values[:, : held.stored]) for keys, values in rows]
+        settings = Retrieval(index="exact")
+        return Retriever(build_copy(layout, settings, layers), settings, held.count)
+
+    def begin(self, number: int = 0, observe: int = 0) -> ForwardStep:
+        """The pass after `number` others."""
+        positions = self.lengths[:, None] + number
+        step = self.caches.begin(range(len(self.held)), positions, observe)
+        if any(self.retrievers):
+            step.retrieval = RetrievalStep(self.retrievers, CPU)
+        return step
+
+    @torch.inference_mode()
+    def run(self, by: Decoder | LoadedModel, observe: int = 1) -> list[Tensor]:
+        """Logits, rows, queries and numbers of drawn rows of some passes, all `[B, ...]`."""
+        random = torch.Generator().manual_seed(self.seed)
+        found = []
+        for number in range(STEPS):
+            step = self.begin(number, observe)
+            tokens = torch.randint(self.model.vocabulary, (1, 1), generator=random)
+            logits = by.forward(tokens.repeat(len(self.held), 1), step)
+            drawn = [0 if each is None else each.counts.rows for each in self.retrievers]
+            queries = torch.stack(step.observed, 1)
+            found += [logits, step.rows, queries, torch.tensor(drawn)]
+        return found
+
+
+def check(model: LoadedModel, decoder: Decoder, held: Sequence[Held], seed: int = 0) -> None:
+    """Compare a decoder with the model's own layers."""
+    expected = Sessions(model, held, seed)
+    mine = Sessions(model, held, seed)
+    for found, wanted in zip(mine.run(decoder), expected.run(model), strict=True):
+        assert found.dtype == wanted.dtype
+        deviation = float(wanted.float().std()) if wanted.numel() > 1 else 1.0
+        torch.testing.assert_close(found, wanted, atol=1e-3 * max(deviation, 1e-3), rtol=1e-3)
+    for memory, other in zip(
+        mine.caches.active.pool.memories, expected.caches.active.pool.memories, strict=True
+    ):
+        assert torch.equal(memory.positions, other.positions)
+        torch.testing.assert_close(memory.keys, other.keys, atol=1e-2, rtol=1e-3)
+        torch.testing.assert_close(memory.values, other.values, atol=1e-2, rtol=1e-3)
+    mine.caches.active.check_integrity()
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[Held]:
+    held = st.builds(
+        Held, active=st.integers(2, 40), uneven=st.booleans(), stored=st.just(0), count=st.just(0)
+    )
+    # All stored rows are drawn: a draw among near equals is the subject of tests/workers/native.
+    drawn = st.builds(Held, active=st.integers(2, 40), stored=st.integers(1, 60), count=st.just(60))
+    return draw(st.lists(held | drawn, min_size=1, max_size=9))
+
+
+@given(held=sessions(), family=st.sampled_from(FAMILIES), seed=st.integers(0, 1000))
+def test_a_step_is_that_of_the_models_own_layers(
+    held: list[Held],
+    family: str,
+    seed: int,
+    loaded: Callable[[str], LoadedModel],
+    decoder: Callable[[str], Decoder],
+) -> None:
+    check(loaded(family), decoder(family), held, seed)
+
+
+MIXED = [
+    Held(30, stored=2000, count=48),
+    Held(7),
+    Held(64, stored=300, count=20),
+    Held(21, uneven=True),
+    Held(1),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_drawn_as_the_torch_code_draws_them(
+    family: str, loaded: Callable[[str], LoadedModel], decoder: Callable[[str], Decoder]
+) -> None:
+    check(loaded(family), decoder(family), MIXED)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_neither_threads_nor_other_sessions_change_a_bit(
+    family: str, loaded: Callable[[str], LoadedModel], decoder: Callable[[str], Decoder]
+) -> None:
+    model, steps = loaded(family), decoder(family)
+    torch.set_num_threads(5)
+    together = Sessions(model, MIXED).run(steps)
+    torch.set_num_threads(1)
+    again = Sessions(model, MIXED).run(steps)
+    assert all(torch.equal(*pair) for pair in zip(together, again, strict=True))
+    for index, held in enumerate(MIXED):
+        alone = Sessions(model, [held]).run(steps)
+        for one, all_of_them in zip(alone, together, strict=True):
+            assert torch.equal(one[0], all_of_them[index])
+
+
+def supported() -> list[str]:
+    """Levels of instructions that this CPU has."""
+    here = torch.backends.cpu.get_cpu_capability()
+    return {"AVX2": ["baseline", "avx2"], "AVX512": list(LEVELS)}.get(here, ["baseline"])
+
+
+@pytest.mark.parametrize("level", supported())
+def test_every_level_of_instructions_that_the_cpu_has_computes_the_same(
+    level: str, native_folder: Path, loaded: Callable[[str], LoadedModel]
+) -> None:
+    opened, library = open_library(CAPABILITIES[level], native_folder)
+    assert opened == level
+    assert library is not None
+    check(loaded("qwen3"), build_decoder(loaded("qwen3"), level, library), MIXED)
+
+
+def test_a_model_in_bfloat16_is_computed_in_float32_between_its_rows(
+    model_path: Callable[[str], Path], native_folder: Path
+) -> None:
+    narrow = load_model(model_path("qwen2"), dtype=torch.bfloat16, pack=False)
+    level, library = open_library(torch.backends.cpu.get_cpu_capability(), native_folder)
+    assert level is not None
+    assert library is not None
+    steps = build_decoder(narrow, level, library)
+    held = [Held(20), Held(9, stored=40, count=60)]
+    logits = Sessions(narrow, held).run(steps)[0]
+    by_torch = Sessions(narrow, held).run(narrow)[0]
+    assert logits.dtype == torch.float32
+    assert float((logits - by_torch).abs().median() / by_torch.std()) < 0.05
+
+
+def test_a_pass_that_observes_nothing_gets_no_queries(
+    loaded: Callable[[str], LoadedModel], decoder: Callable[[str], Decoder]
+) -> None:
+    step = Sessions(loaded("llama"), [Held(5)]).begin()
+    decoder("llama").forward(torch.tensor([[3]]), step)
+    assert step.observed == []
+
+
+@pytest.mark.parametrize(
+    "settings", [Retrieval(index="exact", choice="best"), Retrieval(index="summaries")]
+)
+def test_torch_computes_a_pass_with_a_session_that_searches_in_another_way(
+    settings: Retrieval,
+    loaded: Callable[[str], LoadedModel],
+    decoder: Callable[[str], Decoder],
+) -> None:
+    sessions = Sessions(loaded("llama"), [Held(5, stored=40, count=10), Held(5)])
+    assert decoder("llama").takes(sessions.begin())
+    retriever = sessions.retrievers[0]
+    assert retriever is not None
+    rows = retriever.copy.rows
+    layers = [rows.rows(layer) for layer in range(rows.layout.n_layers)]
+    sessions.retrievers[0] = Retriever(build_copy(rows.layout, settings, layers), settings, 10)
+    assert not decoder("llama").takes(sessions.begin())
+
+
+def test_torch_computes_passes_of_several_tokens(
+    loaded: Callable[[str], LoadedModel], decoder: Callable[[str], Decoder]
+) -> None:
+    caches = loaded("llama").create_caches(1, 8, 2)
+    slot = caches.active.claim(caches.active.rows)
+    assert not decoder("llama").takes(caches.begin([slot], torch.tensor([[0, 1]])))
+    assert decoder("llama").takes(caches.begin([slot], torch.tensor([[2]])))

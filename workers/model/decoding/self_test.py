@@ -1,0 +1,99 @@
+"""Test of native decode steps at load: the same logits and rows as torch's.
+
+Of sessions of unequal lengths, one of which ends at the model's last positions: there are models that
+scale queries, or change frequencies, by the position.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workers.cache.caches import Caches
+from workers.cache.forward_step import ForwardStep
+from workers.cache.layer_plan import LayerPlan
+from workers.cache.slot_pool import KVShape
+
+# Tokens before the steps of each session.
+_LENGTHS = (24, 7)
+_STEPS = 4
+# The largest difference of a logit or of a row's number, in standard deviations of all. Right models had 1e-4 at
+# most in float32.
+_LIMIT = 2e-3
+# Of the median token, in other data types: torch rounds what is computed here in float32.
+_MEDIAN_LIMIT = 0.5
+
+
+class TestedModel(Protocol):
+    """The parts of a loaded model that steps are computed of, and compared with."""
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The model, with kvrecall's attention."""
+
+    @property
+    def plan(self) -> LayerPlan:
+        """What its layers keep."""
+
+    @property
+    def shape(self) -> KVShape:
+        """Shape of its rows."""
+
+    @property
+    def max_context(self) -> int:
+        """Maximum number of positions."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that have a logit."""
+
+    def create_caches(self, slots: int, rows: int, room: int) -> Caches:
+        """Allocate slots."""
+
+    def forward(self, token_ids: Tensor, step: ForwardStep, logits_to_keep: int = 1) -> Tensor:
+        """Run tokens at the step's positions."""
+
+
+class Decodes(Protocol):
+    """What is tested."""
+
+    def forward(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
+        """Run one token of each session."""
+
+
+@torch.inference_mode()
+def check_decoder(model: TestedModel, decoder: Decodes) -> str | None:
+    """Compare a decoder's steps with the model's own; returns how they differ, None if they do not."""
+    expected, found = _run(model, model.forward), _run(model, decoder.forward)
+    exact = model.module.dtype == torch.float32
+    for what, wanted, own in zip(("logit", "row's number"), expected, found, strict=True):
+        each = (own - wanted).abs().amax(-1) / wanted.std()
+        difference, limit = (each.max(), _LIMIT) if exact else (each.median(), _MEDIAN_LIMIT)
+        if not float(difference) <= limit:
+            return (
+                f"a {what} differs from torch's by {float(difference):.2g} standard deviations, the limit "
+                f"is {limit}"
+            )
+    return None
+
+
+def _run(
+    model: TestedModel, forward: Callable[[Tensor, ForwardStep], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Run steps after prompts that torch computes; returns logits and rows of each, float32 `[t, n]`."""
+    random = torch.Generator().manual_seed(0)
+    caches = model.create_caches(len(_LENGTHS), max(_LENGTHS) + _STEPS, max(_LENGTHS))
+    slots = [caches.active.claim(caches.active.rows) for _ in _LENGTHS]
+    for slot, length in zip(slots, _LENGTHS, strict=True):
+        prompt = torch.randint(model.vocabulary, (1, length), generator=random)
+        model.forward(prompt, caches.begin([slot], torch.arange(length)[None]))
+    logits, rows = [], []
+    positions = torch.tensor([_LENGTHS[0], max(_LENGTHS[1], model.max_context - _STEPS)])[:, None]
+    for number in range(_STEPS):
+        tokens = torch.randint(model.vocabulary, (len(slots), 1), generator=random)
+        step = caches.begin(slots, positions + number)
+        logits.append(forward(tokens, step)[:, 0])
+        rows.append(step.rows.flatten(1).float())
+    return torch.cat(logits), torch.cat(rows)

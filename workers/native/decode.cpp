@@ -1,0 +1,489 @@
+// A whole decode step of a dense model: one new token of each session, from its number to the next one's logits.
+//
+// RMSNorm, products of weights, rotary embedding, attention (head.h), gated MLP, over the memory of the slots and of
+// the row store's pages. Weights are read once for all sessions. A number is computed by one thread in one
+// order, which neither the number of threads nor the other sessions change.
+#include "head.h"
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <thread>
+#include <vector>
+
+// A matrix, as `Weight` of weights.py.
+struct Weight {
+  const void* numbers;  // [outputs, inputs], float32 or bfloat16
+  const float* bias;    // [outputs], or none
+  int64_t is_bfloat16;
+  int64_t outputs, inputs;
+};
+
+// As `Layer` of weights.py.
+struct Layer {
+  Weight queries, keys, values, out, gate, up, down;
+  const float* attention_norm;  // [hidden]
+  const float* mlp_norm;        // [hidden]
+  const float* query_norm;      // [dim], or none
+  const float* key_norm;        // as query_norm
+};
+
+// As `Model` of weights.py.
+struct Model {
+  const Layer* layers;
+  int64_t n_layers;
+  Weight embedding, head;    // [vocabulary, hidden]
+  const float* norm;         // [hidden]
+  const float* frequencies;  // of the rotary embedding, [rotated / 2]
+  int64_t hidden, inner, heads, group, dim, rotated;
+  float rotary_scale, scale, epsilon, head_epsilon;
+};
+
+// One new token of each session, as `Step` of step.py.
+struct Step {
+  const Model* model;
+  const Searched* stored;    // [sessions], of the first layer
+  int64_t layer_bytes;       // of a page, from a layer to the next
+  int64_t rotations;         // ranks are rotated by less than that
+  int64_t layer_rotation;    // and those of a layer by so much from those of the one before
+  const int64_t* tokens;     // [sessions]
+  const int32_t* positions;  // [sessions]
+  const int64_t* starts;     // of each head's rows in the slots, [n_layers, sessions, heads]
+  const int64_t* lengths;    // rows before the new one, as starts
+  void* keys;                // of the slots, [rows, dim]
+  void* values;              // as keys
+  const int32_t* row_positions;  // [rows]; the new rows' are set
+  void* rows;                // the new rows once more, [sessions, n_layers, 2, heads, dim]
+  void* queries;             // with rotary embedding, [n_layers, sessions, heads, group, dim]; or none
+  float* logits;             // [sessions, vocabulary]
+  int32_t* drawn;            // [n_layers, sessions, heads, 1 + most]: as those of `Call`
+  int64_t most;              // the largest `count`
+  int64_t sessions;
+  float* scratch;            // `decode_scratch` numbers
+  int64_t threads;
+  int64_t attention_ns;      // set to the time that attention took
+};
+
+namespace {
+
+constexpr int64_t PIECE_BYTES = 65536;  // of weights, that a thread takes at once
+constexpr int SPINS = 2000;             // before a thread that waits lets others run
+
+// Threads that share the work of each phase of a step, and wait for each other at its end.
+class Team {
+ public:
+  explicit Team(int64_t phases) : taken_(size_t(phases)) {}
+
+  // Runs work(thread) on so many threads, or on fewer where the system has no more.
+  template <typename Work>
+  void run(int64_t threads, Work work) {
+    std::vector<std::thread> helpers;
+    try {
+      helpers.reserve(size_t(threads));
+      for (int64_t thread = 1; thread < threads; ++thread)
+        helpers.emplace_back([this, work, thread] {
+          wait_while([this] { return threads_.load(std::memory_order_acquire) == 0; });
+          work(thread);
+        });
+    } catch (const std::exception&) {
+      // Those that there are do all.
+    }
+    threads_.store(int64_t(helpers.size()) + 1, std::memory_order_release);
+    work(0);
+    for (std::thread& helper : helpers) helper.join();
+  }
+
+  // Does the n parts of a phase, each on one of the threads, which all call this.
+  template <typename Work>
+  void share(int64_t phase, int64_t n, Work work) {
+    std::atomic<int64_t>& taken = taken_[size_t(phase)];
+    for (int64_t i = taken++; i < n; i = taken++) work(i);
+    const int64_t round = round_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_.load(std::memory_order_relaxed)) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+    } else {
+      wait_while([&] { return round_.load(std::memory_order_acquire) == round; });
+    }
+  }
+
+ private:
+  template <typename Waits>
+  static void wait_while(Waits waits) {
+    for (int spins = 0; waits(); ++spins)
+      if (spins > SPINS) std::this_thread::yield();
+  }
+
+  std::vector<std::atomic<int64_t>> taken_;
+  std::atomic<int64_t> threads_{0}, arrived_{0}, round_{0};
+};
+
+// Products of R rows with B inputs, out [B, stride]. Each is summed in the same order whatever R and B are. For each
+// line of a row, F lines from `next` on are fetched into the second cache.
+template <int R, int B, int F, typename T>
+INLINE void multiply_rows(const T* const rows[R], int64_t inputs, const float* x, float* out, int64_t stride,
+                          const T* next) {
+  constexpr int64_t line = LINE / int64_t(sizeof(T));
+  Floats sums[R][B] = {};
+  const auto add = [&](int64_t c) __attribute__((always_inline)) {
+    Floats some[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) some[r] = load(rows[r] + c);
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      const Floats numbers = load(x + b * inputs + c);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sums[r][b] += some[r] * numbers;
+    }
+  };
+  const int64_t whole = inputs / LANES * LANES;
+  int64_t first = 0;
+  for (; first + line <= whole; first += line) {
+#pragma GCC unroll 4
+    for (int f = 0; f < F; ++f) __builtin_prefetch(next + F * first + f * line, 0, 2);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < line; i += LANES) add(first + i);
+  }
+  for (; first < whole; first += LANES) add(first);
+#pragma GCC unroll 4
+  for (int b = 0; b < B; ++b) {
+    Quad four = sum(sums[0][b], sums[1 % R][b], sums[2 % R][b], sums[3 % R][b]);
+    for (int64_t c = whole; c < inputs; ++c)
+      four += Quad{widen(rows[0][c]), widen(rows[1 % R][c]), widen(rows[2 % R][c]), widen(rows[3 % R][c])} *
+              x[b * inputs + c];
+    for (int r = 0; r < R; ++r) out[b * stride + r] = four[r];
+  }
+}
+
+// Products of R rows with inputs [batch, inputs], out [batch, stride]; F and `next`: of each pass over the rows.
+template <int R, int F, typename T>
+INLINE void multiply_block(const T* const rows[R], int64_t inputs, const float* x, int64_t batch, float* out,
+                           int64_t stride, const T* next) {
+  for (int64_t b = 0; b < batch; next += F * inputs) {
+    const float* some = x + b * inputs;
+    float* into = out + b * stride;
+    switch (batch - b) {  // more sums than those of three would not stay in registers
+      case 1: multiply_rows<R, 1, F>(rows, inputs, some, into, stride, next); b += 1; break;
+      case 2:
+      case 4: multiply_rows<R, 2, F>(rows, inputs, some, into, stride, next); b += 2; break;
+      default: multiply_rows<R, 3, F>(rows, inputs, some, into, stride, next); b += 3;
+    }
+  }
+}
+
+// Products of the rows from `first` to `last` with inputs [batch, inputs], out [batch, stride].
+template <typename T>
+void multiply_part(const Weight& weight, int64_t first, int64_t last, const float* x, int64_t batch, float* out,
+                   int64_t stride) {
+  const int64_t inputs = weight.inputs;
+  const T* numbers = (const T*)weight.numbers;
+  int64_t row = first;
+  for (; row + 4 <= last; row += 4) {
+    const T* at = numbers + row * inputs;
+    float* into = out + row - first;
+    const T* rows[4] = {at, at + inputs, at + 2 * inputs, at + 3 * inputs};
+    if (batch > 3)  // in two passes or more
+      multiply_block<4, 2, T>(rows, inputs, x, batch, into, stride, at + 4 * inputs);
+    else
+      multiply_block<4, 4, T>(rows, inputs, x, batch, into, stride, at + 4 * inputs);
+  }
+  for (; row < last; ++row) {
+    const T* rows[1] = {numbers + row * inputs};
+    multiply_block<1, 0, T>(rows, inputs, x, batch, out + row - first, stride, numbers);
+  }
+  for (int64_t b = 0; weight.bias && b < batch; ++b)
+    for (int64_t i = first; i < last; ++i) out[b * stride + i - first] += weight.bias[i];
+}
+
+INLINE void multiply(const Weight& weight, int64_t first, int64_t last, const float* x, int64_t batch, float* out,
+                     int64_t stride) {
+  if (weight.is_bfloat16)
+    multiply_part<uint16_t>(weight, first, last, x, batch, out, stride);
+  else
+    multiply_part<float>(weight, first, last, x, batch, out, stride);
+}
+
+// Rows of a weight that a thread takes at once: so that all threads have some.
+INLINE int64_t piece_rows(const Weight& weight, int64_t threads) {
+  const int64_t bytes = weight.inputs * (weight.is_bfloat16 ? 2 : 4);
+  const int64_t most = std::min(PIECE_BYTES / bytes, weight.outputs / (2 * threads));
+  return std::max<int64_t>(1, most / 4) * 4;
+}
+
+INLINE int64_t count_pieces(const Weight& weight, int64_t threads) {
+  const int64_t rows = piece_rows(weight, threads);
+  return (weight.outputs + rows - 1) / rows;
+}
+
+// RMSNorm of numbers [n].
+INLINE void normalize(const float* x, const float* weight, int64_t n, float epsilon, float* out) {
+  const int64_t whole = n / LANES * LANES;
+  double squares = sum_terms(whole, [&](int64_t i) { return load(x + i) * load(x + i); });
+  for (int64_t i = whole; i < n; ++i) squares += x[i] * x[i];
+  const float factor = 1 / std::sqrt(float(squares / double(n)) + epsilon);
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+// Gates [n] by silu, times what they let through.
+INLINE void gate(const float* gates, const float* through, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += LANES) {
+    Floats some{}, passed{};
+    const size_t bytes = size_t(std::min(LANES, n - i)) * sizeof(float);
+    std::memcpy(&some, gates + i, bytes);
+    std::memcpy(&passed, through + i, bytes);
+    const Ints negative = some < 0;
+    const Floats power = exponential((Floats)((Ints)some | (Ints{} + std::numeric_limits<int32_t>::min())));
+    const Floats upper = (Floats)(((Ints)power & negative) | ((Ints)(Floats{} + 1.f) & ~negative));
+    const Floats gated = some * passed * (upper / (power + 1.f));
+    std::memcpy(out + i, &gated, bytes);
+  }
+}
+
+// Memory of a step that its threads share, and of each of them.
+struct Shared {
+  float *x, *cosines, *sines, *projected, *attended, *inner;
+};
+struct Own {
+  float *normed, *first, *second, *queries, *head;
+};
+
+// A step as its threads compute it; `T`: numbers of rows.
+template <typename T>
+class Decode {
+ public:
+  explicit Decode(Step& step) : step_(step), model_(*step.model), team_(5 * step.model->n_layers + 1) {
+    float* free = step.scratch;
+    shared_ = {};
+    const int64_t batch = step.sessions;
+    for (auto [at, numbers] : {std::pair{&shared_.x, model_.hidden},
+                               {&shared_.cosines, model_.rotated / 2},
+                               {&shared_.sines, model_.rotated / 2},
+                               {&shared_.projected, projected()},
+                               {&shared_.attended, model_.heads * model_.group * model_.dim},
+                               {&shared_.inner, model_.inner}}) {
+      *at = free;
+      free += padded(batch * numbers);
+    }
+    own_ = free;
+    own_size_ = count_own(step);
+  }
+
+  // Numbers of scratch for all.
+  static int64_t count(const Step& step) {
+    const Model& model = *step.model;
+    const int64_t heads = model.heads * (model.group + 2) * model.dim;
+    int64_t shared = 0;
+    for (int64_t numbers : {model.hidden, model.rotated / 2, model.rotated / 2, heads,
+                            model.heads * model.group * model.dim, model.inner})
+      shared += padded(step.sessions * numbers);
+    return shared + step.threads * count_own(step);
+  }
+
+  void run() {
+    for (int64_t b = 0; b < step_.sessions; ++b) begin(b);
+    team_.run(step_.threads, [this](int64_t thread) { work(thread); });
+  }
+
+ private:
+  static int64_t piece(const Step& step) {
+    return padded(step.sessions * (PIECE_BYTES / 2));
+  }
+
+  static int64_t count_own(const Step& step) {
+    const Model& model = *step.model;
+    int64_t head = 0;
+    for (int64_t b = 0; b < step.sessions; ++b) {
+      int64_t longest = 0;
+      for (int64_t l = 0; l < model.n_layers; ++l)
+        for (int64_t h = 0; h < model.heads; ++h)
+          longest = std::max(longest, step.lengths[(l * step.sessions + b) * model.heads + h]);
+      const Searched& stored = step.stored[b];
+      head = std::max(head, count_scratch(longest + 1, stored.rows ? stored.count : 0, stored.rows, model.group));
+    }
+    return padded(step.sessions * model.hidden) + 2 * piece(step) + padded(model.group * model.dim) + padded(head);
+  }
+
+  int64_t projected() const { return model_.heads * (model_.group + 2) * model_.dim; }
+
+  Own own(int64_t thread) const {
+    float* free = own_ + thread * own_size_;
+    Own own{};
+    own.normed = free;
+    own.first = own.normed + padded(step_.sessions * model_.hidden);
+    own.second = own.first + piece(step_);
+    own.queries = own.second + piece(step_);
+    own.head = own.queries + padded(model_.group * model_.dim);
+    return own;
+  }
+
+  // The token's embedding, and its position's angles.
+  void begin(int64_t session) {
+    const int64_t hidden = model_.hidden, half = model_.rotated / 2;
+    const int64_t at = step_.tokens[session] * hidden;
+    float* x = shared_.x + session * hidden;
+    for (int64_t i = 0; i < hidden; ++i)
+      x[i] = model_.embedding.is_bfloat16 ? widen(((const uint16_t*)model_.embedding.numbers)[at + i])
+                                          : ((const float*)model_.embedding.numbers)[at + i];
+    for (int64_t i = 0; i < half; ++i) {
+      const float angle = float(step_.positions[session]) * model_.frequencies[i];
+      shared_.cosines[session * half + i] = std::cos(angle) * model_.rotary_scale;
+      shared_.sines[session * half + i] = std::sin(angle) * model_.rotary_scale;
+    }
+  }
+
+  void work(int64_t thread) {
+    const Own mine = own(thread);
+    int64_t phase = 0;
+    for (int64_t index = 0; index < model_.n_layers; ++index) {
+      const Layer& layer = model_.layers[index];
+      normalize_all(layer.attention_norm, mine);
+      project(phase++, layer, mine);
+      const auto began = std::chrono::steady_clock::now();
+      team_.share(phase++, step_.sessions * model_.heads,
+                  [&](int64_t i) { attend(index, i / model_.heads, i % model_.heads, mine); });
+      if (thread == 0)
+        step_.attention_ns +=
+            std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count();
+      add(phase++, layer.out, shared_.attended, mine);
+      normalize_all(layer.mlp_norm, mine);
+      feed(phase++, layer, mine);
+      add(phase++, layer.down, shared_.inner, mine);
+    }
+    normalize_all(model_.norm, mine);
+    find_logits(phase, mine);
+  }
+
+  void normalize_all(const float* weight, const Own& mine) {
+    for (int64_t b = 0; b < step_.sessions; ++b)
+      normalize(shared_.x + b * model_.hidden, weight, model_.hidden, model_.epsilon, mine.normed + b * model_.hidden);
+  }
+
+  // Queries, keys and values of the new tokens.
+  void project(int64_t phase, const Layer& layer, const Own& mine) {
+    const Weight* weights[3] = {&layer.queries, &layer.keys, &layer.values};
+    int64_t ends[3], pieces = 0;
+    for (int i = 0; i < 3; ++i) ends[i] = pieces += count_pieces(*weights[i], step_.threads);
+    team_.share(phase, pieces, [&](int64_t at) {
+      const int which = at < ends[0] ? 0 : at < ends[1] ? 1 : 2;
+      const Weight& weight = *weights[which];
+      const int64_t rows = piece_rows(weight, step_.threads), first = (at - (which ? ends[which - 1] : 0)) * rows;
+      const int64_t before = which == 0 ? 0 : model_.heads * (model_.group + which - 1) * model_.dim;
+      multiply(weight, first, std::min(first + rows, weight.outputs), mine.normed, step_.sessions,
+               shared_.projected + before + first, projected());
+    });
+  }
+
+  void find_logits(int64_t phase, const Own& mine) {
+    const Weight& weight = model_.head;
+    const int64_t rows = piece_rows(weight, step_.threads);
+    team_.share(phase, count_pieces(weight, step_.threads), [&](int64_t at) {
+      const int64_t first = at * rows;
+      multiply(weight, first, std::min(first + rows, weight.outputs), mine.normed, step_.sessions,
+               step_.logits + first, weight.outputs);
+    });
+  }
+
+  // Adds products to the hidden state.
+  void add(int64_t phase, const Weight& weight, const float* x, const Own& mine) {
+    const int64_t rows = piece_rows(weight, step_.threads);
+    team_.share(phase, count_pieces(weight, step_.threads), [&](int64_t at) {
+      const int64_t first = at * rows, last = std::min(first + rows, weight.outputs);
+      multiply(weight, first, last, x, step_.sessions, mine.first, rows);
+      for (int64_t b = 0; b < step_.sessions; ++b)
+        for (int64_t i = first; i < last; ++i) shared_.x[b * model_.hidden + i] += mine.first[b * rows + i - first];
+    });
+  }
+
+  // The MLP's inner numbers.
+  void feed(int64_t phase, const Layer& layer, const Own& mine) {
+    const int64_t rows = piece_rows(layer.gate, step_.threads);
+    team_.share(phase, count_pieces(layer.gate, step_.threads), [&](int64_t at) {
+      const int64_t first = at * rows, last = std::min(first + rows, layer.gate.outputs);
+      multiply(layer.gate, first, last, mine.normed, step_.sessions, mine.first, rows);
+      multiply(layer.up, first, last, mine.normed, step_.sessions, mine.second, rows);
+      for (int64_t b = 0; b < step_.sessions; ++b)
+        gate(mine.first + b * rows, mine.second + b * rows, last - first, shared_.inner + b * model_.inner + first);
+    });
+  }
+
+  // Normalizes a head's numbers, where the model does, and turns them to the session's position.
+  void turn(int64_t session, const float* norm, float* numbers) {
+    const int64_t half = model_.rotated / 2;
+    const float* cosines = shared_.cosines + session * half;
+    const float* sines = shared_.sines + session * half;
+    if (norm) normalize(numbers, norm, model_.dim, model_.head_epsilon, numbers);
+    for (int64_t i = 0; i < half; ++i) {
+      const float low = numbers[i], high = numbers[i + half];
+      numbers[i] = low * cosines[i] - high * sines[i];
+      numbers[i + half] = high * cosines[i] + low * sines[i];
+    }
+  }
+
+  // Appends a head's row, and attends.
+  void attend(int64_t index, int64_t session, int64_t head, const Own& mine) {
+    const Layer& layer = model_.layers[index];
+    const int64_t dim = model_.dim, group = model_.group, heads = model_.heads;
+    const int64_t at = (index * step_.sessions + session) * heads + head;
+    const int64_t start = step_.starts[at], length = step_.lengths[at];
+    float* projected_here = shared_.projected + session * projected();
+    float* key = projected_here + (heads * group + head) * dim;
+    const float* value = key + heads * dim;
+    turn(session, layer.key_norm, key);
+    T* rows = (T*)step_.rows + (((session * model_.n_layers + index) * 2) * heads + head) * dim;
+    append(key, (T*)step_.keys + (start + length) * dim, rows);
+    append(value, (T*)step_.values + (start + length) * dim, rows + heads * dim);
+    float* asked = projected_here + head * group * dim;
+    for (int64_t g = 0; g < group; ++g) turn(session, layer.query_norm, asked + g * dim);
+    for (int64_t i = 0; i < group * dim; ++i) {
+      if (step_.queries) narrow(asked[i], (T*)step_.queries + at * group * dim + i);
+      mine.queries[i] = asked[i] * model_.scale;
+    }
+    Searched stored = step_.stored[session];
+    stored.keys += index * step_.layer_bytes;
+    stored.values += index * step_.layer_bytes;
+    const int64_t rotation = (step_.positions[session] + step_.layer_rotation * index) % step_.rotations;
+    const int64_t most = stored.rows ? stored.count : 0;
+    const Head<T> one{
+        (const T*)step_.keys + start * dim,
+        (const T*)step_.values + start * dim,
+        step_.row_positions + start,
+        nullptr,
+        &stored,
+        stored.rows ? stored.ranks + rotation + head * (step_.rotations / heads) : nullptr,
+        head,
+        length + 1,
+        group,
+        dim,
+        most,
+    };
+    int32_t* drawn = step_.drawn + at * (1 + step_.most) + 1;
+    float* attended = shared_.attended + (session * heads + head) * group * dim;
+    drawn[-1] = int32_t(attend_head<T>(one, mine.queries, attended, drawn, mine.head));
+    std::fill(drawn + most, drawn + step_.most, -1);
+  }
+
+  void append(const float* numbers, T* row, T* copy) {
+    for (int64_t i = 0; i < model_.dim; ++i) narrow(numbers[i], row + i);
+    std::copy(row, row + model_.dim, copy);
+  }
+
+  Step& step_;
+  const Model& model_;
+  Team team_;
+  Shared shared_;
+  float* own_;
+  int64_t own_size_;
+};
+
+}  // namespace
+
+extern "C" {
+__attribute__((visibility("default"))) void decode_float32(Step* step) { Decode<float>(*step).run(); }
+__attribute__((visibility("default"))) void decode_bfloat16(Step* step) { Decode<uint16_t>(*step).run(); }
+// Numbers that a step needs in `scratch`.
+__attribute__((visibility("default"))) int64_t decode_scratch(const Step* step) { return Decode<float>::count(*step); }
+// As `argument_bytes` of attend.cpp.
+__attribute__((visibility("default"))) int64_t decode_bytes() {
+  return sizeof(Step) + 1000 * sizeof(Model) + 1000000 * sizeof(Layer);
+}
+}

@@ -1,0 +1,294 @@
+// Attention of one KV head of one session to its active rows, and to stored ones that it draws.
+//
+// Logits of every stored key, softmax weights, priority sampling, and attention over active and drawn
+// rows in one softmax. Keys are read once, from the pages that the row store has them in; of drawn rows,
+// values alone are read again. What is drawn is defined by workers/retrieval/sampling.py, whose results these are.
+//
+// A head is computed by one thread in one order, so that results depend neither on the number of threads
+// nor on the other sessions.
+#pragma once
+
+#include "vectors.h"
+
+// Of one session, as `Searched` of searched.py.
+struct Searched {
+  const char* const* pages;  // [rows / page_rows, rounded up]
+  int64_t keys;              // bytes from a page to those of the layer, [heads, page_rows, dim]
+  int64_t values;            // as keys
+  const float* ranks;        // of all positions, and of those that a rotation adds
+  int64_t page_rows;         // rows of a head in a page
+  int64_t rows;              // that can be drawn; 0: none
+  int64_t count;             // that are drawn at most
+
+  // Row of a head; `part`: `keys` or `values`.
+  template <typename T>
+  const T* at(int64_t part, int64_t head, int64_t row, int64_t dim) const {
+    return (const T*)(pages[row / page_rows] + part) + (head * page_rows + row % page_rows) * dim;
+  }
+};
+
+namespace {
+
+constexpr int64_t TILE_BYTES = 16384;  // keys that stay in the first cache for all queries of a group
+constexpr int32_t EMPTY = std::numeric_limits<int32_t>::max();
+
+// What the queries of a head attend to.
+template <typename T>
+struct Head {
+  const T* keys;             // of active rows, [active, dim]
+  const T* values;           // as keys
+  const int32_t* positions;  // [active]; EMPTY for none
+  const float* mask;         // added to active rows' logits, [active]; none: 0
+  const Searched* stored;
+  const float* ranks;  // of the stored rows' positions
+  int64_t index;       // of the head in the session
+  int64_t active, group, dim;
+  int64_t most;  // rows that are drawn at most
+};
+
+// Logits of four rows for Q queries.
+template <int Q, typename T>
+INLINE void score_rows(const T* const rows[4], int64_t dim, const float* queries, float* logits, int64_t stride) {
+  Floats sums[Q][4] = {};
+  const int64_t whole = dim / LANES * LANES;
+  for (int64_t c = 0; c < whole; c += LANES) {
+    const Floats keys[4] = {load(rows[0] + c), load(rows[1] + c), load(rows[2] + c), load(rows[3] + c)};
+#pragma GCC unroll 3
+    for (int q = 0; q < Q; ++q) {
+      const Floats query = load(queries + q * dim + c);
+      for (int r = 0; r < 4; ++r) sums[q][r] += keys[r] * query;
+    }
+  }
+#pragma GCC unroll 3
+  for (int q = 0; q < Q; ++q) {  // unrolled, so that sums stay in registers
+    Quad four = sum(sums[q][0], sums[q][1], sums[q][2], sums[q][3]);
+    for (int64_t c = whole; c < dim; ++c)
+      four += Quad{widen(rows[0][c]), widen(rows[1][c]), widen(rows[2][c]), widen(rows[3][c])} * queries[q * dim + c];
+    std::memcpy(logits + q * stride, &four, sizeof four);
+  }
+}
+
+template <int Q, typename T>
+INLINE void score_tile(const T* keys, int64_t n, int64_t dim, const float* queries, float* logits, int64_t stride,
+                       const T* next) {
+  for (int64_t i = 0; i < n; i += 4) {
+    const T* rows[4];  // behind the end the last one's, whose logits are overwritten
+    for (int64_t r = 0; r < 4; ++r) rows[r] = keys + std::min(i + r, n - 1) * dim;
+    if (next) fetch<true>(next + i * dim, 4 * dim);
+    score_rows<Q>(rows, dim, queries, logits + i, stride);
+  }
+}
+
+// Logits [group, stride] of keys [n, dim]. `next`: what is read after them. A tile is fetched while the one
+// before it is scored: pages lie anywhere, and no CPU guesses where the next one is.
+template <typename T>
+INLINE void score(const T* keys, int64_t n, int64_t dim, const float* queries, int64_t group, float* logits,
+                  int64_t stride, const T* next) {
+  const int64_t tile = std::max<int64_t>(1, TILE_BYTES / (dim * int64_t(sizeof(T)) * 4)) * 4;
+  for (int64_t first = 0; first < n; first += tile) {
+    const T* some = keys + first * dim;
+    const int64_t rows = std::min(tile, n - first);
+    const T* ahead = first + rows < n ? some + rows * dim : next;
+    for (int64_t q = 0; q < group;) {
+      const float* asked = queries + q * dim;
+      float* into = logits + q * stride + first;
+      const T* fetched = q == 0 ? ahead : nullptr;
+      switch (group - q) {  // three at once at most: their sums have to stay in registers
+        case 1: score_tile<1>(some, rows, dim, asked, into, stride, fetched); q += 1; break;
+        case 2:
+        case 4: score_tile<2>(some, rows, dim, asked, into, stride, fetched); q += 2; break;
+        default: score_tile<3>(some, rows, dim, asked, into, stride, fetched); q += 3;
+      }
+    }
+  }
+}
+
+// Sets the places behind the first n of logits [group, stride] to -inf; stride: a multiple of LANES.
+INLINE void close_rows(float* logits, int64_t n, int64_t group, int64_t stride) {
+  for (int64_t q = 0; q < group; ++q) std::fill(logits + q * stride + n, logits + (q + 1) * stride, NONE);
+}
+
+// Each row's share of the softmax, the mean over the queries of a group.
+INLINE void weigh(const float* logits, int64_t group, int64_t stride, float* powers, float* weights) {
+  std::fill(weights, weights + stride, 0.f);
+  for (int64_t q = 0; q < group; ++q) {
+    const double total = exponentiate(logits + q * stride, stride, powers);
+    const Floats share = Floats{} + float(1 / (total * double(group)));
+    for (int64_t i = 0; i < stride; i += LANES) store(load(weights + i) + load(powers + i) * share, weights + i);
+  }
+}
+
+// Number at place `count` of the descending order, from 0; 0 if that is negative. By bisection over the bits,
+// whose order as whole numbers is that of the numbers.
+INLINE float find_threshold(const float* numbers, int64_t n, int64_t count) {
+  int32_t low = -1, high = 0x7f800000;  // not more than `count` are over `high`
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    const Ints bound = Ints{} + middle;
+    Ints counted{};
+    for (int64_t i = 0; i < n; i += LANES) counted -= (Ints)load(numbers + i) > bound;
+    int64_t over = 0;
+    for (int64_t lane = 0; lane < LANES; ++lane) over += counted[lane];
+    if (over > count) {
+      low = middle;
+      continue;
+    }
+    high = middle;
+    if (over < count) continue;
+    Ints most{};  // the largest that is not over
+    for (int64_t i = 0; i < n; i += LANES) {
+      const Ints bits = (Ints)load(numbers + i);
+      const Ints taken = (bits <= bound) & (bits > most);
+      most = (bits & taken) | (most & ~taken);
+    }
+    high = most[0];
+    for (int64_t lane = 1; lane < LANES; ++lane) high = std::max(high, most[lane]);
+    break;
+  }
+  float found;
+  std::memcpy(&found, &high, sizeof found);
+  return found;
+}
+
+// Positions, in their order, whose priority is over the threshold, and of those at it as many as there is room for.
+INLINE int64_t collect(const float* priorities, int64_t n, float threshold, int64_t count, int32_t* drawn) {
+  int64_t made = 0;
+  const Floats bound = Floats{} + threshold;
+  for (int64_t first = 0; first < n; first += LANES) {
+    if (!any(load(priorities + first) > bound)) continue;
+    for (int64_t i = first; i < first + LANES && made < count; ++i)
+      if (priorities[i] > threshold) drawn[made++] = int32_t(i);
+  }
+  for (int64_t i = 0; i < n && made < count && threshold > 0; ++i)
+    if (priorities[i] == threshold) drawn[made++] = int32_t(i);
+  return made;
+}
+
+// Draws rows of weights [padded], negative for no candidate: `draw` of sampling.py, and `take_best` of no more
+// rows than `count`. Sets positions, and for how many rows each one counts; returns how many there are.
+INLINE int64_t draw(const float* weights, const float* priorities, int64_t rows, int64_t count, int32_t* drawn,
+                    float* counts) {
+  int64_t made = 0;
+  if (rows <= count) {
+    for (int64_t i = 0; i < rows; ++i)
+      if (weights[i] >= 0) drawn[made++] = int32_t(i);
+    std::fill(counts, counts + made, 1.f);
+    return made;
+  }
+  const int64_t n = padded(rows);
+  const float next = find_threshold(priorities, n, count);
+  made = collect(priorities, n, next, count, drawn);
+  const float threshold = std::max(next, std::numeric_limits<float>::min());
+  const Floats bound = Floats{} + threshold;
+  double rest = sum_terms(n, [&](int64_t i) {
+    const Floats some = load(weights + i);
+    return (Floats)((Ints)some & (some < bound) & (some > Floats{}));
+  });
+  // One drawn row at least, that of the least priority, is not certain.
+  int64_t last = -1;
+  for (int64_t j = 0; j < made && made == count; ++j)
+    if (last < 0 || priorities[drawn[j]] < priorities[drawn[last]]) last = j;
+  int64_t certain = 0;
+  for (int64_t j = 0; j < made; ++j) certain += weights[drawn[j]] >= threshold && j != last;
+  if (last >= 0 && weights[drawn[last]] >= threshold) rest += weights[drawn[last]];
+  const double share = rest / double(std::max<int64_t>(1, made - certain));
+  for (int64_t j = 0; j < made; ++j) {
+    const float weight = weights[drawn[j]];
+    counts[j] = weight >= threshold && j != last ? 1.f : float(share / weight);
+  }
+  return made;
+}
+
+// Draws of the stored rows for queries [group, dim], none that is active. Sets logits [group, padded rows] of all, and
+// of drawn ones positions and counts; returns how many they are. Behind the logits are two such rows of scratch.
+template <typename T>
+INLINE int64_t search(const Head<T>& head, const float* queries, float* logits, int32_t* drawn, float* counts) {
+  const Searched& stored = *head.stored;
+  const int64_t stride = padded(stored.rows);
+  float* weights = logits + head.group * stride;
+  float* priorities = weights + stride;
+  for (int64_t first = 0, after; first < stored.rows; first = after) {
+    after = std::min(stored.rows, first + stored.page_rows);
+    const T* next = after < stored.rows ? stored.at<T>(stored.keys, head.index, after, head.dim) : nullptr;
+    const T* keys = stored.at<T>(stored.keys, head.index, first, head.dim);
+    score(keys, after - first, head.dim, queries, head.group, logits + first, stride, next);
+  }
+  close_rows(logits, stored.rows, head.group, stride);
+  weigh(logits, head.group, stride, priorities, weights);
+  for (int64_t i = 0; i < head.active; ++i)
+    if (head.positions[i] < stored.rows) weights[head.positions[i]] = -1.f;
+  for (int64_t i = 0; i < stride; i += LANES) store(load(weights + i) * load(head.ranks + i), priorities + i);
+  return draw(weights, priorities, stored.rows, stored.count, drawn, counts);
+}
+
+// Adds N rows of values, each times its weight, to sums [group, dim].
+template <int N, typename T>
+INLINE void add_rows(const T* const rows[N], int64_t dim, int64_t group, const float* weights, int64_t stride,
+                     float* sums) {
+  const int64_t whole = dim / LANES * LANES;
+  for (int64_t q = 0; q < group; ++q) {
+    const float* weight = weights + q * stride;
+    float* into = sums + q * dim;
+    for (int64_t c = 0; c < whole; c += LANES) {
+      Floats sum = load(into + c);
+#pragma GCC unroll 4
+      for (int r = 0; r < N; ++r) sum += load(rows[r] + c) * weight[r];
+      store(sum, into + c);
+    }
+    for (int64_t c = whole; c < dim; ++c)
+      for (int r = 0; r < N; ++r) into[c] += widen(rows[r][c]) * weight[r];
+  }
+}
+
+// Numbers of scratch that `attend_head` needs for so many rows.
+INLINE int64_t count_scratch(int64_t active, int64_t most, int64_t stored, int64_t group) {
+  return most + group * padded(active + most) + (group + 2) * padded(stored);
+}
+
+// Attends with queries [group, dim], which are scaled, into sums of that shape. Sets positions of the `most` drawn
+// rows, -1 for none, and returns how many there are.
+template <typename T>
+int64_t attend_head(const Head<T>& head, const float* queries, float* sums, int32_t* drawn, float* scratch) {
+  const int64_t group = head.group, dim = head.dim, active = head.active;
+  const Searched& stored = *head.stored;
+  float* counts = scratch;
+  float* joint = counts + head.most;
+  const int64_t most = padded(active + head.most);
+  float* logits = joint + group * most;
+  const int64_t made = stored.rows ? search<T>(head, queries, logits, drawn, counts) : 0;
+  std::fill(drawn + made, drawn + head.most, -1);
+  score<T>(head.keys, active, dim, queries, group, joint, most, nullptr);
+  close_rows(joint, active, group, most);
+  std::fill(sums, sums + group * dim, 0.f);
+  for (int64_t q = 0; q < group; ++q) {
+    float* row = joint + q * most;
+    for (int64_t i = 0; head.mask && i < active; ++i) row[i] += head.mask[i];
+    for (int64_t j = 0; j < made; ++j) row[active + j] = logits[q * padded(stored.rows) + drawn[j]];
+    double total = exponentiate(row, most, row);
+    for (int64_t j = 0; j < made; ++j) {
+      const float counted = row[active + j] * counts[j];
+      total += counted - row[active + j];
+      row[active + j] = counted;
+    }
+    const float share = float(1 / total);
+    for (int64_t i = 0; i < most; ++i) row[i] *= share;
+  }
+  int64_t i = 0;
+  for (; i + 4 <= active; i += 4) {
+    const T* rows = head.values + i * dim;
+    const T* four[4] = {rows, rows + dim, rows + 2 * dim, rows + 3 * dim};
+    add_rows<4>(four, dim, group, joint + i, most, sums);
+  }
+  for (; i < active; ++i) {
+    const T* one[1] = {head.values + i * dim};
+    add_rows<1>(one, dim, group, joint + i, most, sums);
+  }
+  for (int64_t j = 0; j < made; ++j) {
+    if (j + 8 < made) fetch<false>(stored.at<T>(stored.values, head.index, drawn[j + 8], dim), dim);
+    const T* one[1] = {stored.at<T>(stored.values, head.index, drawn[j], dim)};
+    add_rows<1>(one, dim, group, joint + active + j, most, sums);
+  }
+  return made;
+}
+
+}  // namespace
