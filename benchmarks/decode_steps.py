@@ -1,13 +1,14 @@
-"""Whole decode steps of a model: full cache, budget alone, and retrieval by torch and by native code.
+"""Whole decode steps of a model: full cache, budget alone and retrieval, and the first and the last by torch.
 
 Time does not depend on what rows say, so a session's rows are random numbers: in its slot, and where it
 retrieves in its copy in host memory. Its own tokens begin at position 0.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,12 +30,8 @@ from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 from workers.retrieval.retriever import Retriever
 
-FULL, BUDGET, TORCH, NATIVE = (
-    "full cache",
-    "budget alone",
-    "retrieval, torch",
-    "retrieval, native",
-)
+FULL, BUDGET, NATIVE = "full cache", "budget alone", "retrieval"
+FULL_TORCH, TORCH = "full cache, torch", "retrieval, torch"
 WARM = 2
 
 
@@ -80,7 +77,7 @@ def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Ite
     with ExitStack() as stack, torch.inference_mode():
         whole = open_engine(stack, model, tokenizer, sizes.batch, sizes.rows + 256)
         small = open_engine(stack, model, tokenizer, 3 * sizes.batch, sizes.budget)
-        native = small.native
+        native, decoder = small.native, small.decoder
         assert native is not None, "native code was built"
         sessions = {
             FULL: [open_session(whole, f"f{i}", "full", rows) for i in range(sizes.batch)],
@@ -93,25 +90,24 @@ def step_rows(model: LoadedModel, tokenizer: ChatTokenizer, sizes: Steps) -> Ite
         sessions[TORCH] = [
             open_session(small, f"t{i}", "icecache", rows) for i in range(sizes.batch)
         ]
+        sessions[FULL_TORCH] = sessions[FULL]
         tokens = torch.randint(10, len(tokenizer.inner), (sizes.batch, 1), generator=random)
 
-        def retrieve(by: str) -> Tensor:
-            small.native = native if by == NATIVE else None
-            return small.forward(sessions[by], tokens).argmax(-1)
+        def take(arm: str) -> Tensor:
+            engine = whole if sessions[arm] is sessions[FULL] else small
+            by_torch = arm in (FULL_TORCH, TORCH)
+            engine.native = None if by_torch else native
+            engine.decoder = None if by_torch else decoder
+            return engine.forward(sessions[arm], tokens).argmax(-1)
 
-        arms: dict[str, Callable[[], Tensor]] = {
-            FULL: lambda: whole.forward(sessions[FULL], tokens).argmax(-1),
-            BUDGET: lambda: small.forward(sessions[BUDGET], tokens).argmax(-1),
-            TORCH: lambda: retrieve(TORCH),
-            NATIVE: lambda: retrieve(NATIVE),
-        }
+        arms = {arm: partial(take, arm) for arm in (FULL, FULL_TORCH, BUDGET, TORCH, NATIVE)}
         seconds = rotate(arms, sizes.steps)
     speeds = {name: [sizes.batch / each for each in found] for name, found in seconds.items()}
     sizing = f"{sizes.rows} rows, budget {sizes.budget}, {sizes.batch} at once"
     yield from speed_rows(sizing, "decode", "tokens per CPU second", speeds, FULL)
 
 
-def rotate(arms: dict[str, Callable[[], Tensor]], steps: int) -> dict[str, list[float]]:
+def rotate(arms: Mapping[str, Callable[[], Tensor]], steps: int) -> dict[str, list[float]]:
     """Seconds of CPU time of each arm's steps, forwards and backwards through the arms."""
     found: dict[str, list[float]] = {name: [] for name in arms}
     names = list(arms)

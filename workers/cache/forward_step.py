@@ -120,6 +120,7 @@ class ForwardStep(Cache):
         self._side = side
         self._plan: LayerPlan | None = None
         self._recurrent: dict[int, LinearAttentionLayer] = {}
+        self._computed: Tensor | None = None
         self.windows: ForwardStep | None = None
         if side is not None:
             self._begin_side(side)
@@ -238,7 +239,7 @@ class ForwardStep(Cache):
         """
         self._computed = rows
         if queries is not None:
-            self.observed = list(queries)
+            self.observed.extend(queries)
 
     def record(self, queries: Tensor) -> None:
         """Record a layer's last `observe` queries of `[B, n_heads, t, head_dim]`."""
@@ -340,7 +341,7 @@ class ForwardStep(Cache):
         self.new_keys: list[Tensor] = []
         self.new_values: list[Tensor] = []
         self.observed: list[Tensor] = []
-        self._computed: Tensor | None = None
+        self._computed = None
         self._masks = {}
         pool = self.cache.pool
         # Of each device; on the first one these are the tensors themselves.

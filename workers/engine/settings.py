@@ -50,8 +50,9 @@ class WorkerSettings(BaseModel):
     )
     native_attention: bool = Field(
         default=True,
-        description="answers that retrieve are computed by native code, where it was built for this CPU; "
-        "off: by torch, to the same results in about twice the time",
+        description="answers are computed by native code, where it was built for this CPU and covers the "
+        "model; off: by torch, to the same results in two to four times the time, without a copy of "
+        "weights in bfloat16",
     )
     idle_seconds: float = Field(
         default=900.0,

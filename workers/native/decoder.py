@@ -82,7 +82,7 @@ class NativeDecoder:
         self._rotations = rotations, layer_rotation
         self._layers = (Layer * len(weights.layers))(*map(_describe_layer, weights.layers))
         self._model = _describe(weights, self._layers)
-        self._dim = self._model.dim
+        self._dim: int = self._model.dim
         self._numbers = _count_numbers(weights)
         self._scratch = torch.empty(0)
         self._drawn = torch.empty(0, dtype=torch.int32)
@@ -128,7 +128,8 @@ class NativeDecoder:
             *(out.logits.data_ptr(), out.drawn.data_ptr()),
             *(most, batch),
         )
-        step.threads = self._count_threads(searched)
+        active = int(lengths.sum()) * self._dim
+        step.threads = self._count_threads(active, searched)
         size = self._count_scratch(step)
         if len(self._scratch) < size:
             self._scratch = torch.empty(size)
@@ -143,11 +144,11 @@ class NativeDecoder:
             self._drawn = torch.empty(size, dtype=torch.int32)
         return self._drawn[:size].view(shape)
 
-    def _count_threads(self, searched: Sequence[SearchedRows | None]) -> int:
-        """Threads that are worth their start."""
+    def _count_threads(self, active: int, searched: Sequence[SearchedRows | None]) -> int:
+        """Threads that are worth their start; active: numbers of the active rows' keys."""
         rows = sum(each.rows.length for each in searched if each is not None)
         keys = rows * self._weights.n_kv_heads * self._dim * len(self._weights.layers)
-        worth = (self._numbers + keys) // _NUMBERS_PER_THREAD
+        worth = (self._numbers + active + keys) // _NUMBERS_PER_THREAD
         return max(1, min(torch.get_num_threads(), worth))
 
 

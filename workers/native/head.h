@@ -240,6 +240,14 @@ INLINE void add_rows(const T* const rows[N], int64_t dim, int64_t group, const f
   }
 }
 
+// Adds the first `left` of four rows; in the same order, whether they are four or fewer.
+template <typename T>
+INLINE void add_some(const T* const rows[4], int64_t left, int64_t dim, int64_t group, const float* weights,
+                     int64_t stride, float* sums) {
+  if (left >= 4) return add_rows<4>(rows, dim, group, weights, stride, sums);
+  for (int64_t r = 0; r < left; ++r) add_rows<1>(rows + r, dim, group, weights + r, stride, sums);
+}
+
 // Numbers of scratch that `attend_head` needs for so many rows.
 INLINE int64_t count_scratch(int64_t active, int64_t most, int64_t stored, int64_t group) {
   return most + group * padded(active + most) + (group + 2) * padded(stored);
@@ -273,20 +281,21 @@ int64_t attend_head(const Head<T>& head, const float* queries, float* sums, int3
     const float share = float(1 / total);
     for (int64_t i = 0; i < most; ++i) row[i] *= share;
   }
-  int64_t i = 0;
-  for (; i + 4 <= active; i += 4) {
-    const T* rows = head.values + i * dim;
-    const T* four[4] = {rows, rows + dim, rows + 2 * dim, rows + 3 * dim};
-    add_rows<4>(four, dim, group, joint + i, most, sums);
+  for (int64_t i = 0; i < active; i += 4) {
+    const T* rows[4];
+    for (int64_t r = 0; r < 4; ++r) rows[r] = head.values + std::min(i + r, active - 1) * dim;
+    add_some(rows, active - i, dim, group, joint + i, most, sums);
   }
-  for (; i < active; ++i) {
-    const T* one[1] = {head.values + i * dim};
-    add_rows<1>(one, dim, group, joint + i, most, sums);
-  }
-  for (int64_t j = 0; j < made; ++j) {
-    if (j + 8 < made) fetch<false>(stored.at<T>(stored.values, head.index, drawn[j + 8], dim), dim);
-    const T* one[1] = {stored.at<T>(stored.values, head.index, drawn[j], dim)};
-    add_rows<1>(one, dim, group, joint + active + j, most, sums);
+  const auto value = [&](int64_t j) {
+    return stored.at<T>(stored.values, head.index, drawn[std::min(j, made - 1)], dim);
+  };
+  for (int64_t j = 0; j < made; j += 4) {
+    const T* rows[4];
+    for (int64_t r = 0; r < 4; ++r) {
+      rows[r] = value(j + r);
+      fetch<false>(value(j + r + 8), dim);
+    }
+    add_some(rows, made - j, dim, group, joint + active + j, most, sums);
   }
   return made;
 }

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 
 class Searched(ctypes.Structure):
-    """Structure `Searched` of attend.cpp; all zero for a session that retrieves nothing."""
+    """Structure `Searched` of head.h; all zero for a session that retrieves nothing."""
 
     _fields_: ClassVar = [
         ("pages", ctypes.c_void_p),

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -96,6 +97,7 @@ class RetrievalStep:
         pairs = zip(self.retrievers, searched, strict=True)
         return None if any(each is not None and rows is None for each, rows in pairs) else searched
 
+    @cached_property
     def whole_rows(self) -> list[SearchedRows | None] | None:
         """Of each session the rows of the first layer, None for one that retrieves nothing.
 

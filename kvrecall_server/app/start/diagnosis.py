@@ -112,11 +112,11 @@ def check_cpu() -> Iterator[Check]:
 
 
 def check_native() -> Check:
-    """The native code of answers that retrieve, which is built where there is a C++ compiler."""
+    """The native code of answers, which is built where there is a C++ compiler."""
     found = ", ".join(find_files())
     if found:
         return Check("native attention", "ok", f"built for {found}")
-    advice = "answers that retrieve take twice the time: install g++, then kvrecall-server again"
+    advice = "answers take two to four times the time: install g++, then kvrecall-server again"
     return Check("native attention", "note", "not built", advice)
 
 

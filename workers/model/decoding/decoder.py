@@ -57,7 +57,7 @@ class Decoder:
         """
         retrieval = step.retrieval
         assert retrieval is None or isinstance(retrieval, RetrievalStep), "a pass that it takes"
-        searched = None if retrieval is None else retrieval.whole_rows()
+        searched = None if retrieval is None else retrieval.whole_rows
         memory = step.cache.pool.get_memory(0)
         decoded = self._native.decode(
             token_ids.flatten().contiguous(),
@@ -74,7 +74,7 @@ class Decoder:
         return decoded.logits[:, None]
 
     def _draws(self, retrieval: RetrievalStep, step: ForwardStep) -> bool:
-        searched = retrieval.whole_rows()
+        searched = retrieval.whole_rows
         return searched is not None and all(
             each is None or each.rows.layout.dtype == step.cache.dtype for each in searched
         )
