@@ -62,6 +62,22 @@ class RowRetrieval(Protocol):
         """Add the pass, once it is over, to the worker's metrics."""
 
 
+class RowPlacement(Protocol):
+    """Places of a pass's tokens and rows, where not all of them are at their true positions.
+
+    Attributes:
+        query_positions: At which the model computes the new tokens, int32 `[B, t]`.
+    """
+
+    query_positions: Tensor
+
+    def turn(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
+        """Turn the keys that `ForwardStep.update` returned to where the pass sees them.
+
+        keys: `[B, n_kv_heads, n, head_dim]`; positions: int32 `[B, n_kv_heads, n]`.
+        """
+
+
 class ForwardStep(Cache):
     """One forward pass: the cache that transformers uses, for B slots with t new tokens each.
 
@@ -84,6 +100,8 @@ class ForwardStep(Cache):
         block_attention: What attends in place of attention to the active rows; None, unless it is set
             before the pass.
         retrieval: What adds rows to the active ones; None, unless it is set before the pass.
+        placement: Where tokens and rows are for the model; None, unless it is set before the pass: at
+            their true positions.
         windows: The same pass over the rows of layers with windows; None without such layers.
     """
 
@@ -112,6 +130,7 @@ class ForwardStep(Cache):
         self.static = static
         self.block_attention: BlockAttention | None = None
         self.retrieval: RowRetrieval | None = None
+        self.placement: RowPlacement | None = None
         self.query_positions = query_positions.to(cache.device, torch.int32, non_blocking=True)
         self.control = self._reserve(query_positions.shape[1])
         # By the first layer of those that share one, and by their reach.
@@ -142,6 +161,11 @@ class ForwardStep(Cache):
         elif value_states.shape[-1] < shape.head_dim:
             value_states = pad(value_states, (0, shape.head_dim - value_states.shape[-1]))
         return part._append(key_states, value_states, layer)
+
+    @property
+    def places(self) -> Tensor:
+        """At which the model computes the new tokens, int32 `[B, t]`."""
+        return self.query_positions if self.placement is None else self.placement.query_positions
 
     def find(self, layer_idx: int) -> tuple["ForwardStep", int]:
         """Find the part of the pass, and the layer in it, whose rows the model's layer attends to."""
