@@ -113,7 +113,9 @@ def _draw_chat(rng: random.Random, language: Language) -> Iterator[list[str]]:
     topics = rng.sample(language.topics, min(_TOPICS, len(language.topics)))
     said: list[str] = []
     for number in count():
-        yield list(language.small_talk(rng, topics[number // _CHATS_ON_A_TOPIC % len(topics)], said))
+        yield list(
+            language.small_talk(rng, topics[number // _CHATS_ON_A_TOPIC % len(topics)], said)
+        )
 
 
 def run(unit: Ages) -> list[Record]:

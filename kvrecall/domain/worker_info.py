@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 
-
 ENDLESS = 2**31 - 2
 """The most tokens of a session that has no end: a row's position is a number of 32 bits."""
 

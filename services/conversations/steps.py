@@ -123,7 +123,9 @@ class Steps:
         limits, size = self.api.limits, sum(message.size for message in messages)
         if size > limits.max_turn_bytes:
             most = limits.max_turn_bytes // _BYTES_PER_TOKEN
-            if (end := self.api.info.get_limit(recall=self._conversation.settings.recall)) is not None:
+            if (
+                end := self.api.info.get_limit(recall=self._conversation.settings.recall)
+            ) is not None:
                 most = min(most, end)
             raise ContextExceeded("messages", max(size // _BYTES_PER_TOKEN, most + 1), most)
         check_size(messages, limits)

@@ -387,7 +387,7 @@ def make_worker(
     tokenizer: ChatTokenizer,
     open_store: Callable[..., RowStore],
 ) -> Iterator[Callable[..., LocalWorker]]:
-    """make_worker(family, directory, ram_pages, layer_sensitivity, measure_sensitivity, held_bytes, window, **settings).
+    """make_worker(family, directory, ram_pages, layer_sensitivity, ..., held_bytes, window, **settings).
 
     A worker over a store of its own: see `open_store`. window: of the model, if it is to be shorter.
     """

@@ -17,6 +17,7 @@ from workers.cache.logits import Logits
 from workers.cache.row_packing import RowPacking
 from workers.cache.side_cache import SideCache
 from workers.cache.window import Window
+from workers.positions.placement import Placement
 
 # Rows that a static step's reads are a multiple of: as many steps share their shapes.
 _STATIC_ROWS = 256
@@ -60,22 +61,6 @@ class RowRetrieval(Protocol):
 
     def measure(self, metrics: Metrics) -> None:
         """Add the pass, once it is over, to the worker's metrics."""
-
-
-class RowPlacement(Protocol):
-    """Places of a pass's tokens and rows, where not all of them are at their true positions.
-
-    Attributes:
-        query_positions: At which the model computes the new tokens, int32 `[B, t]`.
-    """
-
-    query_positions: Tensor
-
-    def turn(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
-        """Turn the keys that `ForwardStep.update` returned to where the pass sees them.
-
-        keys: `[B, n_kv_heads, n, head_dim]`; positions: int32 `[B, n_kv_heads, n]`.
-        """
 
 
 class ForwardStep(Cache):
@@ -130,7 +115,7 @@ class ForwardStep(Cache):
         self.static = static
         self.block_attention: BlockAttention | None = None
         self.retrieval: RowRetrieval | None = None
-        self.placement: RowPlacement | None = None
+        self.placement: Placement | None = None
         self.query_positions = query_positions.to(cache.device, torch.int32, non_blocking=True)
         self.control = self._reserve(query_positions.shape[1])
         # By the first layer of those that share one, and by their reach.

@@ -12,6 +12,7 @@ from workers.positions.placement import Placement
 from workers.positions.seen_rows import SeenRows
 from workers.positions.tables import RotationTables
 
+
 class LongSessions:
     """Positions of sessions with recall, which do not end with the window. All others end there.
 
@@ -40,7 +41,11 @@ class LongSessions:
 
     def get_limit(self, config: SessionConfig) -> int:
         """Return the most tokens of a session, but for what its slot can hold."""
-        return self.most_tokens if self.goes_on(config) else min(self._model.max_context, self.most_tokens)
+        return (
+            self.most_tokens
+            if self.goes_on(config)
+            else min(self._model.max_context, self.most_tokens)
+        )
 
     def explain_limit(self, config: SessionConfig) -> str:
         """Explain where a session ends, and how it may go on, for messages."""

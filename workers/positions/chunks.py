@@ -89,4 +89,4 @@ def choose_size(window: int, page_tokens: int) -> int | None:
 def _merge(segments: list[Segment]) -> tuple[Segment, ...]:
     """Join adjacent segments of one shift."""
     changed = [after for before, after in pairwise(segments) if before.shift != after.shift]
-    return tuple([segments[0], *changed])
+    return (segments[0], *changed)

@@ -9,7 +9,7 @@ from workers.positions.seen_rows import SeenRows
 
 
 class Placement:
-    """The places of one pass over B sessions, for the layers of one kind.
+    """The places of one pass over B sessions, for the layers of one kind (`ForwardStep.placement`).
 
     Attributes:
         query_positions: At which the model computes the new tokens, int32 `[B, t]`.

@@ -54,7 +54,7 @@ class SeenRows:
     def turn_run(self, layer: int, keys: Tensor, first: int = 0) -> Tensor:
         """Turn keys `[..., n, head_dim]` of consecutive positions from `first` on, as `turn`."""
         rotation, cosines, sines = self._tables.get(layer, self._shifts, keys.device)
-        parts = keys.split(self.split(first, keys.shape[-2]), -2)
+        parts = torch.split(keys, self.split(first, keys.shape[-2]), -2)
         turned = [
             rotation.turn(part, cosines[index], sines[index]) if shift else part
             for index, (part, shift) in enumerate(zip(parts, self._shifts, strict=True))

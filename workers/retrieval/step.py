@@ -120,9 +120,7 @@ class RetrievalStep:
             None
             if retriever is None
             else retriever.find(layer, host_queries[index], host_active[index], logits.scale, seen)
-            for index, (retriever, seen) in enumerate(
-                zip(self.retrievers, self._seen, strict=True)
-            )
+            for index, (retriever, seen) in enumerate(zip(self.retrievers, self._seen, strict=True))
         ]
         added = self._transfers.to_device(_pad(found, keys))
         added_keys, added_values, bias = added

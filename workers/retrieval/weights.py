@@ -23,7 +23,7 @@ def weigh_runs(asked: Tensor, keys: Tensor, sizes: Sequence[int]) -> Tensor:
 
     asked: `[runs, n_kv_heads, group, d]`, scaled.
     """
-    runs = zip(asked, keys.split(list(sizes), 1), strict=True)
+    runs = zip(asked, torch.split(keys, list(sizes), 1), strict=True)
     logits = [_compare(queries, run) for queries, run in runs if run.shape[1]]
     return _share(torch.cat(logits, -1))
 

@@ -4,6 +4,7 @@ The model's own code runs at position 0, where RoPE rotates nothing, and the att
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class Oracle:
         """Tokens within the window, and of each chunk behind it."""
         window, size = self._chunks.window, self._chunks.size
         bounds = [0, *range(window, count, size), count]
-        return list(zip(bounds, bounds[1:], strict=False))
+        return list(pairwise(bounds))
 
     def _place(self, rows: Tensor) -> Tensor:
         window, size = self._chunks.window, self._chunks.size

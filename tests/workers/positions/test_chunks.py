@@ -1,5 +1,7 @@
 """Chunks: every row is seen where the definition says, whatever the window and the size."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def test_no_block_between_cuts_has_tokens_of_two_chunks(
 ) -> None:
     bounds = [0, *chunks.find_cuts(first, tokens), tokens]
     assert bounds == sorted(set(bounds))
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in pairwise(bounds):
         if first + begin >= chunks.window:
             assert chunks.find_start(first + begin) == chunks.find_start(first + end - 1)
         else:

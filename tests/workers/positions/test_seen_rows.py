@@ -62,7 +62,7 @@ def test_turned_queries_ask_the_keys_as_they_were_computed() -> None:
         seen = SeenRows(tables, CHUNKS.find_segments(first))
         for layer in range(len(ROTATIONS)):
             asked = seen.turn_queries(layer, queries)
-            runs = keys.split(seen.split(0, first), 1)
+            runs = torch.split(keys, seen.split(0, first), 1)
             found = torch.cat(
                 [each @ run.mT for each, run in zip(asked, runs, strict=True)], dim=-1
             )

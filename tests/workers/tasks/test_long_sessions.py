@@ -101,10 +101,9 @@ def test_answers_behind_the_window_are_those_of_the_definition(
     """With all rows active, and with most of them retrieved."""
     served = family(FAMILIES[kind])
     worker = served.worker
-    long_sessions = worker.engine.long_sessions
-    oracle = Oracle(
-        copy.deepcopy(served.plain), worker.engine.model.rotations, long_sessions.chunks
-    )
+    chunks = worker.engine.long_sessions.chunks
+    assert chunks is not None
+    oracle = Oracle(copy.deepcopy(served.plain), worker.engine.model.rotations, chunks)
     worker.open("s", **spec)
     done = check_turns(worker, oracle, 9)
     assert (spec is ALL) == bool(done.retrieval.rows)
@@ -250,7 +249,7 @@ def test_a_session_without_recall_ends_with_the_window_and_is_told_how_to_go_on(
 ) -> None:
     worker = make_worker(**LIMITS)
     worker.open("s", **spec)
-    with pytest.raises(TurnTooLong, match="ends at 192.*one with recall goes on behind it"):
+    with pytest.raises(TurnTooLong, match=r"ends at 192.*one with recall goes on behind it"):
         talk(worker, "s", range(4))
 
 
