@@ -65,6 +65,12 @@ class LongSessions:
             "Send less, or open a new session"
         )
 
+    def find_window(self, session: WorkerSession) -> int | None:
+        """Return where positions by chunks begin, of a session that goes on there."""
+        return (
+            None if self.chunks is None or not self.goes_on(session.config) else self.chunks.window
+        )
+
     def view(self, session: WorkerSession) -> SeenRows | None:
         """Return how the session's next pass sees its rows; None: where they were computed."""
         return self._view(session, self._rows)
