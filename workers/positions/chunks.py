@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+# Tokens of a prompt's block, unless the operator says otherwise.
+_BLOCK_TOKENS = 256
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -77,13 +80,16 @@ class Chunks:
 
 
 def choose_size(window: int, page_tokens: int) -> int | None:
-    """Choose the size of a window's chunks: a sixth of it, in whole pages; None where a third is less than one.
+    """Choose the size of a window's chunks: about a sixth of it; None where a third is less than a page.
 
-    So old rows are seen at most half a window away: models are weak near the end of their window.
+    So old rows are seen at most half a window away: models are weak near the end of their window. It follows
+    from the window alone, whatever a worker's blocks are, and is a multiple of the usual ones, so that the
+    blocks of sessions that share their beginning fall into the same places.
     """
     if window < 3 * page_tokens:
         return None
-    return max(page_tokens, window // 6 - window // 6 % page_tokens)
+    unit = _BLOCK_TOKENS if window >= 6 * _BLOCK_TOKENS else page_tokens
+    return max(page_tokens, window // 6 - window // 6 % unit)
 
 
 def _merge(segments: list[Segment]) -> tuple[Segment, ...]:

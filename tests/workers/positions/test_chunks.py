@@ -80,9 +80,10 @@ def test_up_to_the_window_places_are_true_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "size"), [(16_384, 2688), (8192, 1344), (500, 64), (192, 64), (191, None)]
+    ("window", "size"),
+    [(16_384, 2560), (8192, 1280), (1000, 128), (500, 64), (192, 64), (191, None)],
 )
-def test_a_sixth_of_the_window_in_whole_pages_is_chosen(window: int, size: int | None) -> None:
+def test_about_a_sixth_of_the_window_is_chosen(window: int, size: int | None) -> None:
     assert choose_size(window, 64) == size
 
 
