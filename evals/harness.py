@@ -112,13 +112,17 @@ def _count_opening(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> int
 
 
 @contextmanager
-def open_worker(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
+def open_worker(
+    setup: Setup, rows: int, slots: int = 1, chunk_tokens: int | None = None
+) -> Iterator[Scheduler]:
     """A worker whose slots hold `rows` rows per head and a block, with a temporary store."""
     loaded = load(setup.model)
     config = setup.config
     layers = config.layer_budgets or methods.METHODS[config.method].layer_budgets
     sensitivity = get_sensitivity(setup.model) if layers == "sensitivity" else None
-    settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=setup.block_tokens)
+    settings = WorkerSettings(
+        slots=slots, max_budget=rows, block_tokens=setup.block_tokens, chunk_tokens=chunk_tokens
+    )
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
         tiers = store_settings(setup.codec)
         store = build_store(loaded.model, Path(folder), tiers=tiers)
@@ -136,7 +140,9 @@ def open_worker(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
 
 
 @contextmanager
-def open_session(setup: Setup, messages: Sequence[Message]) -> Iterator["Session"]:
+def open_session(
+    setup: Setup, messages: Sequence[Message], chunk_tokens: int | None = None
+) -> Iterator["Session"]:
     """A session in a worker of its own that holds a whole history within the setup's budget.
 
     Raises BadBudget and `workers.errors`.
@@ -144,7 +150,8 @@ def open_session(setup: Setup, messages: Sequence[Message]) -> Iterator["Session
     tokenizer = load(setup.model).tokenizer
     length = count_tokens(tokenizer, messages)
     budget = budget_rows(setup.budget, length)
-    with open_worker(setup, budget if setup.config.evicts else length + TURN_TOKENS) as worker:
+    rows = budget if setup.config.evicts else length + TURN_TOKENS
+    with open_worker(setup, rows, chunk_tokens=chunk_tokens) as worker:
         session = Session(worker, build_spec(setup, budget), reload_every_turn=setup.codec != RAW)
         for turn in split_turns(messages, tokenizer, setup.block_tokens):
             session.append(turn)

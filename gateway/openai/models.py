@@ -20,8 +20,8 @@ def add_model_routes(router: APIRouter, service: SessionService, settings: Gatew
 
     def describe(name: str) -> Json:
         """Describe the model in OpenAI's form, with the lengths as other servers and hosts name them."""
-        context = service.info.max_context
-        output = service.limits.cut_length(context)
+        context = service.info.most_tokens
+        output = service.limits.cut_length(service.info.max_context)
         return {
             "id": name,
             "object": "model",
@@ -29,6 +29,7 @@ def add_model_routes(router: APIRouter, service: SessionService, settings: Gatew
             "owned_by": "kvrecall",
             "root": service.info.model,
             "parent": None,
+            "max_session_tokens": service.info.max_session_tokens,  # with recall; null: no end
             "max_model_len": context,  # vLLM
             "context_length": context,  # OpenRouter, Together
             "max_completion_tokens": output,

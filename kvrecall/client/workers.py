@@ -42,7 +42,10 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Worker:
-    """Served model and its limits. Budgets in rows, `block_tokens` and `max_context` in tokens."""
+    """Served model and its limits. Budgets in rows; the others in tokens.
+
+    `max_session_tokens` is the most of a session with recall; null: it has no end. Others end at `max_context`.
+    """
 
     model: str
     fingerprint: str
@@ -55,6 +58,7 @@ class Worker:
     block_tokens: int
     max_context: int
     layer_kinds: tuple[LayerKind, ...] = ()
+    max_session_tokens: int | None = None
 
 
 @dataclass(frozen=True)

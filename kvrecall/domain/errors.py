@@ -46,10 +46,10 @@ class TurnTooLong(LimitExceeded):
 
 
 class ContextExceeded(TurnTooLong):
-    """A conversation has more tokens than the model's context."""
+    """A conversation has more tokens than its session may have: the model's context, say."""
 
-    def __init__(self, field: str, tokens: int, limit: int) -> None:
-        message = f"the conversation has {tokens} tokens; the model's context ends at {limit}"
+    def __init__(self, field: str, tokens: int, limit: int, advice: str = "") -> None:
+        message = f"the conversation has {tokens} tokens; its session ends at {limit}{advice}"
         super().__init__(field, message, limit)
         self.details["tokens"] = tokens
 

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 
+ENDLESS = 2**31 - 2
+"""The most tokens of a session that has no end: a row's position is a number of 32 bits."""
+
 
 @dataclass(frozen=True)
 class MethodInfo:
@@ -40,6 +43,7 @@ class WorkerInfo:
     Budgets in rows, `block_tokens` and `page_tokens` in tokens. `call_format`: the form of the
     model's tool calls; empty if it is not known. `sampling`: of turns that name none.
     `rewrites`: the chat template says answers otherwise once a user's message follows.
+    `max_session_tokens`: of a session with recall; None: it has no end.
     """
 
     model: str
@@ -62,6 +66,22 @@ class WorkerInfo:
     sampling: SamplingDefaults = GREEDY
     layer_kinds: tuple[LayerKind, ...] = ()
     rewrites: bool = False
+    max_session_tokens: int | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a session without recall."""
+        return min(self.max_context, self.max_session_tokens or self.max_context)
+
+    def get_limit(self, *, recall: bool) -> int | None:
+        """Return the most tokens of a session, with recall or without; None: it has no end."""
+        return self.max_session_tokens if recall else self.most_tokens
+
+    def advise_recall(self) -> str:
+        """Return what to add to the error of a session without recall: nothing if recall ends there, too."""
+        if self.max_session_tokens is not None and self.max_session_tokens <= self.max_context:
+            return ""
+        return ", with the model's context. A session with recall goes on behind it"
 
     @property
     def has_states(self) -> bool:

@@ -25,7 +25,7 @@ from kvrecall.domain.sessions.commit_points import CommitPoint, limit_points
 from kvrecall.domain.sessions.session import Session, SharedPages
 from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.settings.session import WorkerOptions
-from kvrecall.domain.worker_info import LayerKind, MethodInfo, WorkerInfo
+from kvrecall.domain.worker_info import ENDLESS, LayerKind, MethodInfo, WorkerInfo
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 _WORKER_OPTIONS = TypeAdapter(WorkerOptions)
@@ -380,7 +380,14 @@ def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
             for kind in info.layer_kinds
         ),
         rewrites=info.rewrites,
+        max_session_tokens=_read_session_limit(info),
     )
+
+
+def _read_session_limit(info: pb.WorkerInfo) -> int | None:
+    """Read where sessions with recall end; None: nowhere."""
+    limit = info.max_session_tokens or info.max_context
+    return None if limit >= ENDLESS else limit
 
 
 def sampling_defaults_to_wire(sampling: SamplingDefaults) -> pb.SamplingDefaults:

@@ -3,6 +3,7 @@
 Imports nothing of the services, so that a worker's process needs no libraries of the gateway.
 """
 
+import hashlib
 import time
 from collections.abc import Collection
 from dataclasses import asdict, replace
@@ -117,6 +118,7 @@ def build_worker_service(
     ram_bytes = _divide_memory(loaded, settings, ram_bytes)
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
+    loaded = _choose_chunks(loaded, settings)
     metrics = metrics or create_metrics()
     # Of a model with recurrent states these have a share of the memory, and of the tiers' limits.
     state_ram_bytes = ram_bytes // _STATE_SHARE if loaded.state_bytes else 0
@@ -135,6 +137,8 @@ def build_worker_service(
         states,
     )
     engine = Engine(parts)
+    if model_ends := loaded.unrotated:
+        structlog.get_logger().info("sessions end with the model's context", model=model_ends)
     native = engine.native
     runs = "no: torch computes answers that retrieve" if native is None else f"for {native.level}"
     structlog.get_logger().info("native attention", runs=runs)
@@ -170,6 +174,23 @@ def _load(
         seconds=round(time.perf_counter() - started, 1),
     )
     return model, tokenizer
+
+
+def _choose_chunks(model: LoadedModel, settings: WorkerSettings) -> LoadedModel:
+    """Name the model's rows by the operator's chunks, with which those behind its window are others.
+
+    Raises CannotServe for chunks of which three do not fit the window.
+    """
+    size = settings.chunk_tokens
+    if size is None:
+        return model
+    if 3 * size > model.max_context:
+        raise CannotServe(
+            f"chunks of {size} tokens do not fit three times into the model's window of "
+            f"{model.max_context}: set KVRECALL_WORKER__CHUNK_TOKENS to a third of it or less"
+        )
+    name = hashlib.sha256(f"{model.fingerprint} in chunks of {size}".encode()).hexdigest()[:32]
+    return replace(model, fingerprint=name)
 
 
 def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int | None) -> int:

@@ -115,7 +115,7 @@ class StubWorker:
         """Describe a tiny model with pages of four tokens, and the context if it has a bound."""
         info = worker_info()
         if self.context < _UNBOUNDED:
-            info.max_context = self.context
+            info.max_context = info.max_session_tokens = self.context
         return info
 
     def choose_worker(

@@ -219,6 +219,7 @@ class WorkerPool(WorkerCalls):
         described.CopyFrom(infos[0])
         described.max_budget = min(info.max_budget for info in infos)
         described.slots = sum(info.slots for info in infos)
+        described.max_session_tokens = min(info.max_session_tokens for info in infos)
         return described
 
     async def workers(self) -> list[pb.WorkerRecord]:

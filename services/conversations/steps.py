@@ -97,19 +97,23 @@ class Steps:
         return [*turns, last]
 
     async def check_context(self) -> None:
-        """Raise ContextExceeded for a history that does not fit the model's context.
+        """Raise ContextExceeded for a history that does not fit the session.
 
         It is counted where it may be: before a long one is computed in several turns.
         """
-        limit = self.api.info.max_context
-        tools = self._conversation.settings.tools
+        settings = self._conversation.settings
+        limit = self.api.info.get_limit(recall=settings.recall)
+        if limit is None:
+            return
+        tools = settings.tools
         messages = self._history.messages
         # A token has at least one byte, but for those that a template adds.
         if sum(message.size + _ADDED_TOKENS for message in messages) + sum(map(len, tools)) < limit:
             return
         tokens = await self.api.count_tokens(messages, tools, self._conversation.turn.opening)
         if tokens >= limit:
-            raise ContextExceeded("messages", tokens, limit)
+            advice = "" if settings.recall else self.api.info.advise_recall()
+            raise ContextExceeded("messages", tokens, limit, advice)
 
     def _check_size(self, messages: Sequence[Message]) -> None:
         """Check the size of one turn's messages. Raises TurnTooLong.
@@ -118,7 +122,11 @@ class Steps:
         """
         limits, size = self.api.limits, sum(message.size for message in messages)
         if size > limits.max_turn_bytes:
-            most = min(self.api.info.max_context, limits.max_turn_bytes // _BYTES_PER_TOKEN)
+            most = limits.max_turn_bytes // _BYTES_PER_TOKEN
+            if (
+                end := self.api.info.get_limit(recall=self._conversation.settings.recall)
+            ) is not None:
+                most = min(most, end)
             raise ContextExceeded("messages", max(size // _BYTES_PER_TOKEN, most + 1), most)
         check_size(messages, limits)
 

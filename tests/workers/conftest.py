@@ -4,6 +4,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -397,9 +398,9 @@ def make_worker(
     tokenizer: ChatTokenizer,
     open_store: Callable[..., RowStore],
 ) -> Iterator[Callable[..., LocalWorker]]:
-    """make_worker(family, directory, ram_pages, layer_sensitivity, measure_sensitivity, held_bytes, **settings).
+    """make_worker(family, directory, ram_pages, layer_sensitivity, ..., held_bytes, window, **settings).
 
-    A worker over a store of its own: see `open_store`.
+    A worker over a store of its own: see `open_store`. window: of the model, if it is to be shorter.
     """
     made: list[LocalWorker] = []
 
@@ -410,9 +411,11 @@ def make_worker(
         layer_sensitivity: tuple[float, ...] | None = None,
         measure_sensitivity: Any = None,
         held_bytes: int | None = None,
+        window: int | None = None,
         **settings: Any,
     ) -> LocalWorker:
         model = loaded(family)
+        model = model if window is None else replace(model, max_context=window)
         chosen = WorkerSettings(**settings)
         store = open_store(model, directory or f"rows-{len(made)}", ram_pages, held_bytes)
         worker = LocalWorker(

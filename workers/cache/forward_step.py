@@ -17,6 +17,7 @@ from workers.cache.logits import Logits
 from workers.cache.row_packing import RowPacking
 from workers.cache.side_cache import SideCache
 from workers.cache.window import Window
+from workers.positions.placement import Placement
 
 # Rows that a static step's reads are a multiple of: as many steps share their shapes.
 _STATIC_ROWS = 256
@@ -84,6 +85,8 @@ class ForwardStep(Cache):
         block_attention: What attends in place of attention to the active rows; None, unless it is set
             before the pass.
         retrieval: What adds rows to the active ones; None, unless it is set before the pass.
+        placement: Where tokens and rows are for the model; None, unless it is set before the pass: at
+            their true positions.
         windows: The same pass over the rows of layers with windows; None without such layers.
     """
 
@@ -112,6 +115,7 @@ class ForwardStep(Cache):
         self.static = static
         self.block_attention: BlockAttention | None = None
         self.retrieval: RowRetrieval | None = None
+        self.placement: Placement | None = None
         self.query_positions = query_positions.to(cache.device, torch.int32, non_blocking=True)
         self.control = self._reserve(query_positions.shape[1])
         # By the first layer of those that share one, and by their reach.
@@ -143,6 +147,11 @@ class ForwardStep(Cache):
         elif value_states.shape[-1] < shape.head_dim:
             value_states = pad(value_states, (0, shape.head_dim - value_states.shape[-1]))
         return part._append(key_states, value_states, layer)
+
+    @property
+    def places(self) -> Tensor:
+        """At which the model computes the new tokens, int32 `[B, t]`."""
+        return self.query_positions if self.placement is None else self.placement.query_positions
 
     def find(self, layer_idx: int) -> tuple["ForwardStep", int]:
         """Find the part of the pass, and the layer in it, whose rows the model's layer attends to."""

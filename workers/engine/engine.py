@@ -20,6 +20,7 @@ from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine import memory_report, recording
 from workers.engine.eviction.evict import evict, over_budget
 from workers.engine.host_cache import HostCache
+from workers.engine.long_sessions import LongSessions
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
@@ -85,6 +86,7 @@ class Engine:
         )
         self.native = NativeAttention.open(ROTATIONS) if settings.native_attention else None
         self.decoder = self.model.decoder if settings.native_attention else None
+        self.long_sessions = LongSessions(parts.model, settings, parts.store.layout.page_tokens)
         self.sessions: dict[str, WorkerSession] = {}
         # A store without memory holds nothing.
         memory = parts.store.memory or RamTier(0)
@@ -536,4 +538,6 @@ class Engine:
             for slot, length in zip(slots, lengths, strict=True):
                 self.caches.side.make_room(slot, length, tokens)
         positions = torch.tensor(lengths)[:, None] + torch.arange(tokens)
-        return self.caches.begin(slots, positions, min(observe, tokens))
+        step = self.caches.begin(slots, positions, min(observe, tokens))
+        self.long_sessions.place(step, [resident.session for resident in residents])
+        return step

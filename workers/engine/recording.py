@@ -102,7 +102,8 @@ def _begin_retrieval(
     cache, slots = step.cache, step.slot_list
     found = torch.tensor([0 if each is None else each.count for each in ready])
     cache.require_bound(slice(None), slots, cache.lengths[:, slots] + found[:, None])
-    return RetrievalStep(ready, cache.transfers, native)
+    seen = None if step.placement is None else step.placement.seen
+    return RetrievalStep(ready, cache.transfers, native, seen)
 
 
 def end(step: ForwardStep, residents: Sequence[ResidentSession], metrics: Metrics) -> None:

@@ -22,6 +22,20 @@ class WorkerSettings(BaseModel):
         description="seconds that rendering and encoding the messages of one turn may take: of a chat "
         "template with loops in loops",
     )
+    max_session_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="most tokens of a session; by default those with recall have no end, and all others end "
+        "with the model's context",
+    )
+    chunk_tokens: int | None = Field(
+        default=None,
+        ge=64,
+        multiple_of=64,
+        description="tokens of a chunk of positions behind the model's window, at most a third of it; by default "
+        "a sixth. Old rows are seen from one to three chunks away. Rows of other chunks are "
+        "another model's: pages that were written with other ones are refused",
+    )
     block_tokens: int = Field(default=256, ge=1, description="new tokens prefilled in one step")
     prompt_tokens: int = Field(
         default=256,

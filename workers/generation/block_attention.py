@@ -34,7 +34,7 @@ def begin_block(
     if engine.cache.holds_all(resident.slot, session.length):
         return None
     join = yield from _join_stored(engine, resident, source)
-    return StoredBlock(session.length, join)
+    return StoredBlock(session.length, join, engine.long_sessions.view(session))
 
 
 def _join_stored(

@@ -74,7 +74,8 @@ def open_host_copy(
     session = resident.session
     yield from wait_for_writes(engine, session)
     settings = resident.config.retrieval
-    copy = session.host_copy or HostCopy(engine.store.layout, settings, engine.native)
+    window = engine.long_sessions.find_window(session)
+    copy = session.host_copy or HostCopy(engine.store.layout, settings, engine.native, window)
     with map_store_errors():
         source = source or engine.store
         taker = PageTaker(copy, engine.host_cache, source, session.name, session.length)

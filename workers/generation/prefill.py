@@ -85,7 +85,8 @@ def prefill(
     decoded = stepped + _count_prompt_steps(resident.config, answers=answers or stepped > 0)
     ends = _find_boundaries(engine, resident, (beginning, len(token_ids) - decoded))
     logits = torch.empty(0)
-    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, ends):
+    cuts = engine.long_sessions.find_cuts(resident.session, len(token_ids))
+    for block in _split(len(token_ids), engine.settings.block_tokens, decoded, (*ends, *cuts)):
         wanted = _find_wanted(block, recorded) if keep_distribution else []
         if block.decodes and before_step is not None:
             yield from before_step(block.start - prompt)
@@ -107,6 +108,15 @@ def prefill(
     predicted = tuple(compress(token_ids[1:], recorded[1:]))
     distribution = Distribution(predicted, torch.cat(expected)) if expected else None
     return PrefillResult(logits, distribution, len(token_ids), stepped)
+
+
+def find_block_end(engine: Engine, session: WorkerSession, tokens: int) -> int:
+    """Find where the block ends that has the last of the session's next `tokens` tokens, as their number."""
+    size = engine.settings.block_tokens
+    cuts = [0, *engine.long_sessions.find_cuts(session, tokens + size)]
+    begin = max((cut for cut in cuts if cut < tokens), default=0)
+    end = begin - (begin - tokens) // size * size
+    return min([end, *(cut for cut in cuts if cut >= tokens > 0)])
 
 
 def _find_wanted(block: _Block, recorded: Sequence[bool]) -> list[int]:
@@ -192,7 +202,7 @@ def _split(tokens: int, size: int, decoded: int, ends: Sequence[int]) -> list[_B
     first = max(0, tokens - decoded)
     blocks = [
         _Block(start, min(stop, start + size))
-        for begin, stop in pairwise(sorted({0, *ends, first}))
+        for begin, stop in pairwise(sorted({0, first, *(end for end in ends if end < first)}))
         for start in range(begin, stop, size)
     ]
     return [*blocks, *(_Block(start, start + 1, decodes=True) for start in range(first, tokens))]

@@ -31,11 +31,13 @@ from workers.model.decoding.decoder import Decoder, open_decoder
 from workers.model.layers import attention
 from workers.model.layers.kinds import read_plan
 from workers.model.layers.latent import keep_latents
+from workers.model.layers.rotations import find_rotations
 from workers.model.layers.self_test import check_model
 from workers.model.layers.shape_probe import probe_shapes
 from workers.model.packed_linear import can_pack, pack_linears
 from workers.model.quantized_linear import Quantization, quantize_linears
 from workers.model.weights import describe_pickle, find_pickle
+from workers.positions.rotation import Rotation
 from workers.primitives.products import cpu_has_bfloat16
 
 # Sampling of models that recommend none, chosen by `kvrecall eval sampling`.
@@ -56,6 +58,8 @@ class LoadedModel:
         eos_token_ids: Token ids that end a turn.
         sampling: Sampling parameters of turns that name none, see `_read_sampling`.
         devices: Device of each layer, where its slots are as well.
+        rotations: How keys are turned by their positions, of each layer; empty where it cannot be told.
+        unrotated: Why it cannot be told, in words that follow the model's name; empty where it is.
     """
 
     module: PreTrainedModel
@@ -67,6 +71,8 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults
     devices: tuple[torch.device, ...]
+    rotations: tuple[Rotation, ...] = ()
+    unrotated: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -136,7 +142,7 @@ class LoadedModel:
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, step: ForwardStep, logits_to_keep: int = 1) -> Tensor:
-        """Run `token_ids`, int64 `[B, t]`, at the step's positions, and append their rows.
+        """Run `token_ids`, int64 `[B, t]`, at the step's places, and append their rows.
 
         Recurrent states change with the step's `commit`.
 
@@ -145,7 +151,7 @@ class LoadedModel:
         with attention.run_pass(step):
             out = self.module(
                 input_ids=token_ids.to(self.device, non_blocking=True),
-                position_ids=step.query_positions.long(),
+                position_ids=step.places.long(),
                 use_cache=True,
                 logits_to_keep=logits_to_keep,
                 **self.cache_arguments(step),
@@ -245,6 +251,7 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
     module.train(False)
     shape, side, devices = probe_shapes(module, plan, cache_argument(module))
     _refuse_apart(plan, devices)
+    rotations = find_rotations(module, plan, cache_argument(module))
     module.set_attn_implementation(attention.NAME)
     keep_latents(module)
     model = LoadedModel(
@@ -257,6 +264,8 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
         eos_token_ids=_eos_token_ids(module),
         sampling=_read_sampling(module),
         devices=devices,
+        rotations=() if isinstance(rotations, str) else rotations,
+        unrotated=rotations if isinstance(rotations, str) else "",
     )
     check_model(model)
     return model

@@ -8,6 +8,7 @@ from torch import Tensor
 from kvrecall.metrics.page import Metrics
 from workers.cache.logits import Logits, attend
 from workers.cache.transfers import Transfers
+from workers.positions.seen_rows import SeenRows
 
 # Cells of a mask: queries of a KV head times rows.
 _MASK_CELLS = 2**24
@@ -40,10 +41,14 @@ class StoredBlock:
     device holds one layer's rows at a time.
     """
 
-    def __init__(self, first: int, join: JoinRows) -> None:
-        """Begin a block; `first` is the position of its first token. `join` may raise errors of reads."""
+    def __init__(self, first: int, join: JoinRows, seen: SeenRows | None = None) -> None:
+        """Begin a block; `first` is the position of its first token. `join` may raise errors of reads.
+
+        seen: how the block sees the rows before it, of a session behind the model's window.
+        """
         self._first = first
         self._join = join
+        self._seen = seen
         self._mask: tuple[range, Tensor] | None = None
 
     def attend(
@@ -64,6 +69,8 @@ class StoredBlock:
             -1, -1, head_dim
         )
         keys, values = self._join(layer, key[0].gather(1, own), value[0].gather(1, own))
+        if self._seen is not None:
+            keys = self._seen.turn_run(layer, keys)
         grouped = query[0].view(heads, -1, tokens, head_dim)
         out = torch.empty_like(grouped)
         at_once = max(1, _MASK_CELLS // (n_heads // heads * keys.shape[1]))

@@ -31,7 +31,7 @@ from workers.repair.promotion import (
     pair_rows,
     unique_tokens,
 )
-from workers.repair.scan.keys import CopiedKeys, KeySource, StoredKeys
+from workers.repair.scan.keys import CopiedKeys, KeySource, SeenKeys, StoredKeys
 from workers.repair.scan.result import ScanResult
 from workers.repair.scan.softmax import Contrast, Signal
 from workers.repair.scan.tokens import scan_tokens
@@ -198,9 +198,13 @@ def _open_keys(engine: Engine, resident: ResidentSession) -> Steps[KeySource]:
     """Open the session's copy in host memory, or its stored pages where memory has no room."""
     session, transfers = resident.session, engine.cache.transfers
     opened = yield from open_host_copy(engine, resident)
-    if opened is None:
-        return StoredKeys(engine.store, session.name, session.length, transfers)
-    return CopiedKeys(*opened, transfers)
+    keys: KeySource = (
+        StoredKeys(engine.store, session.name, session.length, transfers)
+        if opened is None
+        else CopiedKeys(*opened, transfers)
+    )
+    seen = engine.long_sessions.view(session)
+    return keys if seen is None else SeenKeys(keys, seen)
 
 
 def _promote_best(

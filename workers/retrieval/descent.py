@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvstore.index.summaries import FANOUT, KeySummaries
-from workers.retrieval.weights import weigh
+from workers.positions.seen_rows import SeenRows
+from workers.retrieval.weights import weigh, weigh_kinds
 
 Choose = Callable[[Tensor, Tensor | None, int], tuple[Tensor, Tensor]]
 """Choice among the nodes of a level: of their weights, float32 `[n_kv_heads, m]`, their numbers, int64
@@ -57,7 +58,13 @@ class Runs:
         return keys
 
 
-def descend(summaries: KeySummaries, queries: Tensor, level: int, choose: Choose) -> Runs:
+def descend(
+    summaries: KeySummaries,
+    queries: Tensor,
+    level: int,
+    choose: Choose,
+    seen: SeenRows | None = None,
+) -> Runs:
     """Choose nodes of a level by the attention that their keys may get, then of those below them.
 
     A node's weight is its share of the softmax if its keys were normally distributed: the mean of
@@ -65,15 +72,24 @@ def descend(summaries: KeySummaries, queries: Tensor, level: int, choose: Choose
     stand for those that are not. So the rows of the runs stand for all rows, whatever keys they have:
     the worse means and variances describe them, the more the sums vary from step to step.
 
-    queries: float32 `[n_kv_heads, group, d]`, scaled; level: 1 or more. Returns runs of rows.
+    queries: float32 `[n_kv_heads, group, d]`, scaled; level: 1 or more. With `seen` they are
+    `[segments, n_kv_heads, group, d]`, as `SeenRows.turn_queries` returns them; a node whose rows are of two
+    segments counts to that of its first. Returns runs of rows.
     """
     asked = torch.cat([queries, queries.square() / 2], -1)
-    numbers, bias = choose(weigh(asked, summaries.nodes(level)), None, level)
+
+    def weigh_nodes(keys: Tensor, nodes: Tensor, at: int, raised: Tensor | None = None) -> Tensor:
+        if seen is None:
+            return weigh(asked, keys, raised)
+        return weigh_kinds(asked, keys, seen.find_segments(nodes * FANOUT**at), raised)
+
+    top = summaries.nodes(level)
+    numbers, bias = choose(weigh_nodes(top, torch.arange(top.shape[1]), level), None, level)
     runs = _below(summaries, level, numbers, bias)
     for lower in reversed(range(1, level)):
         nodes, raised = runs.nodes()
         keys = runs.gather(partial(summaries.nodes, lower))
-        indices, bias = choose(weigh(asked, keys, raised), nodes, lower)
+        indices, bias = choose(weigh_nodes(keys, nodes, lower, raised), nodes, lower)
         at = indices.clamp(min=0)
         runs = _below(summaries, lower, nodes.gather(1, at), bias + raised.gather(1, at))
     return runs

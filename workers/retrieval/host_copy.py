@@ -30,13 +30,18 @@ class HostCopy:
         layout: PageLayout,
         settings: Retrieval | None,
         native: NativeAttention | None = None,
+        window: int | None = None,
     ) -> None:
-        """Begin without rows; settings: of the index; None: there is none, however many rows."""
+        """Begin without rows; settings: of the index; None: there is none, however many rows.
+
+        window: of the model, behind which torch searches; None: nowhere.
+        """
         self.layout = layout
         self.rows = PagedRows(layout)
         self.native = native
         self.taken = 0
         self._settings = settings
+        self._window = window
         self._versions: list[PageVersion] = []
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
         self._searched_by_torch = settings is not None and (
@@ -65,7 +70,7 @@ class HostCopy:
         """Most bytes beside the pages of so many rows."""
         if self._settings is None:
             return 0
-        joined = self.layout.row_bytes * length * self._searched_by_torch
+        joined = self.layout.row_bytes * length * self._is_joined(length)
         return index_bytes(self._settings, self.layout, length) + joined
 
     def keep(self, versions: Sequence[PageVersion], length: int) -> None:
@@ -117,7 +122,8 @@ class HostCopy:
 
     def keys(self, layer: int) -> Tensor:
         """Join a layer's keys, `[n_kv_heads, n, head_dim]`."""
-        return self._join(layer)[0] if self._searched_by_torch else self.rows.keys(layer)
+        joined = self._is_joined(self.rows.length)
+        return self._join(layer)[0] if joined else self.rows.keys(layer)
 
     def gather(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Gather keys and values `[n_kv_heads, m, head_dim]` of positions, int64 `[n_kv_heads, m]`.
@@ -173,6 +179,12 @@ class HostCopy:
         """Summaries of a layer's keys; None if a search scores every row, or those of a tree."""
         index = self._indexes[layer]
         return index if isinstance(index, KeySummaries) else None
+
+    def _is_joined(self, length: int) -> bool:
+        """True if torch searches so many rows, and joins them once instead of with each step."""
+        if self._searched_by_torch or self._settings is None or self._window is None:
+            return self._searched_by_torch
+        return length >= self._window and create_index(self._settings, length) is None
 
     def _join(self, layer: int) -> tuple[Tensor, Tensor]:
         """Join a layer's rows for torch, which reads them with each step, and keep them."""

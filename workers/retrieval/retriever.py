@@ -1,7 +1,7 @@
 """Retriever of one session: finds the rows that a step's queries attend to most in its host copy."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,10 +12,11 @@ from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.cache.slot_pool import EMPTY
 from workers.native.searched_rows import SearchedRows
+from workers.positions.seen_rows import SeenRows
 from workers.retrieval.descent import descend
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.sampling import Ranks, draw, take_best
-from workers.retrieval.weights import weigh
+from workers.retrieval.weights import weigh, weigh_runs
 
 LAYER_STEP = 37
 """Positions that the ranks of a layer are rotated from those of the one before."""
@@ -102,14 +103,24 @@ class Retriever:
         self.ready = False
         self.counts = RetrievalCounts()
 
-    def find(self, layer: int, queries: Tensor, active: Tensor, scale: float) -> Found:
+    def find(
+        self,
+        layer: int,
+        queries: Tensor,
+        active: Tensor,
+        scale: float,
+        seen: SeenRows | None = None,
+    ) -> Found:
         """Find rows of a layer for queries, among those that are not active; see `search`.
 
-        Counts the rows and the time.
+        Keys are turned to where they are seen. Counts the rows and the time.
         """
         started = time.perf_counter()
-        positions, bias = self._draw(layer, queries, active, scale)
-        found = Found(positions, *self.copy.gather(layer, positions), bias)
+        positions, bias = self._draw(layer, queries, active, scale, seen)
+        keys, values = self.copy.gather(layer, positions)
+        if seen is not None:
+            keys = seen.turn(layer, keys, positions)
+        found = Found(positions, keys, values, bias)
         self.count_found(layer, int((positions >= 0).sum()), time.perf_counter() - started)
         return found
 
@@ -126,17 +137,27 @@ class Retriever:
         return None if any(map(self.copy.is_indexed, layers)) else self.searched_rows(0)
 
     def _draw(
-        self, layer: int, queries: Tensor, active: Tensor, scale: float
+        self, layer: int, queries: Tensor, active: Tensor, scale: float, seen: SeenRows | None
     ) -> tuple[Tensor, Tensor]:
         """Search in native code, where there is some for the search; see `search`."""
         native, searched = self.copy.native, self.searched_rows(layer)
-        if native is None or searched is None or searched.rows.layout.dtype not in native.dtypes:
-            return self.search(layer, queries, active, scale)
+        if (
+            native is None
+            or searched is None
+            or seen is not None
+            or searched.rows.layout.dtype not in native.dtypes
+        ):
+            return self.search(layer, queries, active, scale, seen)
         rotation = LAYER_STEP * layer
         return native.draw(queries, active, searched, rotation=rotation, scale=scale)
 
     def search(
-        self, layer: int, queries: Tensor, active: Tensor, scale: float
+        self,
+        layer: int,
+        queries: Tensor,
+        active: Tensor,
+        scale: float,
+        seen: SeenRows | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Search the rows of a layer that a step retrieves, at most `count` in each head.
 
@@ -146,7 +167,8 @@ class Retriever:
         a descent through the summaries of the keys, or a DCI-tree, comes to.
 
         queries: `[n_kv_heads, group, head_dim]`; active: int32 positions `[n_kv_heads, n]`,
-        `EMPTY` for none. Both are on the host. Returns positions, int64 `[n_kv_heads, r]`, -1 for
+        `EMPTY` for none. Both are on the host. seen: of a session behind the model's window: its queries
+        are turned to the keys of each segment, not the keys. Returns positions, int64 `[n_kv_heads, r]`, -1 for
         none, and their bias, see `Found`.
         """
         length = self.copy.rows.length
@@ -157,9 +179,16 @@ class Retriever:
         rotation = newest + LAYER_STEP * layer
         ranks = self._ranks.rotated(len(queries), length + 1, rotation)
         queries = queries.float() * scale
-        some = self._narrow(layer, queries, rotation)
+        asked = queries if seen is None else seen.turn_queries(layer, queries)
+        some = self._narrow(layer, asked, rotation, seen)
         if some is None:
-            weights = pad(weigh(queries, self.copy.keys(layer)), (0, 1), value=-1.0)
+            keys = self.copy.keys(layer)
+            weights = (
+                weigh(queries, keys)
+                if seen is None
+                else weigh_runs(asked, keys, seen.split(0, length))
+            )
+            weights = pad(weights, (0, 1), value=-1.0)
             return self._select(weights.scatter_(1, excluded, -1.0), ranks, self.count)
         places = some.positions.clamp(max=length)
         marks = torch.zeros(len(queries), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
@@ -170,12 +199,27 @@ class Retriever:
         bias += some.raised.gather(1, at)
         return places.gather(1, at).masked_fill(bias.isneginf(), -1), bias
 
-    def _narrow(self, layer: int, queries: Tensor, rotation: int) -> _Candidates | None:
-        """Narrow the rows of a layer down for queries that are scaled; None: every row."""
+    def _narrow(
+        self, layer: int, asked: Tensor, rotation: int, seen: SeenRows | None
+    ) -> _Candidates | None:
+        """Narrow the rows of a layer down for queries that are scaled; None: every row.
+
+        asked: the queries, with `seen` turned to each segment: `[segments, n_kv_heads, group, head_dim]`.
+        """
+        some = self._find_some(layer, asked, rotation, seen)
+        if some is None or seen is None:
+            return some
+        return replace(some, keys=seen.turn(layer, some.keys, some.positions))
+
+    def _find_some(
+        self, layer: int, asked: Tensor, rotation: int, seen: SeenRows | None
+    ) -> _Candidates | None:
+        """Find candidates by the layer's index; their keys are as they were computed."""
         summaries = self.copy.summaries(layer)
         level = 0 if summaries is None else summaries.lowest_level(_MOST_NODES)
         if summaries is not None and level:
-            return self._descend(layer, summaries, level, queries, rotation)
+            return self._descend(layer, summaries, level, asked, rotation, seen)
+        queries = asked if seen is None else asked.transpose(0, 1).flatten(1, 2)
         positions = self.copy.candidates(layer, queries)
         if positions is None:
             return None
@@ -185,7 +229,13 @@ class Retriever:
         return _Candidates(positions.masked_fill(none, self.copy.rows.length), raised, keys)
 
     def _descend(
-        self, layer: int, summaries: KeySummaries, level: int, queries: Tensor, rotation: int
+        self,
+        layer: int,
+        summaries: KeySummaries,
+        level: int,
+        asked: Tensor,
+        rotation: int,
+        seen: SeenRows | None,
     ) -> _Candidates:
         """Descend from a level of the summaries of a layer to some of its rows."""
         most = max(self._settings.nodes, self.count // _ROWS_PER_NODE)
@@ -197,7 +247,7 @@ class Retriever:
             ranks = ranks[:, : weights.shape[1]] if nodes is None else ranks.gather(1, nodes)
             return self._select(weights, ranks, most)
 
-        runs = descend(summaries, queries, level, choose)
+        runs = descend(summaries, asked, level, choose, seen)
         gather = partial(self.copy.gather_key_runs, layer)
         return _Candidates(*runs.nodes(), runs.gather(gather))
 

@@ -12,6 +12,7 @@ from workers.cache.logits import Logits, attend
 from workers.cache.transfers import Transfers
 from workers.native.attention import NativeAttention
 from workers.native.searched_rows import SearchedRows
+from workers.positions.seen_rows import SeenRows
 from workers.retrieval.retriever import LAYER_STEP, Found, RetrievalCounts, Retriever
 
 
@@ -27,11 +28,16 @@ class RetrievalStep:
         retrievers: Sequence[Retriever | None],
         transfers: Transfers,
         native: NativeAttention | None = None,
+        seen: Sequence[SeenRows | None] | None = None,
     ) -> None:
-        """Begin a pass; native: computes the layers that it takes, torch the others, with the same draws."""
+        """Begin a pass; native: computes the layers that it takes, torch the others, with the same draws.
+
+        seen: how each session sees its rows, if one of them is behind the model's window.
+        """
         self.retrievers = tuple(retrievers)
         self._transfers = transfers
-        self._native = native
+        self._native = native if seen is None else None
+        self._seen = [None] * len(self.retrievers) if seen is None else list(seen)
         self._before = self._sum()
 
     @property
@@ -131,8 +137,8 @@ class RetrievalStep:
         found = [
             None
             if retriever is None
-            else retriever.find(layer, host_queries[index], host_active[index], logits.scale)
-            for index, retriever in enumerate(self.retrievers)
+            else retriever.find(layer, host_queries[index], host_active[index], logits.scale, seen)
+            for index, (retriever, seen) in enumerate(zip(self.retrievers, self._seen, strict=True))
         ]
         added = self._transfers.to_device(_pad(found, keys))
         added_keys, added_values, bias = added

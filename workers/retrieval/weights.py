@@ -1,5 +1,7 @@
 """Attention weights of the queries that share a KV head."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,17 +15,47 @@ def weigh(queries: Tensor, keys: Tensor, raised: Tensor | None = None) -> Tensor
     logits are raised by, float32 `[n_kv_heads, n]`; -inf for none, which has no weight. Returns
     float32 `[n_kv_heads, n]`.
     """
-    if keys.dtype == torch.float32:
-        # For few queries torch reads keys at memory's speed if they come first.
-        logits = (keys @ queries.float().mT).mT
-    elif keys.dtype == torch.bfloat16 and cpu_has_bfloat16():
-        # In one product of all heads torch copies keys of 16 bits, which takes longer than it.
-        pairs = zip(queries.to(keys.dtype), keys, strict=True)
-        logits = torch.stack([each @ rows.mT for each, rows in pairs]).float()
-    else:
-        # Without instructions for such numbers a product takes longer than a copy in float32.
-        pairs = zip(queries.float(), keys, strict=True)
-        logits = torch.stack([(rows.float() @ each.mT).mT for each, rows in pairs])
+    return _share(_compare(queries, keys), raised)
+
+
+def weigh_runs(asked: Tensor, keys: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Weigh keys that are runs of so many, each of which is asked by queries of its own, as `weigh`.
+
+    asked: `[runs, n_kv_heads, group, d]`, scaled.
+    """
+    runs = zip(asked, torch.split(keys, list(sizes), 1), strict=True)
+    logits = [_compare(queries, run) for queries, run in runs if run.shape[1]]
+    return _share(torch.cat(logits, -1))
+
+
+def weigh_kinds(asked: Tensor, keys: Tensor, kinds: Tensor, raised: Tensor | None = None) -> Tensor:
+    """Weigh keys of several kinds, each of which is asked by queries of its own, as `weigh`.
+
+    asked: `[n, n_kv_heads, group, d]`, scaled; kinds: int64 `[n_kv_heads, m]`, or `[m]` alike in all heads.
+    """
+    logits = _compare(asked[0], keys)
+    for kind in range(1, len(asked)):
+        of_kind = (kinds == kind).expand(len(keys), -1)[:, None]
+        logits = torch.where(of_kind, _compare(asked[kind], keys), logits)
+    return _share(logits, raised)
+
+
+def _share(logits: Tensor, raised: Tensor | None = None) -> Tensor:
+    """Shares of the softmax of logits `[n_kv_heads, group, n]`, the mean over the group."""
     if raised is not None:
         logits = logits + raised[:, None]
     return logits.softmax(-1).mean(1)
+
+
+def _compare(queries: Tensor, keys: Tensor) -> Tensor:
+    """Logits of keys for scaled queries, float32 `[n_kv_heads, group, n]`."""
+    if keys.dtype == torch.float32:
+        # For few queries torch reads keys at memory's speed if they come first.
+        return (keys @ queries.float().mT).mT
+    if keys.dtype == torch.bfloat16 and cpu_has_bfloat16():
+        # In one product of all heads torch copies keys of 16 bits, which takes longer than it.
+        pairs = zip(queries.to(keys.dtype), keys, strict=True)
+        return torch.stack([each @ rows.mT for each, rows in pairs]).float()
+    # Without instructions for such numbers a product takes longer than a copy in float32.
+    pairs = zip(queries.float(), keys, strict=True)
+    return torch.stack([(rows.float() @ each.mT).mT for each, rows in pairs])

@@ -92,6 +92,7 @@ class WorkerService:
             call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
             layer_kinds=_describe_layers(engine.model),
             rewrites=engine.tokenizer.rewrites,
+            max_session_tokens=engine.long_sessions.most_tokens,
         )
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:

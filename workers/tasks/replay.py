@@ -31,7 +31,7 @@ from workers.engine.session import ResidentSession
 from workers.engine.side_content import fill_side
 from workers.engine.stored.store_io import map_store_errors
 from workers.engine.stored.written import place_state
-from workers.generation.prefill import prefill
+from workers.generation.prefill import find_block_end, prefill
 from workers.generation.settling import drop_rows, settle
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment, keep_recent
@@ -132,8 +132,7 @@ def _replay_turn(
     steps = list(turn.token_ids[turn.prompt_tokens - turn.recorded_tokens : turn.prompt_tokens])
     prompt = token_ids[: len(session.pending) + turn.prompt_tokens - len(steps)]
     if resident.config.recalls:
-        block = engine.settings.block_tokens
-        prompt = prompt[: -(-(stop - session.length) // block) * block]
+        prompt = prompt[: find_block_end(engine, session, stop - session.length)]
     session.pending = []
     yield from prefill(
         engine,

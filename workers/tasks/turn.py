@@ -184,7 +184,8 @@ def _plan_turn(
         max_tokens=_get_limit(engine, resident),
     )
     emit(pb.TurnEvent(planned=planned))
-    sampling = _limit_sampling(planned, sampling, request.generate)
+    end = engine.long_sessions.explain_limit(resident.config)
+    sampling = _limit_sampling(planned, sampling, end, generate=request.generate)
     return _TurnPlan(
         request,
         messages,
@@ -221,21 +222,21 @@ def _require_committed(session: WorkerSession, request: pb.TurnRequest) -> None:
 
 
 def _get_limit(engine: Engine, resident: ResidentSession) -> int:
-    """The most tokens of the session: the model's context, or a slot that `full` never leaves."""
-    limit = engine.model.max_context
+    """The most tokens of the session: see `LongSessions`, or a slot that `full` never leaves."""
+    limit = engine.long_sessions.get_limit(resident.config)
     if resident.config.method.evicts:
         return limit
     return min(limit, engine.bound(resident.session)[0])
 
 
-def _limit_sampling(planned: pb.TurnPlanned, sampling: Sampling, generate: bool) -> Sampling:
-    """Limit max_tokens to the room that is left. Raises TurnTooLong if there is none."""
+def _limit_sampling(
+    planned: pb.TurnPlanned, sampling: Sampling, end: str, *, generate: bool
+) -> Sampling:
+    """Limit max_tokens to the room that is left. Raises TurnTooLong, which explains `end`, if there is none."""
     room = planned.max_tokens - planned.held_tokens - planned.prompt_tokens
     if room < (1 if generate else 0):
         raise TurnTooLong(
-            f"the turn has {planned.prompt_tokens} tokens after {planned.held_tokens}; the model's "
-            f"context, or the slot of a session without recall, ends at {planned.max_tokens}. "
-            "Send less, or open a new session, with recall where the slot is the end"
+            f"the turn has {planned.prompt_tokens} tokens after {planned.held_tokens}; {end}"
         )
     return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 

@@ -45,8 +45,10 @@ def add_completion_routes(
         prompts = body.read_prompts()
         tokens = await asyncio.gather(*(_tokenize(service, body, each) for each in prompts))
         turn = body.turn_to_domain(service.limits, service.default_sampling)
+        settings_of_session = body.settings_to_domain(tenant)
+        limit = service.info.get_limit(recall=settings_of_session.recall)
         for index, each in enumerate(tokens):
-            _check_length(each, index, service.info.max_context - turn.generate)
+            _check_length(each, index, None if limit is None else limit - turn.generate)
         asked = Asked(
             body.model,
             service.info.fingerprint[:16],
@@ -62,7 +64,7 @@ def add_completion_routes(
         options = body.stream_options or StreamOptions()
         return await respond(
             request,
-            service.conversations.completions(body.settings_to_domain(tenant), turns),
+            service.conversations.completions(settings_of_session, turns),
             partial(_read, asked, len(turns)),
             (lambda _: TextChunks(asked, options)) if body.stream else None,
             settings,
@@ -92,14 +94,14 @@ async def _tokenize(
     return tokens[max(0, len(tokens) - most) :] if most is not None and most > 0 else tokens
 
 
-def _check_length(tokens: Sequence[int], index: int, most: int) -> None:
-    """Raise InvalidRequest for an empty prompt, ContextExceeded for one over the model's context."""
+def _check_length(tokens: Sequence[int], index: int, most: int | None) -> None:
+    """Raise InvalidRequest for an empty prompt, ContextExceeded for one over a session's end."""
     if not tokens:
         message = (
             f"prompt {index} has no token, and this model's tokenizer adds none; send some text"
         )
         raise InvalidRequest("prompt", message)
-    if len(tokens) > most:
+    if most is not None and len(tokens) > most:
         raise ContextExceeded("prompt", len(tokens), most)
 
 

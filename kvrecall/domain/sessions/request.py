@@ -56,6 +56,11 @@ class CreateSession(WorkerOptions):
     branch: bool = False
     cache_salt: str = field(default="", repr=False)
 
+    @property
+    def recall(self) -> bool:
+        """Whether every token is to stay reachable, as of `SessionSettings`."""
+        return self.method in (None, RECALL) if self.retrieves is None else self.retrieves
+
 
 def resolve_settings(
     request: CreateSession, info: WorkerInfo, settings: ServiceLimits

@@ -968,7 +968,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "min_budget", "max_budget", "block_tokens", "max_context", "layer_kinds")
+    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "min_budget", "max_budget", "block_tokens", "max_context", "layer_kinds", "max_session_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -980,6 +980,7 @@ class Model(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     LAYER_KINDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     layers: int
@@ -991,7 +992,8 @@ class Model(_message.Message):
     block_tokens: int
     max_context: int
     layer_kinds: _containers.RepeatedCompositeFieldContainer[LayerKind]
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., min_budget: _Optional[int] = ..., max_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., layer_kinds: _Optional[_Iterable[_Union[LayerKind, _Mapping]]] = ...) -> None: ...
+    max_session_tokens: int
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., min_budget: _Optional[int] = ..., max_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., layer_kinds: _Optional[_Iterable[_Union[LayerKind, _Mapping]]] = ..., max_session_tokens: _Optional[int] = ...) -> None: ...
 
 class LayerKind(_message.Message):
     __slots__ = ("name", "layers", "token_bytes", "state_bytes")

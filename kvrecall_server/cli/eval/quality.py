@@ -99,6 +99,42 @@ def passkey_command(
     )
 
 
+def ages_command(
+    json: Json,
+    model: Model = REFERENCE,
+    conversations: Annotated[
+        int, typer.Option("--limit", min=1, help="Conversations per length.")
+    ] = 4,
+    lengths: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="Length of a conversation, in tokens; repeatable. Default: 16,000, 48,000."
+        ),
+    ] = None,
+    facts: Annotated[int, typer.Option(min=1, max=42, help="Facts in a conversation.")] = 42,
+    methods: Methods = None,
+    budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
+    chunks: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0, help="Tokens of a chunk behind the model's window; repeatable. 0: the default."
+        ),
+    ] = None,
+    block: Block = 256,
+    seed: Seed = SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """Accuracy on facts by their age in conversations that are longer than the model's window."""
+    from evals.configs import parse_configs
+    from evals.suites import ages
+
+    setup = build_setup(model, budget, seed, block, "4")
+    configs = parse_configs(split_words(methods) or list(ages.CONFIGS))
+    sizes = (lengths or ages.LENGTHS, facts, chunks or [0])
+    run_suite(ages.suite(setup, configs, conversations, *sizes), json, processes, fresh)
+
+
 def fidelity_command(
     json: Json,
     model: Model = REFERENCE,

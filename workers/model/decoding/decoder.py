@@ -37,12 +37,14 @@ class Decoder:
     def takes(self, step: ForwardStep) -> bool:
         """True for a pass that it computes: all others are torch's.
 
-        A pass of one token, of attention to active rows and to those that are drawn of all stored ones.
+        A pass of one token, of attention to active rows and to those that are drawn of all stored ones, in
+        sessions within the model's window.
         """
         retrieval = step.retrieval
         return (
             step.query_positions.shape[1] == 1
             and step.block_attention is None
+            and step.placement is None
             and not step.static
             and (
                 retrieval is None

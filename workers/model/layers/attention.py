@@ -94,6 +94,8 @@ def _attend(
     batch, n_heads, tokens, head_dim = query.shape
     n_kv_heads = key.shape[1]
     value_dim = part.cache.shape.value_dim
+    if part.placement is not None:
+        key = part.placement.turn(layer, key, part.positions(layer))
     managed = part is step
     if managed and step.owns_rows(index):
         step.record(rescale(query, logits.scale))

@@ -30,8 +30,13 @@ class _LayerRows:
     value_dim: int
 
 
-class _Probe(Cache):
-    """A cache that notes what each layer hands over, and keeps nothing but recurrent states."""
+class Probe(Cache):
+    """A cache that notes what each layer hands over, and gives nothing back but recurrent states.
+
+    Attributes:
+        rows: Keys and values of each layer, `[1, n_kv_heads, t, head_dim]`; of latents the latent and the
+            rotated key.
+    """
 
     def __init__(self, plan: LayerPlan) -> None:
         super().__init__(layers=[])
@@ -41,6 +46,7 @@ class _Probe(Cache):
         }
         self.layers: list[Any] = [self.recurrent.get(i) for i in range(plan.n_layers)]
         self.given: dict[int, tuple[int, int, int]] = {}
+        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
         self.asked: dict[int, int] = {}
         self.reach: dict[int, int] = {}
         self.devices: dict[int, torch.device] = {}
@@ -48,8 +54,9 @@ class _Probe(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Note the shape of a layer's rows."""
+        """Note a layer's rows, and their shape."""
         self.given[layer_idx] = (key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        self.rows[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -84,9 +91,10 @@ def probe_shapes(
     differ in them, or do not use transformers' attention interface and cache.
     """
     name = module.config.model_type
-    probe = _Probe(plan)
+    probe = Probe(plan)
     try:
-        _run(module, probe, cache_argument)
+        places = torch.arange(_TOKENS)
+        run_probe(module, probe, cache_argument, torch.zeros_like(places), places)
     except (TypeError, ValueError, AttributeError, IndexError, KeyError, RuntimeError) as error:
         raise ModelRefused(
             f"{name} does not run with kvrecall's attention and cache: {error}"
@@ -110,16 +118,21 @@ def probe_shapes(
     return rows, SideShape(plan, windows, find_state_tensors(probe.recurrent)), devices
 
 
-def _run(module: PreTrainedModel, probe: _Probe, cache_argument: str) -> None:
-    """Run two tokens with the probe as attention and cache; the model's own attention comes back."""
+def run_probe(
+    module: PreTrainedModel, probe: Probe, cache_argument: str, token_ids: Tensor, places: Tensor
+) -> None:
+    """Run tokens at places, int64 `[t]` both, with the probe as attention and cache.
+
+    The model's own attention comes back.
+    """
     before = module.config._attn_implementation
     AttentionInterface.register(_NAME, _as_function(probe))
     module.set_attn_implementation(_NAME)
     try:
         with torch.inference_mode():
             module(
-                input_ids=torch.zeros(1, _TOKENS, dtype=torch.int64, device=module.device),
-                position_ids=torch.arange(_TOKENS, device=module.device)[None],
+                input_ids=token_ids[None].to(module.device),
+                position_ids=places[None].to(module.device),
                 use_cache=True,
                 **{cache_argument: probe},
             )
@@ -127,7 +140,7 @@ def _run(module: PreTrainedModel, probe: _Probe, cache_argument: str) -> None:
         module.set_attn_implementation(before)
 
 
-def _as_function(probe: _Probe) -> Callable[..., tuple[Tensor, None]]:
+def _as_function(probe: Probe) -> Callable[..., tuple[Tensor, None]]:
     """Wrap the probe's method: transformers looks at functions alone."""
 
     def attend(
@@ -138,7 +151,7 @@ def _as_function(probe: _Probe) -> Callable[..., tuple[Tensor, None]]:
     return attend
 
 
-def _join(name: str, kind: str, probe: _Probe, layers: tuple[int, ...], *, latent: bool) -> KVShape:
+def _join(name: str, kind: str, probe: Probe, layers: tuple[int, ...], *, latent: bool) -> KVShape:
     """Join the shapes of layers of one kind. Raises ModelRefused unless all have the same."""
     if lacking := [i for i in layers if i not in probe.given or i not in probe.asked]:
         raise ModelRefused(

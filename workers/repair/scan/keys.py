@@ -10,6 +10,7 @@ from kvstore.format.gather import ReadKeys
 from kvstore.format.page import PageLayout
 from workers.cache.transfers import Transfers
 from workers.generation.host_copy import PageTaker
+from workers.positions.seen_rows import SeenRows
 from workers.retrieval.host_copy import HostCopy
 
 
@@ -32,12 +33,15 @@ class KeySource(Protocol):
     Attributes:
         length: Number of tokens.
         page_tokens: Tokens of a page.
-        bytes_read: Bytes of stored rows, keys and values, that were read so far.
     """
 
     length: int
     page_tokens: int
-    bytes_read: int
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of stored rows, keys and values, that were read so far."""
+        ...
 
     def read(self, rows: slice) -> Sequence[Tensor]:
         """Read consecutive rows, which begin with a page.
@@ -93,3 +97,29 @@ class CopiedKeys:
         self.bytes_read += (copy.taken - before) * self.page_tokens * copy.layout.token_bytes
         (keys,) = self._transfers.to_device([copy.rows.all_keys(rows)])
         return list(keys)
+
+
+class SeenKeys:
+    """Keys of another source, turned to where the session's next pass sees them.
+
+    So many queries are compared with them that turning the keys is the lesser work.
+    """
+
+    def __init__(self, keys: KeySource, seen: SeenRows) -> None:
+        """Turn the keys of a source."""
+        self.length = keys.length
+        self.page_tokens = keys.page_tokens
+        self._keys = keys
+        self._seen = seen
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of stored rows that were read so far."""
+        return self._keys.bytes_read
+
+    def read(self, rows: slice) -> Sequence[Tensor]:
+        """Read and turn the rows."""
+        return [
+            self._seen.turn_run(layer, keys, rows.start)
+            for layer, keys in enumerate(self._keys.read(rows))
+        ]

@@ -34,11 +34,18 @@ function Model({ model, release, workers }) {
   const up = workers?.workers.length;
   return html`<${Figures} items=${[
     ['Model', model.model.split('/').at(-1) || model.model, describeLayers(model)],
-    ['Context', count(model.max_context), 'tokens'],
+    ['Context', count(model.max_context), describeEnd(model)],
     ['Budgets', `${count(model.min_budget)} to ${count(model.max_budget)}`, 'rows'],
     up !== undefined && ['Workers', html`<a href=${`${BASE}/workers`}>${up} up</a>`],
     release && ['kvrecall', release.version, release.revision],
   ]} />`;
+}
+
+/** Where sessions with recall end. */
+function describeEnd(model) {
+  const most = model.max_session_tokens;
+  if (most === null || most === undefined) return 'tokens; with recall sessions go on';
+  return most === model.max_context ? 'tokens' : `tokens; sessions end at ${count(most)}`;
 }
 
 /** What the layers keep; of full attention alone, the heads. */

@@ -5,6 +5,7 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,16 +52,21 @@ class Family:
         tokenizer: ChatTokenizer,
         directory: Path,
         settings: WorkerSettings = _SETTINGS,
+        window: int | None = None,
     ) -> None:
+        """Build the model; window: the end of its context, if it is to be shorter."""
         self.plain: PreTrainedModel = build(architecture)
         self.tokenizer = tokenizer
         self._directory = directory
         self._settings = settings
+        self._window = window
 
     @cached_property
     def worker(self) -> LocalWorker:
         """The worker. Raises ModelRefused if the model is."""
         model = adopt(copy.deepcopy(self.plain))
+        if self._window is not None:
+            model = replace(model, max_context=self._window)
         store = build_store(model, self._directory, ram_bytes=1 << 26)
         states = build_state_store(model, self._directory, ram_bytes=1 << 26)
         return LocalWorker(Parts(model, self.tokenizer, store, self._settings, states=states))
