@@ -71,6 +71,10 @@ class LongSessions:
             None if self.chunks is None or not self.goes_on(session.config) else self.chunks.window
         )
 
+    def is_behind(self, session: WorkerSession) -> bool:
+        """Return whether the session's next pass is behind the window."""
+        return self.chunks is not None and session.length >= self.chunks.window
+
     def view(self, session: WorkerSession) -> SeenRows | None:
         """Return how the session's next pass sees its rows; None: where they were computed."""
         return self._view(session, self._rows)
@@ -96,7 +100,7 @@ class LongSessions:
             step.windows.placement = Placement(places, windows)
 
     def _view(self, session: WorkerSession, tables: RotationTables) -> SeenRows | None:
-        if self.chunks is None or session.length < self.chunks.window:
+        if self.chunks is None or not self.is_behind(session):
             return None
         if not self.goes_on(session.config):
             return None

@@ -296,11 +296,17 @@ class JobLoop:
     def _decode_step(self) -> None:
         """Append one token to every session that decodes, and sample the next, in one batch.
 
-        If the pass fails, each session gets one of its own: an error ends only those jobs whose own
+        Sessions behind the model's window have a batch of their own: their passes are computed otherwise,
+        and no session's numbers shall depend on which others decode. If a pass fails, each session gets one of its own: an error ends only those jobs whose own
         pass raises it.
         """
-        jobs = [(job, job.decoding) for job in self._active if job.decoding is not None]
-        if jobs:
+        batches: dict[bool, list[tuple[Job, Decode]]] = {}
+        for job in self._active:
+            if job.decoding is not None:
+                session = self._engine.sessions.get(job.session)
+                behind = session is not None and self._engine.long_sessions.is_behind(session)
+                batches.setdefault(behind, []).append((job, job.decoding))
+        for jobs in batches.values():
             with self._count_seconds(kind="decode"):
                 self._decode_together(jobs)
 
