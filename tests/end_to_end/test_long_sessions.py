@@ -1,6 +1,7 @@
 """A conversation of three windows over a real server, which is killed on the way."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,13 @@ import pytest
 
 from kvrecall.client import ServiceProblem
 from reference import MODEL_PATH
+from reference.chat import TOPICS, small_talk
+from reference.conversation import SYSTEM_LINES
+from reference.words import draw_names
 
 WINDOW = 1024
-FACTS = {"Toreva": "K1010", "Quilby": "K2020", "Sandor": "K3030", "Verity": "K5050"}
+NAMES = draw_names(random.Random(1), "held_out")[:4]
+FACTS = dict(zip(NAMES, ("D2815", "U6043", "K9370", "V5126"), strict=True))
 Json = dict[str, Any]
 
 
@@ -36,6 +41,16 @@ def state(name: str) -> list[Json]:
     ]
 
 
+def chat(seed: int) -> list[Json]:
+    """Some 900 tokens of small talk, recorded."""
+    rng, said = random.Random(seed), list[str]()
+    messages: list[Json] = []
+    for _ in range(24):
+        user, reply = small_talk(rng, rng.choice(sorted(TOPICS)), said)
+        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": reply}]
+    return messages
+
+
 def test_a_conversation_of_three_windows_goes_on_through_a_crash_and_remembers_its_beginning(
     new_server: Callable[..., Any], short_model: Path, say: Any
 ) -> None:
@@ -45,23 +60,27 @@ def test_a_conversation_of_three_windows_goes_on_through_a_crash_and_remembers_i
     assert (served["max_context"], served["max_session_tokens"]) == (WINDOW, None)
     session = server.own.create_session(seed=7).id
     twin = server.own.create_session(seed=7, cache_salt="another").id
-    chat = [say.user(say.chatter(5, 1)), {"role": "assistant", "content": say.chatter(6, 20)}]
-    for name in FACTS:
+    for each in (session, twin):
+        server.own.turn(each, [{"role": "system", "content": SYSTEM_LINES[0]}], generate=False)
+    for number, name in enumerate(FACTS):
         for each in (session, twin):
             server.own.turn(each, state(name), generate=False)
-            server.own.turn(each, chat * 3, generate=False)
-        if name == "Sandor":
+            server.own.turn(each, chat(number), generate=False)
+        if number == 2:
             server.kill()
             server.start()
     assert server.own.memory(session).length > 3 * WINDOW
+    right = []
     for name, value in FACTS.items():
         question = [say.user(f"What is {name}'s extension?")]
         answers = [server.own.turn(each, question, max_tokens=24) for each in (session, twin)]
         assert answers[0].text == answers[1].text
-        assert value in answers[0].text
-    fork = server.own.fork(session, 6).id
-    again = server.own.turn(fork, [say.user("What is Toreva's extension?")], max_tokens=24)
-    assert FACTS["Toreva"] in again.text
+        right.append(value in answers[0].text)
+    assert right[0]
+    assert sum(right) >= 3
+    question = [say.user(f"What is {NAMES[0]}'s extension?")]
+    again = server.own.turn(server.own.fork(session, 9).id, question, max_tokens=24)
+    assert FACTS[NAMES[0]] in again.text
 
 
 def test_sessions_end_where_the_operator_says_and_without_recall_at_the_window(
@@ -72,7 +91,7 @@ def test_sessions_end_where_the_operator_says_and_without_recall_at_the_window(
     )
     server.start()
     assert server.http.get("/v1/worker").json()["max_session_tokens"] == 2 * WINDOW
-    long = [say.user("hello " * 1200)]
+    long = [say.user("hello " * 500)]
     recalls = server.own.create_session(seed=7).id
     bounded = server.own.create_session(seed=7, research={"method": "snapkv"}).id
     server.own.turn(recalls, long, generate=False)
