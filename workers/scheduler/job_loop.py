@@ -297,8 +297,8 @@ class JobLoop:
         """Append one token to every session that decodes, and sample the next, in one batch.
 
         Sessions behind the model's window have a batch of their own: their passes are computed otherwise,
-        and no session's numbers shall depend on which others decode. If a pass fails, each session gets one of its own: an error ends only those jobs whose own
-        pass raises it.
+        and no session's numbers depend on which others decode. If a pass fails, each session gets one of
+        its own: an error ends only those jobs whose own pass raises it.
         """
         batches: dict[bool, list[tuple[Job, Decode]]] = {}
         for job in self._active:
