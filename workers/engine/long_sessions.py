@@ -47,17 +47,18 @@ class LongSessions:
             else min(self._model.max_context, self.most_tokens)
         )
 
-    def explain_limit(self, config: SessionConfig) -> str:
-        """Explain where a session ends, and how it may go on, for messages."""
-        limit = self.get_limit(config)
+    def explain_limit(self, config: SessionConfig, limit: int) -> str:
+        """Explain where a session ends, and how it may go on, for messages; limit: its tokens."""
+        if limit < self.get_limit(config):
+            return (
+                f"a session without recall ends with its slot, at {limit} rows. Send less, or open a new "
+                "session with recall"
+            )
         if limit == self._most:
             return f"max_session_tokens of this worker is {limit}. Send less, or open a new session"
         if not config.recalls or config.retrieval is None:
             more = "" if self.chunks is None else "; one with recall goes on behind it"
-            return (
-                f"the model's context, or the slot of a session without recall, ends at {limit}. Send less, "
-                f"or open a new session{more or ', with recall where the slot is the end'}"
-            )
+            return f"the model's context ends at {limit}. Send less, or open a new session{more}"
         name = self._model.module.config.model_type
         reason = self._model.unrotated or "has a window of less than three pages"
         return (

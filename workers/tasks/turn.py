@@ -184,7 +184,7 @@ def _plan_turn(
         max_tokens=_get_limit(engine, resident),
     )
     emit(pb.TurnEvent(planned=planned))
-    end = engine.long_sessions.explain_limit(resident.config)
+    end = engine.long_sessions.explain_limit(resident.config, planned.max_tokens)
     sampling = _limit_sampling(planned, sampling, end, generate=request.generate)
     return _TurnPlan(
         request,
