@@ -102,8 +102,9 @@ class Mixture:
         return _name("answered", await self._post(body))
 
     async def _too_long(self) -> str:
-        """Send a prompt that does not fit the model's context with its answer."""
-        return _name("answered", await self._post(self._chat(1, 40_000)))
+        """Send a prompt that does not fit the model's context, to a session that ends with it."""
+        body = self._chat(1, 40_000) | {"kvrecall": {"recall": False}}
+        return _name("answered", await self._post(body))
 
     async def _post(self, body: dict[str, Any]) -> httpx.Response:
         return await self._http.post("/v1/chat/completions", json=body)
