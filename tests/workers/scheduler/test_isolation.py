@@ -13,6 +13,8 @@ from workers.generation import sampling
 from workers.generation.sampling import Sampler
 
 METHODS = {"a": "snapkv", "b": "h2o", "c": "kvzip", "d": "full"}
+# Steps fail where torch computes them.
+LIMITS = {"block_tokens": 24, "recent": 8, "slots": 4, "native_attention": False}
 update = ForwardStep.update
 
 
@@ -49,8 +51,7 @@ def failing(fails: Callable[[ForwardStep], bool], error: Exception) -> Callable[
 def test_sessions_go_on_alone_where_memory_is_too_small_for_all(
     make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {"block_tokens": 24, "recent": 8, "slots": 4}
-    expected = talk(make_worker(**limits), words)
+    expected = talk(make_worker(**LIMITS), words)
     passes = []
 
     def too_many(step: ForwardStep) -> bool:
@@ -58,7 +59,7 @@ def test_sessions_go_on_alone_where_memory_is_too_small_for_all(
         return len(step.slot_list) > 1
 
     monkeypatch.setattr(ForwardStep, "update", failing(too_many, torch.OutOfMemoryError("full")))
-    worker = make_worker(**limits)
+    worker = make_worker(**LIMITS)
     assert talk(worker, words) == expected
     assert any(len(slots) > 1 for slots in passes), "they were tried together"
     worker.check()
@@ -67,9 +68,8 @@ def test_sessions_go_on_alone_where_memory_is_too_small_for_all(
 def test_the_session_that_fails_alone_fails_and_the_others_go_on(
     make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = {"block_tokens": 24, "recent": 8, "slots": 4}
-    expected = talk(make_worker(**limits), words)
-    worker = make_worker(**limits)
+    expected = talk(make_worker(**LIMITS), words)
+    worker = make_worker(**LIMITS)
 
     def is_of_b(step: ForwardStep) -> bool:
         session = worker.engine.sessions["b"]
@@ -92,7 +92,7 @@ def test_sessions_that_decode_together_are_read_in_the_order_of_their_slots(
         return False
 
     monkeypatch.setattr(ForwardStep, "update", failing(record, ValueError()))
-    talk(make_worker(block_tokens=24, recent=8, slots=4), words)
+    talk(make_worker(**LIMITS), words)
     assert any(len(order) > 1 for order in orders)
     assert all(order == sorted(order) for order in orders)
 
@@ -124,10 +124,9 @@ def test_a_session_that_cannot_be_sampled_fails_and_the_others_get_the_same_toke
         if max(sampled_with_b) > 1:  # from when it has joined the others
             raise ValueError("a bad sampler")
 
-    limits = {"block_tokens": 24, "recent": 8, "slots": 4}
-    expected = answer(make_worker(**limits))
+    expected = answer(make_worker(**LIMITS))
     monkeypatch.setattr(sampling, "_report", fail_behind_the_draw)
-    worker = make_worker(**limits)
+    worker = make_worker(**LIMITS)
     found = answer(worker)
     assert isinstance(found.pop("b"), ValueError)
     assert found == {name: expected[name] for name in "ac"}
