@@ -111,7 +111,7 @@ async def test_a_conversation_over_the_context_is_told_in_the_words_that_clients
 ) -> None:
     api.worker.context = 20
     if door == "completions":  # whose tokens the gateway counts
-        api.service._info = replace(api.service.info, max_context=21)
+        api.service._info = replace(api.service.info, max_context=21, max_session_tokens=21)
     if door == "responses" and stream:
         events = [event async for event in await ask(door, LONG, stream=True)]
         kinds = [event.type for event in events]

@@ -139,7 +139,7 @@ async def test_a_failure_leaves_nothing(api, stream: bool) -> None:
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(api, body: Json, field: str, words: str) -> None:
-    api.service._info = replace(api.service.info, max_context=5)
+    api.service._info = replace(api.service.info, max_context=5, max_session_tokens=5)
     response = await api.http.post(PATH, json={"model": api.service.info.model, **body})
     error = response.json()["error"]
     assert 400 <= response.status_code < 500
