@@ -242,7 +242,7 @@ class ForwardStep(Cache):
         return positions.flatten()[indices].masked_fill(~resident, EMPTY)
 
     def take(self, rows: Tensor, queries: Tensor | None) -> None:
-        """Take what another than the model's layers has computed of the pass, and written to the slots.
+        """Take the results of a pass that native code has computed, and whose rows it has written to the slots.
 
         rows: as `rows`; queries: of single tokens, `[n_layers, B, n_heads, 1, head_dim]`, for `observed`.
         """

@@ -29,7 +29,7 @@ class LongSessions:
         size = settings.chunk_tokens or choose_size(window, page_tokens)
         size = size if model.rotations else None
         self.chunks = None if size is None else Chunks(window, size)
-        layers = model.rotations or ()
+        layers = model.rotations
         most = model.max_context if self.chunks is None else ENDLESS
         self.most_tokens = min(most, settings.max_session_tokens or most)
         self._rows = RotationTables([layers[i] for i in plan.rows if layers])
@@ -68,13 +68,14 @@ class LongSessions:
 
     def find_window(self, session: WorkerSession) -> int | None:
         """Return where positions by chunks begin, of a session that goes on there."""
-        return (
-            None if self.chunks is None or not self.goes_on(session.config) else self.chunks.window
-        )
+        if self.chunks is None or not self.goes_on(session.config):
+            return None
+        return self.chunks.window
 
     def is_behind(self, session: WorkerSession) -> bool:
         """Return whether the session's next pass is behind the window."""
-        return self.chunks is not None and session.length >= self.chunks.window
+        window = self.find_window(session)
+        return window is not None and session.length >= window
 
     def view(self, session: WorkerSession) -> SeenRows | None:
         """Return how the session's next pass sees its rows; None: where they were computed."""
@@ -102,7 +103,5 @@ class LongSessions:
 
     def _view(self, session: WorkerSession, tables: RotationTables) -> SeenRows | None:
         if self.chunks is None or not self.is_behind(session):
-            return None
-        if not self.goes_on(session.config):
             return None
         return SeenRows(tables, self.chunks.find_segments(session.length))

@@ -111,12 +111,13 @@ def prefill(
 
 
 def find_block_end(engine: Engine, session: WorkerSession, tokens: int) -> int:
-    """Find where the block ends that has the last of the session's next `tokens` tokens, as their number."""
+    """Count the session's next tokens up to the end of the block that has the last of so many `tokens`."""
+    if not tokens:
+        return 0
     size = engine.settings.block_tokens
-    cuts = [0, *engine.long_sessions.find_cuts(session, tokens + size)]
-    begin = max((cut for cut in cuts if cut < tokens), default=0)
-    end = begin - (begin - tokens) // size * size
-    return min([end, *(cut for cut in cuts if cut >= tokens > 0)])
+    cuts = engine.long_sessions.find_cuts(session, tokens + size)
+    blocks = _split(tokens + size, size, 0, cuts)
+    return next(block.stop for block in blocks if block.stop >= tokens)
 
 
 def _find_wanted(block: _Block, recorded: Sequence[bool]) -> list[int]:

@@ -58,8 +58,8 @@ class LoadedModel:
         eos_token_ids: Token ids that end a turn.
         sampling: Sampling parameters of turns that name none, see `_read_sampling`.
         devices: Device of each layer, where its slots are as well.
-        rotations: How keys are turned by their positions, of each layer; empty where it cannot be told.
-        unrotated: Why it cannot be told, in words that follow the model's name; empty where it is.
+        rotations: How each layer turns its keys by their positions; empty if no rotation was found.
+        unrotated: Why none was found, to be read after the model's name; empty if one was.
     """
 
     module: PreTrainedModel

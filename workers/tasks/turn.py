@@ -184,8 +184,7 @@ def _plan_turn(
         max_tokens=_get_limit(engine, resident),
     )
     emit(pb.TurnEvent(planned=planned))
-    end = engine.long_sessions.explain_limit(resident.config, planned.max_tokens)
-    sampling = _limit_sampling(planned, sampling, end, generate=request.generate)
+    sampling = _limit_sampling(engine, resident, planned, sampling, generate=request.generate)
     return _TurnPlan(
         request,
         messages,
@@ -230,11 +229,17 @@ def _get_limit(engine: Engine, resident: ResidentSession) -> int:
 
 
 def _limit_sampling(
-    planned: pb.TurnPlanned, sampling: Sampling, end: str, *, generate: bool
+    engine: Engine,
+    resident: ResidentSession,
+    planned: pb.TurnPlanned,
+    sampling: Sampling,
+    *,
+    generate: bool,
 ) -> Sampling:
-    """Limit max_tokens to the room that is left. Raises TurnTooLong, which explains `end`, if there is none."""
+    """Limit max_tokens to the room that is left. Raises TurnTooLong if there is none."""
     room = planned.max_tokens - planned.held_tokens - planned.prompt_tokens
     if room < (1 if generate else 0):
+        end = engine.long_sessions.explain_limit(resident.config, planned.max_tokens)
         raise TurnTooLong(
             f"the turn has {planned.prompt_tokens} tokens after {planned.held_tokens}; {end}"
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workers.cache.forward_step import ForwardStep
 from workers.model.decoding.plan import NotCovered, read_weights
-from workers.model.decoding.self_test import TestedModel, check_decoder
+from workers.model.decoding.self_test import TestedModel, check_steps
 from workers.model.layers.attention import rescale
 from workers.native.decoder import NativeDecoder, Slots
 from workers.native.library import open_library
@@ -104,6 +104,6 @@ def build_decoder(model: TestedModel, level: str, library: ctypes.CDLL) -> Decod
     weights = read_weights(model.module, model.plan, model.shape)
     native = NativeDecoder(library, weights, ROTATIONS, LAYER_STEP)
     decoder = Decoder(level, native, weights.scale)
-    if (difference := check_decoder(model, decoder)) is not None:
+    if (difference := check_steps(model, decoder.forward)) is not None:
         raise NotCovered(difference)
     return decoder

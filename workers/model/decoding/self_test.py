@@ -56,17 +56,10 @@ class TestedModel(Protocol):
         """Run tokens at the step's positions."""
 
 
-class Decodes(Protocol):
-    """What is tested."""
-
-    def forward(self, token_ids: Tensor, step: ForwardStep) -> Tensor:
-        """Run one token of each session."""
-
-
 @torch.inference_mode()
-def check_decoder(model: TestedModel, decoder: Decodes) -> str | None:
-    """Compare a decoder's steps with the model's own; returns how they differ, None if they do not."""
-    expected, found = _run(model, model.forward), _run(model, decoder.forward)
+def check_steps(model: TestedModel, forward: Callable[[Tensor, ForwardStep], Tensor]) -> str | None:
+    """Compare steps of `forward` with the model's own; returns how they differ, None if they do not."""
+    expected, found = _run(model, model.forward), _run(model, forward)
     exact = model.module.dtype == torch.float32
     for what, wanted, own in zip(("logit", "row's number"), expected, found, strict=True):
         each = (own - wanted).abs().amax(-1) / wanted.std()

@@ -25,9 +25,8 @@ def find_rotations(
 ) -> tuple[Rotation, ...] | str:
     """Find how a model turns the keys of each layer; of layers without keys as of those without positions.
 
-    The model must not attend to latents yet (`keep_latents`). Returns why it cannot be told, in words that
-    follow the model's name, where the keys at other places are not turned ones: then no key can be
-    brought to another place.
+    The model must not attend to latents yet (`keep_latents`). If keys at other places are not turned ones,
+    no key can be brought to another place: then returns the reason, to be read after the model's name.
     """
     config = module.config.get_text_config(decoder=True)
     if kinds := sorted(set(_BY_LENGTH) & _list_scalings(config)):
