@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_bytes
 from statistics import median
 
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from benchmarks.settling import open_engine
 from evals.replay_session import run_steps
+from kvrecall.domain.page_ids import KEY_BYTES
 from kvrecall.domain.settings.methods import FULL_CACHE, RECALL
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.reporting.results import Row, speed_row
@@ -77,7 +79,7 @@ def time_turns(engine: Engine, plan: Plan, history: int, seed: int) -> dict[str,
             run_steps(engine, arms[name], run_settle(engine, arms[name]))
             times[name].append(run_timed(engine, arms[name], said, plan.answer))
     for resident in arms.values():
-        engine.delete(resident.session.name).result()
+        engine.unload(resident.session.name).result()
     return times
 
 
@@ -98,6 +100,7 @@ def open_session(engine: Engine, name: str) -> ResidentSession:
     spec = pb.SessionSpec(
         session=name.replace(" ", "-"),
         epoch=1,
+        row_key=token_bytes(KEY_BYTES),  # it finds no pages of another
         budget=SLOT_ROWS if name == FULL else 0,
         method=METHODS[name],
         method_settings="{}",

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvrecall.domain.page_ids import make_random_id
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.buffers import empty_rows
-from kvstore.format.page import PageKey, PageLayout
-from kvstore.format.page_table import PageVersion
+from kvstore.format.page import PageLayout
 from workers.native.attention import NativeAttention
 from workers.retrieval.host_copy import HostCopy
 
@@ -40,5 +40,4 @@ def add_rows(copy: HostCopy, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         for layer, part in enumerate(parts):
             some = part[:, :, first : first + layout.page_tokens]
             page[layer, :, :, : some.shape[2]] = some
-    versions = [PageVersion(PageKey("made up", index), 1) for index in range(len(pages))]
-    copy.append(versions, pages, length)
+    copy.append([make_random_id() for _ in pages], pages, length)

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_bytes
 from statistics import median
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks.options import option
 from evals.codecs import RAW, store_settings
 from evals.harness import load
 from evals.replay_session import run_steps
+from kvrecall.domain.page_ids import KEY_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.app.wiring import build_store
 from kvrecall_server.reporting.results import Row, bootstrap, quality_row, speed_row
@@ -111,7 +113,7 @@ def hold(engine: Engine, plan: Plan, seed: int, measured: Measurements) -> None:
         measured[arm.name][KL].append(1e6 * fidelity.kl_mean)
         measured[arm.name]["same first choice"].append(fidelity.top1_agreement)
     for name in (*ARMS, FULL):
-        engine.delete(name).result()
+        engine.unload(name).result()
 
 
 def open_arm(engine: Engine, plan: Plan, name: str, seed: int) -> Arm:
@@ -119,6 +121,7 @@ def open_arm(engine: Engine, plan: Plan, name: str, seed: int) -> Arm:
     spec = pb.SessionSpec(
         session=name,
         epoch=1,
+        row_key=token_bytes(KEY_BYTES),  # it finds no pages of another
         budget=plan.budget,
         method="icecache",
         method_settings="{}",

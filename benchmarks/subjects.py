@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from kvrecall.domain.page_ids import KEY_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.app.wiring import build_store
 from workers.engine.engine import Engine, Parts
@@ -169,6 +171,7 @@ class Worker:
         spec = pb.SessionSpec(
             session=session,
             epoch=1,
+            row_key=token_bytes(KEY_BYTES),  # it finds no pages of another
             budget=budget,
             method=method,
             method_settings=settings,

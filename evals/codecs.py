@@ -123,7 +123,7 @@ def byte_rows(records: Sequence[Record]) -> list[Row]:
 
 
 def _page_bytes(layout: PageLayout, codec: Codec) -> int:
-    return HEADER_BYTES + payload_bytes(layout, layout.page_tokens, codec)
+    return HEADER_BYTES + payload_bytes(layout, codec)
 
 
 def _label(row: Row, label_key: str) -> Row:

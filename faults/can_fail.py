@@ -112,36 +112,36 @@ BREAKAGES = (
         ),
     ),
     Breakage(
-        "fence removed",
+        "parent left out of the id",
+        (Edit("kvrecall/domain/page_ids.py", 'b"page", parent, packed)', 'b"page", packed)'),),
         (
-            Edit(
-                "kvstore/tiers/redis/scripts/session_index.lua",
-                "return tonumber(redis.call('HGET', KEYS[1], 'epoch') or 0)",
-                "return 0",
-            ),
-        ),
-        (
-            *("--setup", "drills", "--kind", "drill: pages after a deletion"),
-            *("--faults", "2", "--seed", str(SEED)),
+            *("--setup", "drills", "--kind", "drill: a text that repeats itself"),
+            *("--faults", "1", "--seed", str(SEED)),
         ),
     ),
     Breakage(
-        "A1 put back: every stored row counts as committed",
+        "pins ignored",
         (
             Edit(
-                "kvstore/format/commit_history.py",
-                "return self.points[index - 1].length if index else 0",
-                "return 1 << 62",
-            ),
-            Edit(
-                "kvstore/format/commit_history.py",
-                "return self.points[index].epoch if index < len(self.points) else 0",
-                "return 0",
+                "kvstore/hierarchy/page_holders.py",
+                "if page_id not in self._counts]",
+                "]",
             ),
         ),
         (
-            *("--setup", "drills", "--kind", "drill: an abort, a move, and back"),
-            *("--faults", "3", "--seed", str(SEED)),
+            *("--setup", "drills", "--kind", "drill: pages deleted under a turn"),
+            *("--faults", "1", "--seed", str(SEED)),
+        ),
+    ),
+    Breakage(
+        "sweep deletes at first sight",
+        (
+            Edit("services/pages/sweep.py", "sorted(unknown & before)", "sorted(unknown)"),
+            Edit("services/pages/sweep.py", "=self._limits.unknown_page_seconds", "=0.0"),
+        ),
+        (
+            *("--setup", "drills", "--kind", "drill: worker restarted before the commit"),
+            *("--faults", "1", "--seed", str(SEED)),
         ),
     ),
 )

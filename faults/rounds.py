@@ -156,6 +156,7 @@ class Round:
         """
         self._fail(kinds.BAD_EXITS, self.setup.stop())
         self._fail(kinds.FSCK_BEFORE, fsck.run_fsck(self.setup, damaged=True))
+        pages = leaks.read_page_ids(self.setup)
         self.setup.start()
         self.counters.calm_since = time.monotonic() + RECOVERY_SECONDS
         client = FaultClient(self.setup.urls, self.counters, Random(self.seed))
@@ -170,7 +171,7 @@ class Round:
         self._check_talks()
         self._fail(kinds.HELD, leaks.find_leaks_in_service(self.setup))
         self._fail(kinds.BAD_EXITS, self.setup.stop())
-        self._fail(kinds.LEFT, leaks.find_leaks_in_storage(self.setup))
+        self._fail(kinds.LEFT, leaks.find_leaks_in_storage(self.setup, pages))
         self._fail(kinds.FSCK_AFTER, fsck.run_fsck(self.setup))
 
     def _check_talks(self) -> None:

@@ -13,8 +13,7 @@
     │   └── MissingPageError
     ├── TierError
     │   ├── TierFullError
-    │   ├── TierFailedError
-    │   └── StaleWriterError
+    │   └── TierFailedError
     ├── DirectoryLockedError
     ├── StoreClosedError
     └── InvariantError
@@ -36,7 +35,7 @@ class IndexSettingsError(KvStoreError, ValueError):
 
 
 class RowShapeError(KvStoreError):
-    """Rows, positions or a session name do not fit the page layout."""
+    """Rows, positions or ids of pages do not fit the page layout."""
 
 
 class RowRangeError(KvStoreError):
@@ -60,11 +59,11 @@ class ForeignPageError(PageError):
 
 
 class CorruptPageError(PageError):
-    """A checksum does not match, or an unreadable later record may have superseded the page."""
+    """A checksum does not match."""
 
 
 class MissingPageError(PageError):
-    """No tier holds the page in the version that the session expects."""
+    """No tier holds the page."""
 
 
 class TierError(KvStoreError):
@@ -77,10 +76,6 @@ class TierFullError(TierError):
 
 class TierFailedError(TierError):
     """The device, file system or server under a tier failed."""
-
-
-class StaleWriterError(TierError):
-    """Another writer took over the session under a later epoch."""
 
 
 class DirectoryLockedError(KvStoreError):

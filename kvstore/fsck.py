@@ -4,14 +4,14 @@ Nothing is changed. The row store repairs by itself when it is opened.
 """
 
 import fcntl
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from kvstore.errors import DirectoryLockedError, InvariantError, PageError
-from kvstore.format.page import PageHeader, PageKey, RecordKind
+from kvstore.format.page import PageHeader, PageId, RecordKind
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.index import LogIndex, RecordLocation
 from kvstore.tiers.nvme.segment import (
@@ -70,7 +70,7 @@ class PagesReport:
     """Contents of one tier; `accounting_error` is the error of the tier's own check, or empty."""
 
     tier: str
-    pages: Mapping[PageKey, StoredPage]
+    pages: Mapping[PageId, StoredPage]
     segments: tuple[SegmentReport, ...] = ()
     accounting_error: str = ""
 
@@ -122,8 +122,11 @@ def check_directory(
     headers = {(log.number, record.offset): record.header for log in logs for record in log.records}
     corrupt = {(log.number, offset) for log in logs for offset in log.corrupt}
     pages = {
-        key: StoredPage(headers[location.position], _describe_damage(index, location, corrupt))
-        for key, location in index.locations()
+        page_id: StoredPage(
+            headers[location.position],
+            "its checksum does not match" if location.position in corrupt else "",
+        )
+        for page_id, location in index.locations()
     }
     reports = tuple(_build_report(log, index) for log in logs)
     return PagesReport("nvme", MappingProxyType(pages), reports)
@@ -139,16 +142,18 @@ def check_tier(tier: Tier) -> PagesReport:
         tier.check()
     except InvariantError as error:
         accounting_error = str(error)
-    headers = {header.key: header for header in tier.stored()}
+    headers = {header.id: header for header in tier.stored()}
     damage = _find_damage(tier, sorted(headers))
-    pages = {key: StoredPage(header, damage.get(key, "")) for key, header in headers.items()}
+    pages = {
+        page_id: StoredPage(header, damage.get(page_id, "")) for page_id, header in headers.items()
+    }
     return PagesReport(tier.name, MappingProxyType(pages), accounting_error=accounting_error)
 
 
-def _find_damage(tier: Tier, keys: Sequence[PageKey]) -> dict[PageKey, str]:
-    damage: dict[PageKey, str] = {}
-    for first in range(0, len(keys), _READ_PAGES):
-        batch = keys[first : first + _READ_PAGES]
+def _find_damage(tier: Tier, ids: Sequence[PageId]) -> dict[PageId, str]:
+    damage: dict[PageId, str] = {}
+    for first in range(0, len(ids), _READ_PAGES):
+        batch = ids[first : first + _READ_PAGES]
         try:
             blobs = tier.get(batch)
         except PageError as error:
@@ -157,26 +162,18 @@ def _find_damage(tier: Tier, keys: Sequence[PageKey]) -> dict[PageKey, str]:
             damage |= {batch[0]: str(error)} if single else _find_damage_singly(tier, batch)
             continue
         damage |= {
-            key: "it is gone" for key, blob in zip(batch, blobs, strict=True) if blob is None
+            page_id: "it is gone"
+            for page_id, blob in zip(batch, blobs, strict=True)
+            if blob is None
         }
     return damage
 
 
-def _find_damage_singly(tier: Tier, keys: Sequence[PageKey]) -> dict[PageKey, str]:
-    damage: dict[PageKey, str] = {}
-    for key in keys:
-        damage |= _find_damage(tier, [key])
+def _find_damage_singly(tier: Tier, ids: Sequence[PageId]) -> dict[PageId, str]:
+    damage: dict[PageId, str] = {}
+    for page_id in ids:
+        damage |= _find_damage(tier, [page_id])
     return damage
-
-
-def _describe_damage(
-    index: LogIndex, location: RecordLocation, corrupt: Container[tuple[int, int]]
-) -> str:
-    if location.position in corrupt:
-        return "its checksum does not match"
-    if index.is_suspect(location):
-        return "a later record, which cannot be read, may have superseded it"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -211,17 +208,15 @@ def _read_log(path: Path, *, newest: bool) -> _Log:
 
 
 def _add_to_index(index: LogIndex, log: _Log) -> None:
-    for offset in log.damaged:
-        index.add_damage(log.number, offset)
     for record in log.records:
         header = record.header
         if header.kind is RecordKind.PAGE:
             location = RecordLocation(
-                log.number, record.offset, header.record_bytes, header.sequence
+                log.number, record.offset, header.record_bytes, header.written_at
             )
-            index.add_page(header.key, location)
+            index.add_page(header.id, location)
         elif header.kind is RecordKind.TOMBSTONE:
-            index.add_tombstone(header.key, log.number)
+            index.add_tombstone(header.id, log.number)
 
 
 def _build_report(log: _Log, index: LogIndex) -> SegmentReport:

@@ -1,44 +1,51 @@
 """Row store: every row of every session, written once, gathered by position, kept over restarts.
 
-Rows are appended to a page in memory. A full page is queued for the writer thread, which writes it to
-the tiers. `flush` waits until all pages of a session are durable. Rows behind the last full page are in
-memory alone, and end with the process.
+Pages are stored under ids that say what they hold: an open session is a list of ids, and sessions that
+begin alike have the same pages. Rows are appended to a page in
+memory. A full page is queued for the writer thread, which writes it to the tiers. `flush` waits until
+all pages of a session are durable. Rows behind the last full page are in memory alone, and end with the
+process.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from heapq import nsmallest
 
 from torch import Tensor
 
 from kvstore.consistency import check_store
-from kvstore.errors import KvStoreError, RowRangeError, RowShapeError
+from kvstore.errors import KvStoreError, RowRangeError, RowShapeError, TierError
 from kvstore.format.codec import Codec
-from kvstore.format.commit_history import CommitHistory
 from kvstore.format.gather import ReadKeys, split_by_page
-from kvstore.format.page import PageLayout
-from kvstore.format.page_table import PageTable, PageVersion, SharedPages
-from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.format.page import PageId, PageLayout, require_layout
 from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import CallObserver, TierStatus
+from kvstore.hierarchy.page_holders import PageHolders
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.hierarchy.write_through import WriteThrough
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
-from kvstore.sessions.opener import SessionOpener, Versions, find_stored_sessions
+from kvstore.sessions.opener import SessionOpener
 from kvstore.sessions.prefetcher import Prefetcher
+from kvstore.sessions.presence import find_absent, find_restored
 from kvstore.sessions.reader import RowReader
-from kvstore.sessions.remover import SessionRemover
+from kvstore.sessions.state import StoredSession
 from kvstore.sessions.writer import RowWriter
-from kvstore.tiers.base import UNFENCED, Tier
+from kvstore.tiers.base import Tier
 from kvstore.tiers.ram import RamTier
+
+# The longest that a page in use goes without a renewal of its time to live, if that is much longer.
+_KEEP_SECONDS = 600.0
 
 
 class RowStore:
     """All rows of all sessions over a hierarchy of tiers. Safe to call from several threads.
 
-    A session is opened (`open`) under an epoch before it is written. One that was never opened is
-    written under epoch 0; in tiers that only this process writes, it has the rows that they hold.
+    Which pages a session has, and which no session has any more, is known by whoever opens sessions:
+    the store lists what it has (`list_pages`), and deletes what it is told to.
 
     With INT8 in the lowest tier, the rows of a page change once, in the `append` that finishes it:
     from then on every reader gets the decoded rows. An unfinished page is exact.
@@ -67,21 +74,20 @@ class RowStore:
         on_call: CallObserver | None = None,
     ) -> None:
         self._layout = layout
-        self._epochs = WriterEpochs()
         retry = BackoffRetry(lambda: self._through.retry_refused())
-        self._stack = TierStack(layout, tiers, codecs, self._epochs, retry.wake, on_call)
+        self._stack = TierStack(layout, tiers, codecs, retry.wake, on_call)
         try:
-            stored = find_stored_sessions(self._stack)
+            _require_ours(layout, tiers)
         except KvStoreError:
             self._stack.tiers.close()
             raise
-        self._through = WriteThrough(self._stack, self._epochs, retry, backlog_pages)
-        self._context = StoreContext(layout, self._stack, self._through.writer, self._epochs)
+        holders = PageHolders()
+        self._through = WriteThrough(self._stack, holders, retry, backlog_pages)
+        self._context = StoreContext(layout, self._stack, self._through.writer)
+        self._sessions = SessionDirectory(holders)
         self._reader = RowReader(self._context, read_batch_pages)
-        self._rows = RowWriter(self._context, self._reader)
-        self._opener = SessionOpener(self._context, self._rows, self._get_versions)
-        self._sessions = SessionDirectory(stored, self._opener.recover)
-        self._remover = SessionRemover(self._context, self._sessions)
+        self._rows = RowWriter(self._context, self._sessions, self._reader)
+        self._opener = SessionOpener(self._context, self._sessions)
         self._prefetcher = Prefetcher(self._context, self._sessions)
 
     @property
@@ -99,165 +105,116 @@ class RowStore:
         """The RAM tier, in which readers reserve what they keep; None for a store without one on top."""
         return self._stack.tiers.memory
 
-    def open(
-        self,
-        session: str,
-        *,
-        epoch: int,
-        length: int,
-        shared: Sequence[SharedPages] = (),
-        history: CommitHistory | None = None,
-        dropped: Sequence[range] = (),
-    ) -> None:
-        """Open the session with exactly `length` rows, written under `epoch` from now on.
+    def open(self, session: str, pages: Sequence[PageId]) -> None:
+        """Open the session with exactly these pages of rows, or open it anew.
 
-        `dropped` are the numbers of written pages that it has no more; `shared` and `history` count
-        them as well. The first rows are in pages that other sessions wrote (`shared`). Rows beyond `length` are
-        deleted when this returns. Pages that are not found, or that `history` does not commit, are
-        missing (`missing_pages`): reading them raises MissingPageError until `restore` writes them
-        again. Without a history, pages of this epoch and the one before count as committed.
-
-        Raises StaleWriterError when the session was opened under a later epoch, in any process;
-        RowRangeError for a length inside a page or within the shared pages; a tier's error when the
-        lowest tier does not answer and memory alone is not sufficient.
+        Pages that no tier has are missing (`missing_pages`): reading them raises MissingPageError
+        until `restore` writes them. Raises the lowest tier's error when it does not answer and
+        memory alone is not sufficient; then nothing has changed.
         """
-        with self._sessions.locked(session, create=True, recover=False) as state:
-            self._opener.open(state, epoch, length, shared, history, dropped=dropped)
-            owners = state.table.owners
-        self._through.renew(owners)
+        with self._sessions.locked(session, create=True) as state:
+            self._opener.open(state, pages)
+            state.kept_at = 0.0
+            self._renew(state)
 
-    def fork(
-        self,
-        parent: str,
-        child: str,
-        *,
-        epoch: int,
-        length: int,
-        shared: Sequence[SharedPages],
-        dropped: Sequence[range] = (),
-    ) -> None:
-        """Open `child` with the first `length` rows of `parent`, whose pages are referenced (`shared`).
-
-        Raises as `open`, RowRangeError when the parent has fewer rows, and MissingPageError.
-        """
-        table = PageTable(child, shared, dropped=dropped)
-        with self._sessions.locked(parent) as state:
-            owner_versions = self._opener.get_fork_versions(state, table, length)
-        with self._sessions.locked(child, create=True, recover=False) as state:
-            self._opener.open(
-                state, epoch, length, shared, owner_versions=owner_versions, dropped=dropped
-            )
-
-    def delete(self, session: str, *, keep_pages: int = 0, fence: int = UNFENCED) -> None:
-        """Delete a session from every tier, except its own first `keep_pages` pages (for forks).
-
-        Unknown sessions and epochs are ignored. Shared tiers refuse later writes under epochs
-        before `fence`: by default no epoch writes the session again. Failed deletions are retried
-        in the background. Raises a tier's error when it cannot list the session's pages, and
-        StaleWriterError when a shared tier has a later fence.
-        """
-        self.begin_delete(session, keep_pages=keep_pages, fence=fence).result()
-
-    def begin_delete(
-        self, session: str, *, keep_pages: int = 0, fence: int = UNFENCED
-    ) -> "Future[None]":
-        """Begin to `delete` a session, which is unknown from now on.
-
-        Deletions that are waited for at the same time share one sync. Raises as `delete`.
-        """
-        self._remover.delete(session, keep_pages, fence)
-        return then(self._through.flush([session]), lambda _: None)
-
-    def unclaimed(self, after: str = "", limit: int | None = None) -> list[str]:
-        """Sessions of an earlier process that were not opened or appended to since, sorted.
-
-        Up to `limit` of those whose ids follow `after`.
-        """
-        return self._sessions.unclaimed(after, limit)
-
-    def delete_unclaimed(self, session: str, *, keep_pages: int = 0) -> bool:
-        """Delete a session of an earlier process, except its first `keep_pages` pages (for forks).
-
-        Returns False when it was opened, appended to or deleted since. Shared tiers are not
-        changed. Raises a tier's error when it cannot list the session's pages.
-        """
-        deleted = self._remover.delete_unclaimed(session, keep_pages)
-        if deleted:
-            self._through.flush([session]).result()
-        return deleted
+    def close_session(self, session: str) -> None:
+        """Forget an open session; its pages stay in all tiers."""
+        with self._sessions.locked(session) as state:
+            self._opener.close(state)
 
     def release(self, session: str) -> None:
-        """Remove a session that continues in another process from memory.
+        """Forget a session that continues in another process.
 
-        Above a shared lowest tier its copies are deleted too, except pages that are pending.
+        Above a shared lowest tier the copies of its pages that no session holds are deleted too, except
+        pages that are pending.
         """
-        self._remover.release(session)
+        with self._sessions.locked(session) as state:
+            self._opener.release(state)
+        self._context.writer.drain(())
 
-    def unload(self, session: str) -> None:
-        """Forget what memory has of an idle session; its pages stay in all tiers.
+    def contains(self, pages: Sequence[PageId]) -> list[bool]:
+        """Return which pages can be read. Raises the lowest tier's error."""
+        absent = find_absent(self._context, pages)
+        return [page_id not in absent for page_id in pages]
 
-        The next `open`, or in unshared tiers the next read, loads it again. Nothing happens while
-        some of its rows are in memory alone.
+    def delete(self, pages: Sequence[PageId]) -> "Future[int]":
+        """Delete pages from every tier, but those that an open session has.
+
+        Counts those that the lowest tier had. Failed deletions are retried in the background.
+        Deletions that are waited for at the same time share one sync. A shared tier deletes after a
+        while: other processes may be about to use them.
         """
-        self._remover.unload(session)
+        free, held = self._opener.split_free(pages)
+        self._renew_held(held)
+        had = 0
+        with suppress(TierError):
+            had = sum(self._stack.tiers.contains(self._stack.tiers.bottom, free))
+        self._opener.delete(free)
+        return then(self._through.flush(free), lambda _: had)
+
+    def list_pages(
+        self, after: PageId = b"", limit: int = 1 << 16, older_than_seconds: float = 0.0
+    ) -> list[PageId]:
+        """List the pages that this process alone stores: up to `limit` that follow `after`, sorted.
+
+        Those of a shared tier have a time to live instead.
+        """
+        tiers = self._stack.tiers
+        own = [
+            tier for tier in tiers.all if not tier.shared and (tier.durable or tier is tiers.lowest)
+        ]
+        written_before = int(time.time() - older_than_seconds) + 1
+        listed = {page_id for tier in own for page_id in tier.list_ids(written_before)}
+        return nsmallest(limit, (page_id for page_id in listed if page_id > after))
 
     def sessions(self) -> list[str]:
-        """Ids of sessions that are open or were found in unshared tiers, sorted."""
+        """Ids of the open sessions, sorted."""
         return self._sessions.names()
 
-    def append(self, session: str, rows: Tensor, *, final: bool = True) -> int:
-        """Append rows `[n_layers, 2, n_kv_heads, t, head_dim]` (copied); return the new length.
+    def append(
+        self, session: str, rows: Tensor, pages: Sequence[PageId] = (), *, final: bool = True
+    ) -> int:
+        """Append rows `[page_layers, parts, n_kv_heads, t, head_dim]` (copied); return the new length.
 
-        Rows that are not `final` are never written: they, and all that follow them, are in memory
-        until `truncate` removes them.
+        `pages`: ids of those that the rows fill. Rows that are not `final` are never written: they,
+        and all that follow them, are in memory until `truncate` removes them.
 
-        The first append creates the session. Raises RowShapeError, StaleWriterError when another
-        writer has taken the session over, or a tier's error when no tier accepts pages and the
-        backlog is full; then no row was appended.
+        The first append opens the session. Raises RowShapeError, or a tier's error when no tier
+        accepts pages and the backlog is full; then no row was appended.
         """
         self._rows.require_rows(rows)
         with self._sessions.locked(session, create=True) as state:
-            state.loaded = True
-            self._rows.append(state, rows, final=final)
+            self._rows.append(state, rows, pages, final=final)
             return state.length
 
     def length(self, session: str) -> int:
-        """Number of tokens whose rows the session has; 0 for an unknown session."""
-        loaded = self._sessions.get_loaded(session)
-        if loaded is not None:
-            return loaded.length
-        with self._sessions.locked(session) as state:
-            return state.length
+        """Number of tokens whose rows the session has; 0 for one that is not open."""
+        state = self._sessions.get(session)
+        return 0 if state is None else state.length
 
     def truncate(self, session: str, length: int) -> None:
         """Cut the session to its first `length` rows: whole pages, all of them final.
 
-        Raises RowRangeError for any other length, and when shared pages would be cut.
+        Raises RowRangeError for any other length.
         """
         with self._sessions.locked(session) as state:
             self._rows.truncate(state, length)
 
-    def drop(self, session: str, length: int) -> None:
-        """Let the session go on behind its first `length` rows: whole pages, all of them final.
+    def drop_page(self, session: str, index: int) -> None:
+        """Let a session have one of its pages no more, and delete it unless another one has it.
 
-        The pages behind them stay stored, for the sessions that share them, and for openings of the
-        session as it was. Raises RowRangeError for any other length.
+        Raises RowRangeError for a page that the session does not have, or that rows follow which are
+        in memory alone.
         """
         with self._sessions.locked(session) as state:
-            self._rows.drop(state, length)
-
-    def drop_page(self, session: str, index: int) -> None:
-        """Delete one of a session's own pages: it is missing from now on, as one that was lost."""
-        with self._sessions.locked(session) as state:
-            if not (index < len(state.table) and state.table.shared_entry(index) is None):
-                raise RowRangeError(f"session {session!r} has no page {index} of its own")
-            self._rows.drop_page(state, index)
+            page_id = self._rows.drop_page(state, index)
+        self._opener.delete([page_id])
 
     def flush(self, session: str) -> bool:
         """Write all pages of the session; return whether they are in a durable tier.
 
         If not, their rows stay readable in memory; every later flush and the background retry try
-        again. Raises StaleWriterError when another writer has taken the session over.
+        again.
         """
         return self.begin_flush(session).result()
 
@@ -267,36 +224,37 @@ class RowStore:
         Flushes that are waited for at the same time share one sync of each tier.
         """
         with self._sessions.locked(session) as state:
-            self._epochs.require_writable(session, state.epoch)
-            epoch = state.epoch
-            owners = state.table.owners
+            pages = state.unflushed.copy()
+            self._renew(state)
 
         def finish(durable: bool) -> bool:
-            self._epochs.require_writable(session, epoch)
+            if durable:
+                with state.lock:
+                    state.mark_flushed(pages)
             return durable
 
-        return then(self._through.flush(owners), finish)
+        return then(self._through.flush(pages.keys()), finish)
 
     def missing_pages(self, session: str) -> list[int]:
-        """Indices of the pages that were not found when the session was opened; reads nothing."""
+        """Indices of the pages that no tier has; reads none."""
         with self._sessions.locked(session) as state:
-            return state.table.missing()
+            find_restored(self._context, state)
+            return state.list_missing()
 
     def repair_pages(self, session: str) -> list[int]:
         """Read and verify every page, shared ones too; return the indices of the missing ones.
 
         A page of which only a copy in a faster tier is intact is written again to the tier that
         must hold it; `flush` returns once it is there. Raises a tier's error when it does not
-        answer, since its pages are not missing, and StaleWriterError.
+        answer, since its pages are not missing.
         """
         with self._sessions.locked(session) as state:
             return self._rows.repair_pages(state)
 
     def restore(self, session: str, index: int, rows: Tensor) -> None:
-        """Write a missing page again: all its rows `[n_layers, 2, n_kv_heads, t, head_dim]`.
+        """Write a missing page again: all its rows `[page_layers, parts, n_kv_heads, t, head_dim]`.
 
-        A shared page is restored for all sessions that share it. Raises RowShapeError,
-        RowRangeError, StaleWriterError.
+        For all sessions that have it. Raises RowShapeError and RowRangeError.
         """
         with self._sessions.locked(session) as state:
             self._rows.restore(state, index, rows)
@@ -367,14 +325,15 @@ class RowStore:
         with self._sessions.locked(session) as state:
             return self._reader.read_keys(state, pages)
 
-    def page_versions(self, session: str, pages: Sequence[int]) -> list[PageVersion]:
-        """Versions of pages by index, of which the last ones may be in memory alone; reads nothing.
+    def page_ids(self, session: str, pages: Sequence[int]) -> list[PageId | None]:
+        """Ids of pages by index, None for one that is in memory alone; reads nothing.
 
         Raises RowRangeError for a page that the session does not have.
         """
         with self._sessions.locked(session) as state:
             self._reader.require_pages(state, pages)
-            return [state.table.version(index) for index in pages]
+            whole = len(state.pages)
+            return [state.pages[index] if index < whole else None for index in pages]
 
     def hold_pages(self, session: str, pages: Sequence[int]) -> list[Tensor]:
         """Read pages whole, `[page_layers, parts, n_kv_heads, page_tokens, head_dim]`, to be kept.
@@ -406,10 +365,9 @@ class RowStore:
         return self._stack.placement.count_pending()
 
     def check(self) -> None:
-        """Finish all background work, then raise InvariantError unless tiers and tables agree.
+        """Finish all background work, then raise InvariantError unless tiers and sessions agree.
 
-        In a shared lowest tier only sessions that are open here. Raises a tier's error when no
-        tier accepts a page.
+        Raises a tier's error when no tier accepts a page.
         """
         self._through.finish()
         self._prefetcher.finish()
@@ -426,5 +384,30 @@ class RowStore:
         self._prefetcher.close()
         self._through.close()
 
-    def _get_versions(self, session: str) -> Versions | None:
-        return self._sessions.get_versions(session)
+    def _renew_held(self, pages: Sequence[PageId]) -> None:
+        """Restart the time to live of pages that others delete, now and at their sessions' next flushes."""
+        if pages and self._stack.tiers.life_seconds is not None:
+            self._through.renew(pages)
+            for state in self._sessions.states():
+                if not set(pages).isdisjoint(state.pages):
+                    state.kept_at = 0.0
+
+    def _renew(self, state: StoredSession) -> None:
+        """Restart the time to live of the session's pages, now and then."""
+        life = self._stack.tiers.life_seconds
+        if life is None:
+            return
+        now = time.monotonic()
+        if not state.kept_at or now - state.kept_at >= min(_KEEP_SECONDS, life / 8):
+            state.kept_at = now
+            self._through.renew(tuple(state.pages))
+
+
+def _require_ours(layout: PageLayout, tiers: Sequence[Tier]) -> None:
+    """Raise ForeignPageError for a directory that has pages of another layout."""
+    for tier in tiers:
+        if not tier.shared:
+            # The header of a damaged page has no layout.
+            intact = (header for header in tier.stored() if header.page_tokens)
+            if first := next(intact, None):
+                require_layout(first, layout)

@@ -48,7 +48,7 @@ from services.lifecycle.creation import SessionCreator
 from services.lifecycle.deletion import Retention, SessionDeleter
 from services.lifecycle.forks import ForkRequest, ForkRunner
 from services.pages.collector import PageCollector
-from services.pages.reconciliation import Reconciler
+from services.pages.sweep import PageSweep
 from services.reading.reader import SessionReader
 from services.repairs.history import RepairHistoryEntry, load_repair_history
 from services.sessions.active import ActiveSession
@@ -99,8 +99,8 @@ class SessionService:
         self._reports = ToolReports(self._context, self._background)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
-        self._reconciler = Reconciler(self._context)
-        self.status = ServiceStatus(self._context, self._collector, self._reconciler, self.feed)
+        self._sweep = PageSweep(self._context)
+        self.status = ServiceStatus(self._context, self._collector, self._sweep, self.feed)
         self._deleter = SessionDeleter(self._context, self._background, self._collector)
         self._retention = Retention(self._context, self._deleter)
         self._quotas.use(self._retention.make_room)
@@ -161,15 +161,15 @@ class SessionService:
             await self._learn()
         self._timeouts.start()
         self._collector.start()
-        self._reconciler.start()
+        self._sweep.start()
         self._retention.start()
         self.feed.start()
         self._accepting = True
 
     async def worker_joined(self, worker: str) -> None:
-        """Learn a new worker's limits, and begin to delete its sessions that no longer exist."""
+        """Learn a new worker's limits, and begin to sweep it."""
         await self._learn()
-        self._reconciler.join(worker)
+        self._sweep.join(worker)
 
     async def _learn(self) -> None:
         self._info = worker_info_from_wire(await self._worker.describe())
@@ -198,7 +198,7 @@ class SessionService:
         await self._timeouts.stop()
         await self._retention.stop()
         await self._collector.stop()
-        await self._reconciler.stop()
+        await self._sweep.stop()
         await self._background.stop()
         await self.feed.stop()
         self._context.close()
@@ -332,7 +332,7 @@ class SessionService:
         """
         self._check_accepting()
         with span("fork"):
-            return await self._forks.fork(session, request, key, self.info.page_tokens, tenant)
+            return await self._forks.fork(session, request, key, tenant)
 
     def turn(
         self,

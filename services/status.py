@@ -11,7 +11,7 @@ from services.catalog.waiting import ask_catalog
 from services.context import ServiceContext
 from services.feed.feed import Feed
 from services.pages.collector import PageCollector
-from services.pages.reconciliation import Reconciler
+from services.pages.sweep import PageSweep
 
 # Lost workers that are remembered: they are shown as unreachable.
 _MAX_LOST = 64
@@ -23,14 +23,10 @@ class ServiceStatus:
     """Reads the state of the service, and remembers the workers that it was reached by."""
 
     def __init__(
-        self,
-        context: ServiceContext,
-        collector: PageCollector,
-        reconciler: Reconciler,
-        feed: Feed,
+        self, context: ServiceContext, collector: PageCollector, sweep: PageSweep, feed: Feed
     ) -> None:
         self._context = context
-        self._reconciler = reconciler
+        self._sweep = sweep
         self._collector = collector
         self._feed = feed
         # Workers by name as last seen: reached, draining, or lost.
@@ -58,14 +54,14 @@ class ServiceStatus:
         return len(self._feed.subscriptions)
 
     @property
-    def orphaned_sessions(self) -> int:
-        """Deleted sessions that had pages in some worker when it was last looked."""
-        return self._collector.orphaned
+    def dead_pages(self) -> int:
+        """Pages without a session that were not deleted in all workers when it was last looked."""
+        return self._collector.dead
 
     @property
-    def held_sessions(self) -> int:
-        """Sessions of workers that the catalog does not know and that are too many to delete."""
-        return sum(self._reconciler.held.values())
+    def held_pages(self) -> int:
+        """Pages of workers that no session has and that are too many to delete."""
+        return sum(self._sweep.held.values())
 
     async def check_catalog(self) -> None:
         """Read from the catalog. Raises CatalogError if it does not answer in time."""

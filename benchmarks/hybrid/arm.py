@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from benchmarks.hybrid.meter import Meter
 from benchmarks.hybrid.plain_model import Pass, PlainModel
 from evals.replay_session import run_steps
+from kvrecall.domain.page_ids import KEY_BYTES, make_random_id
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.app.wiring import build_state_store, build_store
 from kvstore.store import RowStore
@@ -77,10 +79,15 @@ class Arm:
     def begin(self, name: str, method: str) -> None:
         """Begin a session, in the place of the one before."""
         if self.engine.sessions:
-            self.engine.delete(self.session.name).result()
+            self.engine.unload(self.session.name).result()
         budget = self.engine.settings.max_budget
         spec = pb.SessionSpec(
-            session=name, epoch=1, budget=budget, method=method, method_settings="{}"
+            session=name,
+            epoch=1,
+            row_key=token_bytes(KEY_BYTES),  # it finds no pages of another
+            budget=budget,
+            method=method,
+            method_settings="{}",
         )
         self._resident = self.engine.swap_in(self.engine.open(spec, pb.SessionState()))
         self._conversation = PlainModel(self._plain)
@@ -146,15 +153,15 @@ class Arm:
         side = self.engine.caches.side
         assert side is not None, "the model has states"
         assert side.states is not None, "the model has states"
-        states.open("written", epoch=1, length=0)
+        pages = [make_random_id() for _ in range(_WRITTEN)]
         began = time.process_time()
-        for _ in range(_WRITTEN):
-            self.engine.stored.append_state(
-                "written", side.states.pack(self.session.snapshot.state)
-            )
+        for page in pages:
+            packed = side.states.pack(self.session.snapshot.state)
+            self.engine.stored.append_state("written", page, packed)
         states.flush("written")
         spent = time.process_time() - began
-        states.delete("written")
+        states.close_session("written")
+        states.delete(pages).result()
         return spent / _WRITTEN
 
     def _watch(self) -> None:

@@ -17,6 +17,7 @@ from benchmarks.scale.histories import (
 from benchmarks.scale.memory import traced
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
+from kvrecall.domain.page_ids import join_ids, make_random_id
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.sessions.request import CreateSession, resolve_settings
 from kvrecall.domain.sessions.session import Session, Turn
@@ -44,8 +45,9 @@ _TENANT_EVERY = 10
 _LIFETIME_SECONDS = 7 * 86_400.0
 _SWEPT = 100
 _LONG_SESSIONS = 4
-# Sessions of one page of a worker's, which a reconciliation looks for in the catalog.
-_RECONCILED = 500
+# Pages of a session that is filled in, and pages of a worker's list that a sweep looks for.
+_PAGES = 8
+_LISTED = 4096
 _QUIET_SECONDS = 3.0
 # Sessions before and after which a gateway's memory is compared.
 _SERVED = 400
@@ -110,6 +112,7 @@ class Fleet:
                 commit = TurnCommit(
                     turn,
                     state.SerializeToString(),
+                    page_ids=join_ids([make_random_id() for _ in range(_PAGES)]),
                     history=build_digest(number),
                     lifetime=_LIFETIME_SECONDS,
                 )
@@ -159,10 +162,10 @@ class Fleet:
             "list, first page": lambda: self._repeat(self._list_page),
             "list, page in the middle": self._time_middle_pages,
             "tokens of a tenant": lambda: self._repeat(self._sum_tokens),
-            "search for orphaned pages, none": lambda: self._repeat(self._find_orphans),
+            "search for dead pages, none": lambda: self._repeat(self._find_dead),
             "search for expired sessions, none": lambda: self._repeat(self._find_expired),
             "search for expired sessions, one": self._time_expiry,
-            f"reconciliation of {_RECONCILED} sessions": lambda: self._repeat(self._reconcile),
+            f"sweep of {_LISTED} pages": lambda: self._repeat(self._sweep),
             f"look-up of {MESSAGES} messages": lambda: self._time_look_ups(known=True),
             f"look-up of {MESSAGES} messages, none held": lambda: self._time_look_ups(known=False),
         }
@@ -235,8 +238,8 @@ class Fleet:
     async def _sum_tokens(self) -> None:
         await self.gateways[0].catalog.sessions.get_use("")
 
-    async def _find_orphans(self) -> None:
-        await self.gateways[0].catalog.page_refs.get_orphaned()
+    async def _find_dead(self) -> None:
+        await self.gateways[0].catalog.pages.get_dead(_SWEPT)
 
     async def _find_expired(self) -> int:
         return len(await self.gateways[0].catalog.expiry.get_expired(_SWEPT))
@@ -252,10 +255,10 @@ class Fleet:
         await catalog.sessions.delete(session.id, None)
         return durations
 
-    async def _reconcile(self) -> None:
-        page = self.rng.sample(self.sessions, min(_RECONCILED, len(self.sessions)))
-        if await self.gateways[0].catalog.page_refs.find_unknown(page):
-            raise RuntimeError("the catalog does not know all of its sessions")
+    async def _sweep(self) -> None:
+        ids = [make_random_id() for _ in range(_LISTED)]
+        if await self.gateways[0].catalog.pages.find_unknown(ids) != ids:
+            raise RuntimeError("the catalog knows pages of no session")
 
     def _new_name(self) -> str:
         return f"n_{self.rng.getrandbits(96):024x}"

@@ -6,24 +6,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
 
 from benchmarks.scale.memory import traced
+from kvrecall.domain.page_ids import make_random_id
 from kvrecall_server.reporting.results import Row, speed_row
 from kvstore.format.codec import encode_page
-from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page import (
     HEADER_BYTES,
-    PageKey,
+    ID_BYTES,
+    PageId,
     PageLayout,
-    first_sequence,
     parse_header,
     seal,
 )
-from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -36,8 +35,6 @@ _RAM_BYTES = 1 << 20
 # Rows of a filled session: three pages.
 _STORED = 24
 _TURN_ROWS = 16
-# All rows of a filled session were committed, under whatever epoch.
-_COMMITTED = CommitHistory((CommitPoint(0, _STORED),))
 # Sessions between two flushes while the store is filled: a flush syncs all that is queued.
 _FLUSH_EVERY = 500
 # Pages of a session of the store whose start is measured.
@@ -55,8 +52,7 @@ class StoredRows:
     seed: int
     repetitions: int
     sessions: int = 0
-    created: list[str] = field(default_factory=list)
-    epochs: "count[int]" = field(default_factory=lambda: count(2))
+    created: dict[str, list[PageId]] = field(default_factory=dict)
     rng: random.Random = field(init=False)
     store: RowStore = field(init=False)
 
@@ -74,8 +70,7 @@ class StoredRows:
         rows = torch.randn(_LAYOUT.rows_shape(_STORED))
         for number in range(self.sessions, sessions):
             session = _name(number)
-            self.store.open(session, epoch=1, length=0)
-            self.store.append(session, rows)
+            self.store.append(session, rows, _make_ids(number, _STORED // _LAYOUT.page_tokens))
             if number % _FLUSH_EVERY == 0:
                 self.store.flush(session)
         self.sessions = sessions
@@ -95,7 +90,9 @@ class StoredRows:
         metric = "memory beside pages and summaries"
         rows.append(self._row("idle session", [self._measure_memory()], metric, "bytes"))
         for session in self.created:
-            self.store.delete(session)
+            self.store.close_session(session)
+        ids = {page_id for pages in self.created.values() for page_id in pages}
+        self.store.delete(list(ids)).result()
         self.created.clear()
         return rows
 
@@ -130,47 +127,55 @@ class StoredRows:
         return [_time(operation) for _ in range(self.repetitions)]
 
     def _new_name(self) -> str:
-        self.created.append(f"n_{self.rng.getrandbits(96):024x}")
-        return self.created[-1]
+        return f"n_{self.rng.getrandbits(96):024x}"
 
     def _create(self) -> str:
         session = self._new_name()
-        self.store.open(session, epoch=1, length=0)
-        self._turn(session)
+        self.created[session] = self._turn(session)
         return session
 
-    def _turn(self, session: str) -> None:
-        self.store.append(session, torch.ones(_LAYOUT.rows_shape(_TURN_ROWS)))
+    def _turn(self, session: str) -> list[PageId]:
+        """Append rows; returns the ids of their pages."""
+        ids = [make_random_id() for _ in range(_TURN_ROWS // _LAYOUT.page_tokens)]
+        self.store.append(session, torch.ones(_LAYOUT.rows_shape(_TURN_ROWS)), ids)
         if not self.store.flush(session):
             raise RuntimeError(f"the rows of {session} are not durable: see the tiers' errors")
+        return ids
 
     def _time_turns(self) -> list[float]:
         session = self._create()
-        return self._repeat(lambda: self._turn(session))
+        return self._repeat(lambda: self.created[session].extend(self._turn(session)))
 
     def _time_stored_turns(self) -> list[float]:
         durations = []
         for _ in range(self.repetitions):
-            session = _name(self.rng.randrange(self.sessions))
-            durations.append(_time(partial(self._open_stored, session)))
-            self.store.truncate(session, _STORED)
+            number = self.rng.randrange(self.sessions)
+            added = list[PageId]()
+            durations.append(_time(lambda: added.extend(self._open_stored(number))))  # noqa: B023
+            self.store.truncate(_name(number), _STORED)
+            self.store.delete(added).result()
         return durations
 
-    def _open_stored(self, session: str) -> None:
-        self.store.open(session, epoch=next(self.epochs), length=_STORED, history=_COMMITTED)
-        self._turn(session)
+    def _open_stored(self, number: int) -> list[PageId]:
+        self.store.open(_name(number), _make_ids(number, _STORED // _LAYOUT.page_tokens))
+        return self._turn(_name(number))
 
     def _time_forks(self) -> list[float]:
         parents = [self._create() for _ in range(self.repetitions)]
         return [_time(partial(self._fork, parent)) for parent in parents]
 
     def _fork(self, parent: str) -> None:
-        shared = (SharedPages(parent, _TURN_ROWS // _LAYOUT.page_tokens),)
-        self.store.fork(parent, self._new_name(), epoch=1, length=_TURN_ROWS, shared=shared)
+        child = self._new_name()
+        self.store.open(child, self.created[parent])
+        self.created[child] = self.created[parent]
 
     def _time_deletions(self) -> list[float]:
         created = [self._create() for _ in range(self.repetitions)]
-        return [_time(partial(self.store.delete, session)) for session in created]
+        return [_time(partial(self._delete, session)) for session in created]
+
+    def _delete(self, session: str) -> None:
+        self.store.close_session(session)
+        self.store.delete(self.created.pop(session)).result()
 
     def _measure_memory(self) -> float:
         """Return the bytes of Python objects that a session leaves when it is idle.
@@ -187,7 +192,7 @@ class StoredRows:
 
     def _add_idle(self, count: int) -> None:
         for _ in range(count):
-            self.store.unload(self._create())
+            self.store.close_session(self._create())
         self.store.check()  # no write is under way, whose memory is not an idle session's
 
 
@@ -213,13 +218,21 @@ def measure_start(folder: Path, pages: int) -> Row:
 def _fill_files(folder: Path, sessions: int) -> None:
     """Write pages of equal rows into the files, as the store would: it takes longer by itself."""
     rows = torch.ones(_LAYOUT.rows_shape(_LAYOUT.page_tokens))
-    record = encode_page(_LAYOUT, PageKey(_name(0), 0), first_sequence(1) + 1, rows)
+    record = encode_page(_LAYOUT, bytes(ID_BYTES), rows, written_at=int(time.time()))
     header, payload = parse_header(record), bytes(memoryview(record)[HEADER_BYTES:])
     tier = NvmeTier(_get_files(folder))
     for number in range(sessions):
-        keys = [PageKey(_name(number), index) for index in range(_SESSION_PAGES)]
-        tier.put([(key, seal(replace(header, key=key), payload)) for key in keys])
+        ids = _make_ids(number, _SESSION_PAGES)
+        tier.put([(page_id, seal(replace(header, id=page_id), payload)) for page_id in ids])
     tier.close()
+
+
+def _make_ids(number: int, count: int) -> list[PageId]:
+    """Make the ids of the pages of a filled session."""
+    return [
+        blake2b(f"{number}/{index}".encode(), digest_size=ID_BYTES).digest()
+        for index in range(count)
+    ]
 
 
 def _get_files(folder: Path) -> Path:

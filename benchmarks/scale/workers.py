@@ -33,8 +33,7 @@ ROOT = Path(__file__).parents[2]
 # Calls whose client method takes something else than the request itself.
 _UNLIKE: dict[str, Callable[[StubWorker, Any], Awaitable[Any]]] = {
     calls.DESCRIBE.name: lambda worker, _: _describe(worker),
-    calls.LIST_SESSIONS.name: lambda worker, request: worker.list_sessions("", request),
-    calls.DELETE_UNKNOWN.name: lambda worker, request: worker.delete_unknown("", request),
+    calls.LIST_PAGES.name: lambda worker, request: worker.list_pages("", request),
     calls.MEMORY.name: lambda worker, request: worker.memory(request.session),
     calls.EMBED.name: lambda worker, request: worker.embed(list(request.texts)),
     calls.STATS.name: lambda worker, _: _first_stats(worker),

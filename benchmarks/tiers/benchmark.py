@@ -10,6 +10,7 @@ into memory of the caller. The result file goes to `benchmarks/results/`.
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from redis import Redis
 
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
@@ -99,9 +101,16 @@ def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
         def tier(namespace: str) -> RedisTier:
             return RedisTier(f"redis://127.0.0.1:{port}", pages.layout, namespace=namespace)
 
+        def open_store() -> RowStore:
+            return RowStore(pages.layout, [tier("store")])
+
+        def clear() -> None:  # pages that were deleted live on for minutes
+            with closing(Redis(port=port)) as server:
+                server.flushall()
+
         limit = RedisSocket(pages, port)
-        alone = TierSubject(pages, partial(tier, "tier"))
-        store = StoreSubject(_STORE, pages, lambda: RowStore(pages.layout, [tier("store")]))
+        alone = TierSubject(pages, partial(tier, "tier"), clear=clear)
+        store = StoreSubject(_STORE, pages, open_store, clear=clear)
         yield from compare("write", limit.write(), [alone.write(), store.write()])
         yield from compare("gather", limit.read(), [alone.read(), store.read()])
         close_all([limit, alone, store])

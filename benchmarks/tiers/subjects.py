@@ -3,6 +3,7 @@
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import numpy as np
 import torch
 
 from faults.rig.redis_process import RedisProcess, running
+from kvrecall.domain.page_ids import make_random_id
 from kvstore.format.codec import decode_page, encode_page
-from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header
+from kvstore.format.page import HEADER_BYTES, ID_BYTES, PageId, PageLayout, parse_header
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import SEGMENT_BYTES
@@ -50,10 +52,10 @@ class Pages:
             torch.randn(layout.rows_shape(layout.page_tokens), generator=generator).to(layout.dtype)
             for _ in range(self.count)
         ]
-        self.keys = [PageKey(SESSION, index) for index in range(self.count)]
+        self.ids = [index.to_bytes(ID_BYTES, "little") for index in range(self.count)]
         self.blobs = [
-            encode_page(layout, key, key.index + 1, rows)
-            for key, rows in zip(self.keys, self.rows, strict=True)
+            encode_page(layout, page_id, rows, written_at=int(time.time()))
+            for page_id, rows in zip(self.ids, self.rows, strict=True)
         ]
         self.copy = np.zeros((self.count, layout.page_bytes), dtype=np.uint8)
         per_block = BLOCK_TOKENS // layout.page_tokens
@@ -183,10 +185,22 @@ class RedisSocket:
 class TierSubject:
     """A tier by itself. Its reads end with rows in memory that the tier does not reuse."""
 
-    def __init__(self, pages: Pages, open_tier: Callable[[], Tier], *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        pages: Pages,
+        open_tier: Callable[[], Tier],
+        *,
+        fresh: bool = False,
+        clear: Callable[[], None] = nothing,
+    ) -> None:
+        """Open the tier; before each write anew if it is to be `fresh`, else without the pages.
+
+        clear: what deletes them beside the tier's own deletion.
+        """
         self._pages = pages
         self._open = open_tier
         self._fresh = fresh
+        self._clear = clear
         self._targets = [
             torch.from_numpy(page)[HEADER_BYTES:].view(rows.dtype).view(rows.shape)
             for page, rows in zip(pages.copy, pages.rows, strict=True)
@@ -195,7 +209,7 @@ class TierSubject:
 
     def write(self) -> Subject:
         """Subject that puts all pages one by one, as a row store does, and flushes."""
-        return Subject("tier", self._write, self._reopen if self._fresh else nothing)
+        return Subject("tier", self._write, self._renew)
 
     def read(self, before: Callable[[], None] = nothing) -> Subject:
         """Subject that gets and decodes all pages."""
@@ -205,13 +219,17 @@ class TierSubject:
         """Close the tier."""
         self._tier.close()
 
-    def _reopen(self) -> None:
-        self._tier.close()
-        self._tier = self._open()
+    def _renew(self) -> None:
+        if self._fresh:
+            self._tier.close()
+            self._tier = self._open()
+        else:
+            self._tier.delete(self._pages.ids)
+            self._clear()
 
     def _write(self) -> None:
-        for key, blob in zip(self._pages.keys, self._pages.blobs, strict=True):
-            self._tier.put([(key, blob)])
+        for page_id, blob in zip(self._pages.ids, self._pages.blobs, strict=True):
+            self._tier.put([(page_id, blob)])
         self._tier.flush()
 
     def _read(self) -> None:
@@ -219,7 +237,7 @@ class TierSubject:
         in_memory = not self._tier.durable
         for batch in pages.batches(BATCH_PAGES):
             for index, blob in zip(
-                batch, self._tier.get([pages.keys[i] for i in batch]), strict=True
+                batch, self._tier.get([pages.ids[i] for i in batch]), strict=True
             ):
                 assert blob is not None, "the tier has lost a page"
                 rows = decode_page(pages.layout, parse_header(blob), blob)
@@ -231,14 +249,22 @@ class StoreSubject:
     """A row store: rows are appended in blocks, as by prefill, and gathered by position."""
 
     def __init__(
-        self, name: str, pages: Pages, open_store: Callable[[], RowStore], *, fresh: bool = False
+        self,
+        name: str,
+        pages: Pages,
+        open_store: Callable[[], RowStore],
+        *,
+        fresh: bool = False,
+        clear: Callable[[], None] = nothing,
     ) -> None:
+        """Open the store; `fresh` and `clear` as of a TierSubject."""
         self._name = name
         self._pages = pages
         self._open = open_store
         self._fresh = fresh
+        self._clear = clear
+        self._stored = list[PageId]()
         self._store = open_store()
-        self._times = 0
 
     def write(self) -> Subject:
         """Subject that appends all rows and flushes."""
@@ -253,28 +279,29 @@ class StoreSubject:
         self._store.close()
 
     def _renew(self) -> None:
+        """Begin with a session without rows."""
+        self._store.close_session(SESSION)
         if self._fresh:
             self._store.close()
             self._store = self._open()
         else:
-            self._store.delete(self._session)
-            self._times += 1  # the name of a deleted session cannot be used again
-
-    @property
-    def _session(self) -> str:
-        return f"{SESSION}-{self._times}"
+            self._store.delete(self._stored).result()
+            self._clear()
+        self._stored = []
 
     def _write(self) -> None:
         for block in self._pages.blocks:
-            self._store.append(self._session, block)
-        self._store.flush(self._session)
+            ids = [
+                make_random_id() for _ in range(block.shape[3] // self._pages.layout.page_tokens)
+            ]
+            self._store.append(SESSION, block, ids)
+            self._stored += ids
+        self._store.flush(SESSION)
 
     def _read(self) -> None:
-        length = self._store.length(self._session)
+        length = self._store.length(SESSION)
         for first in range(0, length, GATHER_TOKENS):
-            self._store.gather(
-                self._session, torch.arange(first, min(first + GATHER_TOKENS, length))
-            )
+            self._store.gather(SESSION, torch.arange(first, min(first + GATHER_TOKENS, length)))
 
 
 def empty_folder(folder: Path) -> None:

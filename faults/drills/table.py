@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from faults import findings as kinds
-from faults.drills import data, fleet, groups, late, memory, streams
+from faults.drills import data, fleet, groups, late, memory, pages, streams
 from faults.drills.base import Drill, Stage
 from faults.findings import Findings
 from faults.rig.setups import Rig
@@ -25,7 +25,10 @@ DRILLS: Mapping[str, Drill] = {
     "drill: turn that kills its worker": fleet.kill_by_turn,
     "drill: clocks of gateways differ": fleet.skew_clocks,
     "drill: commit after a takeover": late.commit_late,
-    "drill: pages after a deletion": late.pages_late,
+    "drill: pages after a takeover": late.pages_late,
+    "drill: a text that repeats itself": pages.repeat_text,
+    "drill: pages deleted under a turn": pages.delete_under_a_turn,
+    "drill: worker restarted before the commit": pages.restart_before_commit,
     "drill: gateway killed between events": streams.kill_gateway_between_events,
     "drill: worker killed between events": streams.kill_worker_between_events,
     "drill: failover by sentinels": groups.fail_over,

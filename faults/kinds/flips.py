@@ -13,7 +13,7 @@ from kvstore.errors import PageError
 from kvstore.format.page import HEADER_BYTES, MAGIC, RecordKind, parse_header
 
 Part = Literal["header", "payload"]
-_PAGE_KEY = re.compile(rb"\}:\d+$")
+_PAGE_KEY = re.compile(rb":p:[0-9a-f]{32}$")
 # SETRANGE has no XX option: a page that was deleted meanwhile must not be created again as one
 # byte.
 _SET_IF_EXISTS = """

@@ -54,7 +54,7 @@ class Contest:
 
     def open(self, client: FaultClient) -> None:
         """Create the session and send its first turn. Raises NotServedError."""
-        self.session = client.retry(lambda each: self._create(each))["id"]
+        self.session = client.retry(lambda each: self.create(each))["id"]
         self.say(client, self._opening())
 
     def say(self, client: FaultClient, text: str) -> Json:
@@ -88,7 +88,8 @@ class Contest:
                 )
         return errors
 
-    def _create(self, client: KvrecallClient) -> Json:
+    def create(self, client: KvrecallClient) -> Json:
+        """Create the session; returns it."""
         return asdict(client.create_session(**SETTINGS, key=f"{self.name}-create"))
 
     def _opening(self) -> str:

@@ -28,7 +28,7 @@ NOT_REPAIRED: Json = {"budget": 64, "research": {"repair_rows": 0}}
 SYSTEM = (
     "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
 )
-# Longer than two pages: its rows are shared, and their owner is deleted while others use them.
+# Longer than two pages: its rows are shared, and who wrote them is deleted while others use them.
 LONG_SYSTEM = " ".join(
     [
         SYSTEM,

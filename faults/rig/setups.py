@@ -24,6 +24,13 @@ DISK_BYTES = 512 << 20
 # Of the reference model 190 pages: idle sessions' rows are read from files or Redis again. Less would now and
 # then leave a running session without the memory to retrieve from, and its answer would be another one.
 RAM_BYTES = 64 << 20
+# Pages of turns that were not committed are deleted within a minute, not in an hour.
+UNKNOWN_PAGE_SECONDS = 30.0
+SWEEP_SECONDS = 10.0
+SWEEPS = {
+    "KVRECALL_SERVICE__UNKNOWN_PAGE_SECONDS": str(UNKNOWN_PAGE_SECONDS),
+    "KVRECALL_SERVICE__SWEEP_SECONDS": str(SWEEP_SECONDS),
+}
 LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
 
 
@@ -181,7 +188,7 @@ def _embedded(folder: Path, data: Path, disk: Disk, rig: Rig) -> Setup:
         "serve",
         "serve",
         ["--host", "127.0.0.1", "--port", str(port), "--data", str(data / "serve"), *LIMITS],
-        {"KVRECALL_MODEL": str(rig.model), "KVRECALL_RAM_BYTES": str(RAM_BYTES)},
+        {"KVRECALL_MODEL": str(rig.model), "KVRECALL_RAM_BYTES": str(RAM_BYTES), **SWEEPS},
         folder,
         rig.zygote,
         rig.drive(folder, "serve", folders),
@@ -274,7 +281,13 @@ def _add_gateway(
     drive = setup.rig.drive(setup.folder, name, [data])
     setup.gateways.append(
         ServerProcess(
-            name, "gateway", arguments, environment, setup.folder, setup.rig.zygote, drive
+            name,
+            "gateway",
+            arguments,
+            {**SWEEPS, **environment},
+            setup.folder,
+            setup.rig.zygote,
+            drive,
         )
     )
     setup.urls.append(f"http://127.0.0.1:{port}")

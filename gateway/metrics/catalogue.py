@@ -115,21 +115,21 @@ SESSIONS = (
         where=("catalog", "worker"),
     ),
     counter("claims_lost_total", "Claims on a session that another process took over."),
-    gauge("orphaned_sessions", "Deleted sessions whose pages are not deleted in every worker yet."),
+    gauge("dead_pages", "Pages that no session has any more and that are not deleted yet."),
     gauge(
-        "held_sessions",
-        "Sessions of workers that the catalog does not know, and that are too many to be deleted "
-        "without a person: the catalog may have lost them.",
+        "held_pages",
+        "Pages of workers that no session has, and that are too many to be deleted without a person: "
+        "the catalog may have lost their sessions.",
     ),
     histogram("fork_seconds", "Time of a fork.", buckets.WORK, at=("last", "earlier")),
     histogram("move_seconds", "Time of a move to another worker.", buckets.WORK),
     histogram("rebuild_seconds", "Time of computing missing pages again.", buckets.WORK),
     counter(
         "prefix_lookups_total",
-        "First turns whose system messages or tools others may have computed.",
+        "First turns of sessions, by whether pages of their prompt were stored already.",
         result=("hit", "miss"),
     ),
-    counter("prefix_shared_tokens_total", "Tokens taken from another session's pages."),
+    counter("prefix_shared_tokens_total", "Tokens of prompts whose pages were stored already."),
     gauge("worker_up", "1 if this gateway reaches the worker. Aggregate with max.", worker=()),
 )
 REPAIRS = (

@@ -29,8 +29,8 @@ class StatusGauges:
         metrics.set("turns_limit", status.limits.max_waiting_turns, kind="waiting")
         metrics.set("repairs_running", status.repairs_running)
         metrics.set("event_streams", status.event_streams)
-        metrics.set("orphaned_sessions", status.orphaned_sessions)
-        metrics.set("held_sessions", status.held_sessions)
+        metrics.set("dead_pages", status.dead_pages)
+        metrics.set("held_pages", status.held_pages)
         await self._set_workers()
         if time.monotonic() - self._counted_at >= _COUNT_SECONDS:
             await self._count_sessions()

@@ -170,18 +170,11 @@ class MemoryTokens:
 
 
 @dataclass(frozen=True)
-class SharedTokens:
-    """Leading tokens whose stored rows are those of another session."""
-
-    session: str
-    tokens: int
-
-
-@dataclass(frozen=True)
 class FamilyMember:
     """Session of a family, forked from `parent` at the end of `turn`.
 
-    One that does not exist any more has its id alone.
+    One that does not exist any more has its id alone. `shared_tokens`: leading tokens whose stored
+    rows it has in common with its parent.
     """
 
     id: str
@@ -192,7 +185,7 @@ class FamilyMember:
     length: int | None
     state: str | None
     created_at: datetime | None
-    shared: tuple[SharedTokens, ...]
+    shared_tokens: int
 
 
 @dataclass(frozen=True)

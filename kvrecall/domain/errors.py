@@ -331,14 +331,14 @@ class CatalogReplaced(CatalogError):
     code = ErrorCode.CATALOG_REPLACED
 
 
-class ManyUnknownSessions(CatalogError):
-    """The catalog does not know so many of a worker's sessions that it may have lost them."""
+class ManyUnknownPages(CatalogError):
+    """No session has so many of a worker's pages that the catalog may have lost their sessions."""
 
     def __init__(self, worker: str, unknown: int, listed: int) -> None:
         super().__init__(
-            f"the catalog does not know {unknown} of the {listed} sessions of worker {worker!r}, more "
-            "than crashes leave: it may have lost them, so nothing is deleted. Restore the catalog, or, "
-            "if these sessions are to go, start the gateways once with "
+            f"no session has {unknown} of the {listed} pages of worker {worker!r}, more than crashes "
+            "leave: the catalog may have lost their sessions, so nothing is deleted. Restore the "
+            "catalog, or, if these pages are to go, start the gateways once with "
             "KVRECALL_SERVICE__MAX_UNKNOWN_SHARE=1"
         )
 

@@ -172,30 +172,30 @@ class ServiceLimits(BaseModel):
         description="Idle sessions that a gateway keeps ready; one beyond them is opened again at "
         "its next use.",
     )
-    reconcile_seconds: float = Field(
-        default=30.0,
+    sweep_seconds: float = Field(
+        default=600.0,
         gt=0,
-        description="Interval between two searches of the workers for sessions that the catalog "
-        "does not know.",
+        description="Interval between two searches of the workers for pages that no session has.",
     )
-    orphan_seconds: float = Field(
-        default=60.0,
+    unknown_page_seconds: float = Field(
+        default=3600.0,
         gt=0,
-        description="Idle time after which such a session is deleted: it may be in creation.",
+        description="Age at which such a page may be deleted, in seconds: the turn that wrote a younger "
+        "one may not be committed yet.",
     )
     max_unknown_share: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="Largest share of a worker's sessions that are deleted because the catalog does "
-        "not know them. If more are unknown, the catalog may have lost them: nothing is deleted until a "
-        "gateway starts with 1 here, or the catalog knows them again.",
+        description="Largest share of a worker's pages that are deleted because no session has them. If "
+        "it is more, the catalog may have lost their sessions: nothing is deleted until a gateway starts "
+        "with 1 here, or the catalog knows them again.",
     )
-    max_unknown_sessions: int = Field(
-        default=64,
+    max_unknown_pages: int = Field(
+        default=1000,
         ge=0,
-        description="Number of such sessions that are deleted whatever their share: a killed gateway "
-        "leaves as many as it was creating.",
+        description="Number of such pages that are deleted whatever their share: a killed gateway "
+        "leaves those of the turns that it ran.",
     )
     tenant_tokens: int | None = Field(
         default=None,

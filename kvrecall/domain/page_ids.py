@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+PageId = bytes
+"""The id of a page. Equal ids are equal pages, whoever wrote them."""
 ID_BYTES = 16
 """Bytes of an id: a collision among a billion pages has probability 1.5e-21."""
 KEY_BYTES = 32

@@ -47,9 +47,8 @@ class MemoryReport:
     the first row that a step computed over active rows alone. The last `unsettled` tokens are pending.
     Rows are counted per layer: `active_rows` and its like are the largest layer's. `durable`: as of the
     last turn, the rows survive their worker; None where that is not known. `retrieval_bytes`: of the
-    worker's host, of the rows that answers and repairs search, and their index. `dropped_rows` are those
-    of pages that stay stored, but that the session has no more, and `dropped_tokens` all tokens that it
-    lost when the chat template rewrote earlier turns (`Rewrite`).
+    worker's host, of the rows that answers and repairs search, and their index. `dropped_tokens`
+    are all that it lost when the chat template rewrote earlier turns (`Rewrite`).
     """
 
     length: int = 0
@@ -68,18 +67,12 @@ class MemoryReport:
     retrieval_bytes: int = 0
     durable: bool | None = None
     unsettled: int = 0
-    dropped_rows: int = 0
     dropped_tokens: int = 0
 
     @property
     def rows(self) -> int:
         """Tokens with stored rows."""
         return self.length - self.unsettled
-
-    @property
-    def written_rows(self) -> int:
-        """Tokens whose rows were ever written and stay stored, dropped ones included."""
-        return self.rows + self.dropped_rows
 
 
 @dataclass(frozen=True)

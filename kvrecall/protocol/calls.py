@@ -66,10 +66,8 @@ class Call(Generic[RequestT, ResponseT]):
 
 
 DESCRIBE = Call("Describe", pb.DescribeRequest, pb.WorkerInfo, "look_seconds")
-LIST_SESSIONS = Call("ListSessions", pb.ListSessionsRequest, pb.SessionList, "quick_seconds")
-DELETE_UNKNOWN = Call(
-    "DeleteUnknown", pb.DeleteUnknownRequest, pb.DeleteUnknownResult, "open_seconds"
-)
+LIST_PAGES = Call("ListPages", pb.ListPagesRequest, pb.PageList, "open_seconds")
+DELETE_PAGES = Call("DeletePages", pb.DeletePagesRequest, pb.DeletePagesResult, "open_seconds")
 OPEN = Call(
     "Open",
     pb.OpenRequest,
@@ -178,8 +176,8 @@ STATS = Call("Stats", Empty, pb.WorkerStats, "look_seconds")
 
 CALLS: tuple[Call[Any, Any], ...] = (
     DESCRIBE,
-    LIST_SESSIONS,
-    DELETE_UNKNOWN,
+    LIST_PAGES,
+    DELETE_PAGES,
     OPEN,
     FORK,
     REBUILD,

@@ -21,8 +21,7 @@ from kvrecall.domain.reports import (
     RetrievalReport,
 )
 from kvrecall.domain.rewrites.rewrite import Edit, Rewrite
-from kvrecall.domain.sessions.commit_points import CommitPoint, limit_points
-from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.settings.repair import RepairSettings
 from kvrecall.domain.settings.session import WorkerOptions
 from kvrecall.domain.worker_info import ENDLESS, LayerKind, MethodInfo, WorkerInfo
@@ -193,27 +192,8 @@ def segments_to_wire(segments: Iterable[EpisodeSegment]) -> list[pb.Span]:
     ]
 
 
-def shared_pages_to_wire(shared: Iterable[SharedPages]) -> list[pb.SharedPages]:
-    """Convert references to other sessions' pages."""
-    return [
-        pb.SharedPages(owner=each.owner, pages=each.pages, history=history_to_wire(each.history))
-        for each in shared
-    ]
-
-
-def history_to_wire(points: Sequence[CommitPoint]) -> list[pb.CommitPoint]:
-    """Convert a session's commit history; of a long one only the points that matter most."""
-    return [
-        pb.CommitPoint(epoch=point.epoch, length=point.length) for point in limit_points(points)
-    ]
-
-
 def session_spec_to_wire(
-    session: Session,
-    epoch: int,
-    weight: float,
-    row_key: bytes,
-    history: Sequence[CommitPoint] = (),
+    session: Session, epoch: int, weight: float, row_key: bytes
 ) -> pb.SessionSpec:
     """The session's settings as a worker reads them, under `epoch`.
 
@@ -232,8 +212,6 @@ def session_spec_to_wire(
         layer_budgets=settings.layer_budgets or "",
         repair_settings=_dump_repair(settings.repair_settings),
         options=_WORKER_OPTIONS.dump_json(settings.worker_options).decode(),
-        shared=shared_pages_to_wire(session.shared),
-        history=history_to_wire(history),
         tenant=settings.tenant,
         weight=weight,
         row_key=row_key,
@@ -328,7 +306,6 @@ def memory_from_wire(report: pb.MemoryReport, durable: bool | None = None) -> Me
         retrieval_bytes=report.retrieval_bytes,
         durable=durable,
         unsettled=report.unsettled,
-        dropped_rows=report.dropped_rows,
         dropped_tokens=report.dropped_tokens,
     )
 

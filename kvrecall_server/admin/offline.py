@@ -101,8 +101,9 @@ def find_origin(settings: Settings, tiers: Sequence[Tier]) -> Origin:
 
     Only then the model is loaded. Raises CannotServe.
     """
-    pages = (header for tier in tiers for header in tier.session_headers())
-    header = next(pages, None)
+    headers = (header for tier in tiers for header in tier.stored())
+    # An unreadable one has no layout.
+    header = next((each for each in headers if each.page_tokens), None)
     return get_origin(load_layout(settings) if header is None else header)
 
 

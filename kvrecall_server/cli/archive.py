@@ -1,7 +1,7 @@
 """`kvrecall export` and `kvrecall import`: a session as one .kvs file."""
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -127,12 +127,12 @@ async def _export(
             dump = await dump_session(catalog, session)
             answers = await dump_answers(catalog, dump.session)
         origin = find_origin(settings, tiers)
-        moved = PagesMoved(missing=count_pages(dump, origin.page_tokens))
+        moved = PagesMoved(missing=count_pages(dump))
         with write_archive(file, _find_key(settings)) as writer:
             writer.add(build_header(session, origin, settings.model, has_pages=with_pages))
             for record in (*to_records(dump), *to_answer_records(answers)):
                 writer.add(record)
-            for record in read_pages(dump, tiers, origin.page_tokens) if with_pages else ():
+            for record in read_pages(dump, tiers) if with_pages else ():
                 writer.add(record)
                 moved = moved.with_pages([record.data])
                 report(moved.pages, moved.pages + moved.missing)
@@ -158,19 +158,16 @@ async def _import(
     Raises CannotServe, BadSessionFile.
     """
     from kvrecall_server.admin.archive.answers import restore_answers
-    from kvrecall_server.admin.archive.pages import make_page_ids, put_pages
+    from kvrecall_server.admin.archive.pages import name_pages, put_pages
     from kvrecall_server.admin.offline import open_stopped_catalog, open_tiers
 
     found, dump, answers = _read(settings, wanted, report)
-    page_tokens = found.header.origin.page_tokens
+    dump = name_pages(dump, found.header.origin.page_tokens)
     with open_tiers(settings) as tiers:
         async with open_stopped_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
-            with put_pages(
-                wanted.file, dump, tiers[-1], page_tokens, wanted=wanted.with_pages
-            ) as moved:
-                page_ids = make_page_ids(dump, page_tokens)
-                await catalog.sessions.restore(replace(dump, page_ids=page_ids))
+            with put_pages(wanted.file, dump, tiers[-1], wanted=wanted.with_pages) as moved:
+                await catalog.sessions.restore(dump)
             seconds = settings.service.response_days * 86_400.0
             added = await restore_answers(catalog, answers, seconds)
     return dump.session.id, moved, added, found.signature

@@ -3,8 +3,10 @@
 import asyncio
 import re
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,10 +22,10 @@ from kvrecall_server.cli.options import Data, Model, build_settings
 from kvrecall_server.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
-    from kvrecall.domain.sessions.session import SharedPages
-    from kvrecall_server.admin.fsck import Finding, KnownSession, Stored
+    from kvrecall.domain.page_ids import PageId
+    from kvrecall_server.admin.fsck import Finding, KnownSession, Leftovers, Stored
     from kvrecall_server.admin.validation.bounds import Bounds
-    from kvstore.format.page import PageKey, PageLayout
+    from kvstore.format.page import PageLayout
     from kvstore.fsck import PagesReport
     from services.catalog.base import Catalog
 
@@ -35,7 +37,7 @@ def fsck_command(
     model: Model = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Delete orphaned pages and states: those of no session."),
+        typer.Option("--repair", help="Delete pages and states of no session now."),
     ] = False,
 ) -> None:
     """Check segment files and catalog of a data directory, and compare them with each other.
@@ -71,8 +73,7 @@ async def _check(
 
     Raises CannotCheck.
     """
-    from kvrecall_server.admin.fsck import merge_reports, orphaned_pages, tier_findings
-    from kvrecall_server.admin.fsck_states import orphaned_states, state_findings
+    from kvrecall_server.admin.fsck import leftover_findings, merge_reports, tier_findings
 
     findings = _catalog_findings(settings)
     rows_reports, state_reports = _read_reports(settings, report)
@@ -83,17 +84,13 @@ async def _check(
     known = await _known(settings, _find_bounds(settings, rows_reports), findings)
     if known is None:
         return reports, findings, "no catalog, so only the pages were checked"
-    findings += _compare(*known, pages)
-    findings += state_findings(*known, states, pages.page_tokens)
-    if repair:
-        sessions = {session.id for session in known[0]}
-        for orphans, of_states in (
-            (orphaned_pages(*known, pages), False),
-            (orphaned_states(*known, states), True),
-        ):
-            keys = [key for key in orphans if key.session not in sessions]
-            findings += _delete(settings, keys, of_states=of_states)
-    return reports, findings, f"{len(known[0])} sessions"
+    findings += _compare(known.sessions, pages, states)
+    for noun, found in (("page", pages), ("state", states)):
+        left = _find_leftovers(settings, known, found)
+        findings += leftover_findings(left, found, noun)
+        if repair and not left.are_many:
+            findings += _delete(settings, left, found, noun)
+    return reports, findings, f"{len(known.sessions)} sessions"
 
 
 def _catalog_findings(settings: Settings) -> "list[Finding]":
@@ -190,10 +187,18 @@ def _find_bounds(settings: Settings, reports: "Sequence[PagesReport]") -> "Bound
     return Bounds() if page is None else find_bounds(settings, get_origin(page.header))
 
 
+@dataclass(frozen=True)
+class _Known:
+    """The catalog's sessions, and its dead pages: of no session any more, and to be deleted."""
+
+    sessions: "list[KnownSession]"
+    dead: "frozenset[PageId]"
+
+
 async def _known(
     settings: Settings, bounds: "Bounds", findings: "list[Finding]"
-) -> "tuple[list[KnownSession], list[SharedPages]] | None":
-    """The catalog's sessions and the retained pages of deleted ones; None without a catalog.
+) -> "_Known | None":
+    """What the catalog knows; None without a catalog.
 
     What is wrong with a session is added to the findings.
     """
@@ -214,7 +219,8 @@ async def _known(
                 await _known_session(catalog, session, bounds, findings)
                 for session in await catalog.sessions.get_ids()
             ]
-            return sessions, await catalog.page_refs.get_retained()
+            dead = await catalog.pages.get_dead(await catalog.pages.count_dead())
+            return _Known(sessions, frozenset(dead))
     except CannotServe as error:
         raise CannotCheck(str(error)) from error
 
@@ -222,13 +228,12 @@ async def _known(
 async def _known_session(
     catalog: "Catalog", id: str, bounds: "Bounds", findings: "list[Finding]"
 ) -> "KnownSession":
+    from kvrecall.domain.page_ids import split_ids
     from kvrecall_server.admin.archive.records import dump_session
-    from kvrecall_server.admin.commit_history import to_commit_history
     from kvrecall_server.admin.fsck import BAD_SESSION, Finding, KnownSession
     from kvrecall_server.admin.validation.session import validate_session
     from kvrecall_server.admin.validation.state import parse_state
     from services.catalog.token_log import count_tokens
-    from workers.engine.stored.written import read_dropped
 
     dump = await dump_session(catalog, id)
     problems = validate_session(dump, bounds)
@@ -237,41 +242,74 @@ async def _known_session(
     logged = count_tokens(dump.turns)
     return KnownSession(
         id,
-        dump.session.epoch,
         dump.session.memory.rows if state is None else state.length,
-        dump.session.shared,
+        split_ids(dump.page_ids),
         log_is_whole=state is not None and logged == state.length + len(state.pending),
-        history=to_commit_history(dump.history),
         snapshots=() if state is None else tuple(state.snapshots),
-        dropped=() if state is None else read_dropped(state),
     )
 
 
 def _compare(
-    sessions: "list[KnownSession]", retained: "list[SharedPages]", pages: "Stored"
+    sessions: "Sequence[KnownSession]", pages: "Stored", states: "Stored"
 ) -> "list[Finding]":
-    from kvrecall_server.admin.fsck import orphan_findings, session_findings
+    from kvrecall_server.admin.fsck import session_findings
+    from kvrecall_server.admin.fsck_states import state_findings
 
-    findings = [finding for session in sessions for finding in session_findings(session, pages)]
-    return [*findings, *orphan_findings(sessions, retained, pages)]
+    findings = list["Finding"]()
+    for session in sessions:
+        findings += session_findings(session, pages)
+        findings += state_findings(session, states, pages.page_tokens)
+    return findings
 
 
-def _delete(settings: Settings, keys: "Sequence[PageKey]", *, of_states: bool) -> "list[Finding]":
-    """Delete pages or states of no session from every durable tier. Raises CannotCheck."""
+def _find_leftovers(settings: Settings, known: _Known, found: "Stored") -> "Leftovers":
+    """The pages, or states, of no session; many of them are too many for a sweep."""
+    from kvrecall_server.admin.fsck import find_leftovers
+
+    return find_leftovers(
+        known.sessions,
+        known.dead,
+        found,
+        max_unknown=settings.service.max_unknown_pages,
+        max_share=settings.service.max_unknown_share,
+    )
+
+
+def _delete(settings: Settings, left: "Leftovers", found: "Stored", noun: str) -> "list[Finding]":
+    """Delete pages or states of no session from every durable tier.
+
+    Those that a turn on another worker may be about to commit stay in tiers that it shares: young
+    ones. Raises CannotCheck.
+    """
     from kvrecall_server.admin.fsck import Finding
     from kvrecall_server.admin.offline import open_tiers
 
-    if not keys:
+    everywhere = [
+        *left.dead,
+        *_find_old(left.unknown, found, settings.service.unknown_page_seconds),
+    ]
+    everything = [*left.dead, *left.unknown]
+    if not everything:
         return []
     try:
-        with open_tiers(settings, states=of_states) as tiers:
+        with open_tiers(settings, states=noun == "state") as tiers:
             for tier in tiers:
-                tier.delete(keys)
+                tier.delete(everywhere if tier.shared else everything)
                 tier.flush()
     except CannotServe as error:
         raise CannotCheck(str(error)) from error
-    what = f"{len(keys)} {'states' if of_states else 'pages'} of no session"
+    what = f"{len(everything)} {noun}s of no session"
     return [Finding("--repair", what, "deleted now", problem=False)]
+
+
+def _find_old(ids: "Sequence[PageId]", found: "Stored", seconds: float) -> "list[PageId]":
+    """Find the pages of which every copy is older than so many seconds."""
+    newest = time.time() - seconds
+    return [
+        page_id
+        for page_id in ids
+        if all(page.header.written_at <= newest for page in found.pages[page_id])
+    ]
 
 
 def _print_findings(

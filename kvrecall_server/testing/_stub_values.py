@@ -2,14 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvrecall.domain.page_ids import ID_BYTES, PageNames, count_common, join_ids, split_ids
+from kvrecall.domain.page_ids import ID_BYTES, PageNames, join_ids, split_ids
 from kvrecall.domain.settings.session import WorkerOptions
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
@@ -199,9 +199,10 @@ def name_words(row_key: bytes, words: list[str]) -> list[bytes]:
     return list(names.extend(None, [token_of_word(word) for word in words[:whole]]))
 
 
-def shared_pages(prefix: pb.Prefix, row_key: bytes, words: list[str]) -> int:
-    """Count the whole pages of the prefix that the prompt begins with, but for its last word."""
-    return count_common(split_ids(prefix.page_ids), name_words(row_key, words[:-1]))
+def find_pages(stored: Container[bytes], row_key: bytes, words: list[str]) -> int:
+    """Count the stored pages that a prompt begins with, but for its last word."""
+    named = name_words(row_key, words[:-1])
+    return sum(1 for _ in takewhile(lambda id: id in stored, named))
 
 
 def pause_repair_report(trigger: str, signal_tokens: int, cut: bool) -> pb.RepairReport:

@@ -3,14 +3,14 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
-from kvrecall.domain.page_ids import join_ids
+from kvrecall.domain.page_ids import ID_BYTES, join_ids, split_ids
 from kvrecall.domain.settings.session import WorkerOptions
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -21,14 +21,13 @@ from kvrecall_server.testing._stub_values import (
     cut_at_stop,
     drop_answer,
     embed_words,
+    find_pages,
     finish,
     map_words,
     memory_report,
     name_pages,
-    name_words,
     pause_repair_report,
     settle_words,
-    shared_pages,
     split_arguments,
     switch_report,
     take_pending,
@@ -63,14 +62,16 @@ class StubWorker:
       has scored half of its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
     - `recalls`: the words of an answer are left pending, as of sessions that attend to stored rows.
-    - `stored`: sessions of an earlier process; `retained`: deleted ones with pages that others share.
+    - `pages` that are stored, also those of an earlier process, with the time of their writing.
     - `context`: the most words of a session; a turn over it is refused.
     - `names`: with several, it acts as that many workers over the same rows; some are `draining`.
       `homes` are those of prompt families.
     - All others record what it was asked for.
     """
 
-    def __init__(self, stored: Iterable[str] = (), policy: Policy | None = None) -> None:
+    def __init__(
+        self, pages: Mapping[bytes, float] | None = None, policy: Policy | None = None
+    ) -> None:
         self._policy = policy
         self.script: list[str | list[pb.ToolCall]] = []
         self.gates: dict[str, asyncio.Event] = {}
@@ -92,17 +93,13 @@ class StubWorker:
         self.dimensions = 24
         self.open_turns = 0
         self.closed = False
-        self.stored = set(stored)
-        self.retained: set[str] = set()
-        self.opened_at: dict[str, float] = {}
+        self.pages = dict(pages or {})
         self.catalogs: set[str] = set()
         self.forgotten: list[str] = []
-        self.prefixes: list[pb.Prefix] = []
-        self.dropped: list[tuple[str, int]] = []
+        self.deleted: list[str] = []
         self.context = _UNBOUNDED
         self.durable = True
         self.recalls = False
-        self.shares = True
         self.names = ["one"]
         self.draining: set[str] = set()
         self.homes: dict[str, str] = {}
@@ -144,32 +141,25 @@ class StubWorker:
         """List a record per name."""
         return [worker_record(name, draining=name in self.draining) for name in self.names]
 
-    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
-        """List a page of the open sessions by age, or of those stored by an earlier process."""
-        self._fault("list_sessions")
+    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
+        """List stored pages by age."""
+        self._fault("list_pages")
         self.catalogs.add(request.catalog)
-        now = time.monotonic()
-        oldest = now - request.max_age if request.max_age else 0.0
-        newest = now - request.min_age
-        opened = (name for name, at in self.opened_at.items() if oldest <= at <= newest)
-        names = self.stored if request.stored else opened
-        found = sorted(name for name in names if name > request.after)
-        return pb.SessionList(sessions=found[: request.limit])
+        newest = time.monotonic() - request.older_than_seconds
+        found = sorted(id for id, at in self.pages.items() if id > request.after and at <= newest)
+        return pb.PageList(page_ids=join_ids(found[: request.limit]))
 
-    async def delete_unknown(
-        self, worker: str, request: pb.DeleteUnknownRequest
-    ) -> pb.DeleteUnknownResult:
-        """Delete sessions that are stored and not open, or open for `idle_seconds` at least."""
-        self._fault("delete_unknown")
-        newest = time.monotonic() - request.idle_seconds
-        deleted = [
-            each
-            for each in request.sessions
-            if each.session in self.stored or self.opened_at.get(each.session, newest + 1) <= newest
-        ]
-        for each in deleted:
-            await self.delete(each)
-        return pb.DeleteUnknownResult(deleted=len(deleted))
+    async def delete_pages(
+        self, request: pb.DeletePagesRequest, worker: str = ""
+    ) -> pb.DeletePagesResult:
+        """Delete stored pages, but for those of open sessions."""
+        self._fault("delete_pages")
+        self.catalogs.add(request.catalog)
+        used = {id for state in self.sessions.values() for id in split_ids(state.page_ids)}
+        ids = set(split_ids(request.page_ids)) & self.pages.keys() - used
+        for id in ids:
+            del self.pages[id]
+        return pb.DeletePagesResult(deleted=len(ids))
 
     def forget(self, session: str) -> None:
         """Record the session."""
@@ -181,17 +171,16 @@ class StubWorker:
         session = request.spec.session
         self.call_log.append(f"open {request.state.length}")
         self.epochs.append(request.spec.epoch)
-        self._note_open(request.spec)
+        self.specs[session] = request.spec
         self.sessions[session] = pb.SessionState.FromString(request.state.SerializeToString())
         return self._memory(session)
 
     async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
-        """Make a session from the request's state, or from its replayed turns."""
+        """Make a session from the request's replayed turns."""
         self._fault("fork")
-        self._state(request.parent)
         session = request.spec.session
-        self.call_log.append(f"fork {'state' if request.HasField('state') else len(request.turns)}")
-        state = pb.SessionState.FromString(request.state.SerializeToString())
+        self.call_log.append(f"fork {len(request.turns)}")
+        state = pb.SessionState()
         for turn in request.turns:
             words = [self.words[token] for token in turn.token_ids]
             self._change(state, "turn", words[: turn.prompt_tokens])
@@ -199,8 +188,9 @@ class StubWorker:
                 state.recent.extend(turn.messages)
             for word in words[turn.prompt_tokens :]:
                 self._change(state, "token", [word])
-        name_pages(state, b"", [])
-        self._note_open(request.spec)
+        state.page_ids = request.page_ids[: state.length // PAGE_TOKENS * ID_BYTES]
+        self._store(state)
+        self.specs[session] = request.spec
         self.sessions[session] = state
         return pb.ForkResult(memory=self._memory(session), state=state)
 
@@ -247,8 +237,8 @@ class StubWorker:
             self._fault("done")
             if self.recalls and spoken:
                 drop_answer(state, start, before, prompt, spoken)
-            name_pages(state, self.specs[request.session].row_key, prompt)
             done = self._done(request, state, prompt, message, spoken)
+            self._store(state)
             done.settled_tokens = settled
             done.pending_pages = int(bool(state.unsettled))
             done.stop_sequence = stop
@@ -301,6 +291,7 @@ class StubWorker:
         await self._gate("settle")
         settled = settle_words(state)
         name_pages(state, b"", [])
+        self._store(state)
         memory = self._memory(request.session)
         return pb.SettleResult(
             settled_tokens=settled, durable=self.durable, memory=memory, state=state
@@ -328,8 +319,6 @@ class StubWorker:
         self._fault("tokenize")
         words = [word for message in request.messages for word in words_of_message(message)]
         words += [*(["<s>"] if request.special_tokens else []), *request.text.split()]
-        if request.row_key:
-            return pb.TokenizeResult(page_ids=join_ids(name_words(request.row_key, words)))
         self.words |= {token_of_word(word): word for word in words}
         pieces = words if request.pieces else []
         return pb.TokenizeResult(ids=map(token_of_word, words), pieces=pieces)
@@ -371,14 +360,8 @@ class StubWorker:
     async def delete(self, request: pb.DeleteRequest) -> None:
         """Record the request and remove the session."""
         self._fault("delete")
-        self.dropped.append((request.session, request.keep_pages))
+        self.deleted.append(request.session)
         self.sessions.pop(request.session, None)
-        self.opened_at.pop(request.session, None)
-        self.stored.discard(request.session)
-        if request.keep_pages:
-            self.retained.add(request.session)
-        else:
-            self.retained.discard(request.session)
 
     async def stats(self) -> dict[str, pb.WorkerStats]:
         """Return the same counters for every name."""
@@ -389,10 +372,9 @@ class StubWorker:
         """Record that the worker was closed."""
         self.closed = True
 
-    def _note_open(self, spec: pb.SessionSpec) -> None:
-        self.specs[spec.session] = spec
-        self.opened_at[spec.session] = time.monotonic()
-        self.stored.discard(spec.session)
+    def _store(self, state: pb.SessionState) -> None:
+        for id in split_ids(state.page_ids):
+            self.pages.setdefault(id, time.monotonic())
 
     def _state(self, session: str) -> pb.SessionState:
         if session not in self.sessions:
@@ -473,11 +455,9 @@ class StubWorker:
     ) -> pb.TurnDone:
         ids = [token_of_word(word) for word in prompt + spoken]
         options = worker_options_from_wire(self.specs[request.session])
-        taken = 0
-        if request.HasField("prefix"):
-            self.prefixes.append(request.prefix)
-            key = self.specs[request.session].row_key
-            taken = self.shares * shared_pages(request.prefix, key, prompt)
+        key = self.specs[request.session].row_key
+        taken = 0 if state.page_ids else find_pages(self.pages, key, prompt)
+        name_pages(state, key, prompt)
         done = pb.TurnDone(
             finish_reason=finish(message, request.sampling.max_tokens),
             message=message,

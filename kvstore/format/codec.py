@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvstore.errors import PageFormatError
+from kvstore.errors import PageFormatError, RowShapeError
 from kvstore.format.buffers import empty_rows
 from kvstore.format.page import (
     HEADER_BYTES,
     Blob,
     PageHeader,
-    PageKey,
+    PageId,
     PageLayout,
     build_header,
     require_layout,
@@ -59,21 +59,29 @@ _CODECS = frozenset(Codec)
 
 
 def encode_page(
-    layout: PageLayout, key: PageKey, sequence: int, rows: Tensor, codec: Codec = Codec.RAW
+    layout: PageLayout,
+    page_id: PageId,
+    rows: Tensor,
+    codec: Codec = Codec.RAW,
+    *,
+    written_at: int,
 ) -> memoryview:
-    """Encode rows `[n_layers, 2, n_kv_heads, t, head_dim]` as a sealed page, t up to a page.
+    """Encode rows `[n_layers, 2, n_kv_heads, page_tokens, head_dim]` as a sealed page.
 
     The page has its own memory. Rows that INT8 cannot represent (a number is not finite, or a
     group's range exceeds the dtype) are encoded as RAW; the header names the codec that was used.
+    `written_at`: unix seconds. Raises RowShapeError for rows of another shape, and for an id of another
+    length than `ID_BYTES`.
     """
+    if tuple(rows.shape) != layout.rows_shape(layout.page_tokens):
+        raise RowShapeError(
+            f"a page has rows {layout.rows_shape(layout.page_tokens)}, got {tuple(rows.shape)}"
+        )
     parts = _quantise(rows) if codec is Codec.INT8 else None
     if parts is None:
         parts = [rows]
         codec = Codec.RAW
-    tokens = rows.shape[3]
-    header = build_header(
-        layout, key, sequence, tokens, payload_bytes(layout, tokens, codec), codec
-    )
+    header = build_header(layout, page_id, payload_bytes(layout, codec), codec, written_at)
     record = np.empty(header.record_bytes, dtype=np.uint8).data
     _write_tensors(record[HEADER_BYTES:], parts)
     seal_in_place(header, record)
@@ -81,7 +89,7 @@ def encode_page(
 
 
 def decode_page(layout: PageLayout, header: PageHeader, blob: Blob) -> Tensor:
-    """Decode a page into read-only rows `[n_layers, 2, n_kv_heads, valid_tokens, head_dim]`.
+    """Decode a page into read-only rows `[n_layers, 2, n_kv_heads, page_tokens, head_dim]`.
 
     The tensor may share memory with `blob`. Raises ForeignPageError for a page of another layout,
     and PageFormatError for an unknown codec or a payload whose size does not match its header.
@@ -93,29 +101,29 @@ def decode_page(layout: PageLayout, header: PageHeader, blob: Blob) -> Tensor:
             f"{[f'{codec.name} ({codec.value})' for codec in Codec]}; use the kvrecall that wrote "
             "it, or store pages elsewhere"
         )
-    expected = payload_bytes(layout, header.valid_tokens, Codec(header.codec))
+    expected = payload_bytes(layout, Codec(header.codec))
     if header.payload_bytes != expected or len(blob) != header.record_bytes:
         raise PageFormatError(
-            f"a page of {header.valid_tokens} tokens must have a payload of {expected} bytes, "
-            f"got {len(blob) - HEADER_BYTES}; its rows must be computed again"
+            f"a page must have a payload of {expected} bytes, got {len(blob) - HEADER_BYTES}; its "
+            "rows must be computed again"
         )
     # torch warns about read-only memory; tiers return writable memory where they can.
     buffer = bytearray(blob) if memoryview(blob).readonly else blob
     if header.codec == Codec.INT8:
-        return _dequantise(layout, header.valid_tokens, buffer)
+        return _dequantise(layout, buffer)
     flat = torch.frombuffer(buffer, dtype=layout.dtype, offset=HEADER_BYTES)
-    return flat.view(layout.rows_shape(header.valid_tokens))
+    return flat.view(layout.rows_shape(layout.page_tokens))
 
 
-def payload_bytes(layout: PageLayout, tokens: int, codec: Codec) -> int:
-    """Size in bytes of the payload of a page of `tokens` tokens."""
+def payload_bytes(layout: PageLayout, codec: Codec) -> int:
+    """Size in bytes of a page's payload."""
     if codec is Codec.RAW:
-        return tokens * layout.token_bytes
+        return layout.page_tokens * layout.token_bytes
     heads = layout.page_layers * layout.n_kv_heads
-    groups = heads * (layout.head_dim + (0 if layout.latent else tokens))
+    groups = heads * (layout.head_dim + (0 if layout.latent else layout.page_tokens))
     return (
         groups * (layout.dtype.itemsize + torch.bfloat16.itemsize)
-        + layout.parts * heads * tokens * layout.head_dim
+        + layout.parts * heads * layout.page_tokens * layout.head_dim
     )
 
 
@@ -157,7 +165,8 @@ def _round_up(steps: Tensor) -> Tensor:
     )
 
 
-def _dequantise(layout: PageLayout, tokens: int, buffer: Blob) -> Tensor:
+def _dequantise(layout: PageLayout, buffer: Blob) -> Tensor:
+    tokens = layout.page_tokens
     heads = (layout.page_layers, layout.n_kv_heads)
     shapes = [(*heads, 1, layout.head_dim), (*heads, tokens, 1)][: layout.parts]
     zeros, offset = _read_tensors(buffer, HEADER_BYTES, layout.dtype, shapes)

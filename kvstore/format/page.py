@@ -4,9 +4,11 @@ A page is stored as a header of `HEADER_BYTES` followed by its payload. All numb
 little-endian. The header checksum covers the header alone, so headers can be verified without
 their payloads. The page checksum covers header and payload.
 
+A page is named by its id, and equal ids are equal pages: a page is always full and never changes.
+
 Every format version keeps the magic in bytes 0..3, the version (uint16) in bytes 4..5 and the
 header checksum over bytes 0..187 in bytes 188..191. So every program recognises an intact page of
-a later version and refuses it (`PageVersionError`) instead of treating it as damaged.
+another version and refuses it (`PageVersionError`) instead of treating it as damaged.
 """
 
 import struct
@@ -32,20 +34,20 @@ if TYPE_CHECKING:
     import torch
 
 MAGIC = b"KVRP"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 192
-EPOCH_SHIFT = 32
-SESSION_BYTES = 128
+ID_BYTES = 16
 DTYPE_CODES = {"float32": 1, "bfloat16": 2, "float16": 3}
 """Codes of the data types in headers, by their names in torch."""
 
-_FIELDS = struct.Struct("<4sHBB16s7HBBIIQ128s")
+_FIELDS = struct.Struct("<4sHBB16s5HBBIQQ16s")
 _CHECKSUM = struct.Struct("<I")
-_SEQUENCE = struct.Struct("<Q")
-_SEQUENCE_OFFSET = _FIELDS.size - SESSION_BYTES - _SEQUENCE.size
 _PAGE_CHECKSUM_OFFSET = HEADER_BYTES - 8
 _HEADER_CHECKSUM_OFFSET = HEADER_BYTES - 4
+_PADDING = bytes(_PAGE_CHECKSUM_OFFSET - _FIELDS.size)
 
+PageId = bytes
+"""Id of a page, of ID_BYTES: equal ids are equal pages."""
 Blob = bytes | bytearray | memoryview
 """A page as bytes, header and payload; immutable once it was put into a tier."""
 
@@ -59,17 +61,6 @@ class RecordKind(IntEnum):
 
 
 _KIND_CODES = frozenset(int(kind) for kind in RecordKind)
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class PageKey:
-    """Identifies a page: the id of the session that wrote it and its index in that session.
-
-    The page begins at token `index * page_tokens`.
-    """
-
-    session: str
-    index: int
 
 
 @dataclass(frozen=True)
@@ -133,7 +124,7 @@ class PageLayout:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a full page, header included."""
+        """Bytes of a page of raw rows, header included."""
         return HEADER_BYTES + self.page_tokens * self.token_bytes
 
     @cached_property
@@ -153,29 +144,29 @@ class PageLayout:
 class PageHeader:
     """Decoded header of a page or of a log record.
 
-    `sequence` is the page's version: the writer's epoch, then a count (`first_sequence`). Of two
-    copies of a page the one with the larger sequence number is newer.
+    Attributes:
+        id: Id of the page; zeros in a sync marker.
+        payload_bytes: Bytes behind the header.
+        written_at: When the page was encoded, in unix seconds.
+        fingerprint_hash: `PageLayout.fingerprint_hash`, as all fields up to `latent`: of a log record
+            they are zeros.
+        synced_bytes: Of a sync marker: bytes of its file that were on the disk when it was written.
     """
 
-    key: PageKey
-    sequence: int
-    valid_tokens: int
-    payload_bytes: int
+    id: PageId
+    payload_bytes: int = 0
+    written_at: int = 0
     fingerprint_hash: bytes = bytes(16)
     n_layers: int = 0
     n_kv_heads: int = 0
     head_dim: int = 0
     page_tokens: int = 0
     dtype_code: int = 0
-    codec: int = 0
-    kind: RecordKind = RecordKind.PAGE
     side_layers: int = 0
     latent: bool = False
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the writer."""
-        return get_epoch(self.sequence)
+    codec: int = 0
+    kind: RecordKind = RecordKind.PAGE
+    synced_bytes: int = 0
 
     @property
     def record_bytes(self) -> int:
@@ -183,68 +174,48 @@ class PageHeader:
         return HEADER_BYTES + self.payload_bytes
 
 
-def first_sequence(epoch: int) -> int:
-    """Lowest sequence number under `epoch`; those of later epochs are all larger."""
-    return epoch << EPOCH_SHIFT
-
-
-def get_epoch(sequence: int) -> int:
-    """Epoch under which a page version with this sequence number was written."""
-    return sequence >> EPOCH_SHIFT
-
-
 def build_header(
-    layout: PageLayout,
-    key: PageKey,
-    sequence: int,
-    valid_tokens: int,
-    payload_bytes: int,
-    codec: int,
+    layout: PageLayout, page_id: PageId, payload_bytes: int, codec: int, written_at: int
 ) -> PageHeader:
-    """Build the header of page `key`, whose payload has the rows of `valid_tokens` tokens."""
+    """Build the header of a page whose payload has the rows of `layout.page_tokens` tokens.
+
+    `written_at`: unix seconds.
+    """
     return PageHeader(
-        key=key,
-        sequence=sequence,
-        valid_tokens=valid_tokens,
+        id=page_id,
         payload_bytes=payload_bytes,
+        written_at=written_at,
         fingerprint_hash=layout.fingerprint_hash,
         n_layers=layout.n_layers,
         n_kv_heads=layout.n_kv_heads,
         head_dim=layout.head_dim,
         page_tokens=layout.page_tokens,
+        dtype_code=layout.dtype_code,
         side_layers=layout.side_layers,
         latent=layout.latent,
-        dtype_code=layout.dtype_code,
         codec=codec,
     )
 
 
-def encode_session_id(session: str) -> bytes:
-    """Encode a session id for a header.
-
-    Raises RowShapeError when it is empty or longer than 128 bytes of UTF-8.
-    """
-    name = session.encode()
-    if not 0 < len(name) <= SESSION_BYTES:
-        raise RowShapeError(
-            f"a session id takes 1 to {SESSION_BYTES} bytes of UTF-8, got {len(name)}: {session!r}"
-        )
-    return name
-
-
 def seal(header: PageHeader, payload: Blob = b"") -> bytes:
-    """Join header, both checksums and payload into one record."""
+    """Join header, both checksums and payload into one record.
+
+    Raises RowShapeError for an id of another length than ID_BYTES.
+    """
     return _build_sealed_header(header, payload) + payload
 
 
 def seal_in_place(header: PageHeader, record: memoryview) -> None:
-    """Write header and checksums into `record`, which already has the payload behind them."""
+    """Write header and checksums into `record`, which already has the payload behind them.
+
+    Raises as `seal`.
+    """
     record[:HEADER_BYTES] = _build_sealed_header(header, record[HEADER_BYTES:])
 
 
 def _build_sealed_header(header: PageHeader, payload: Blob) -> bytes:
-    # A sync marker belongs to no session: only its session id may be empty.
-    session = b"" if header.kind is RecordKind.SYNC else encode_session_id(header.key.session)
+    if len(header.id) != ID_BYTES:
+        raise RowShapeError(f"a page id takes {ID_BYTES} bytes, got {len(header.id)}")
     fields = _FIELDS.pack(
         MAGIC,
         VERSION,
@@ -256,16 +227,15 @@ def _build_sealed_header(header: PageHeader, payload: Blob) -> bytes:
         header.n_kv_heads,
         header.head_dim,
         header.page_tokens,
-        header.valid_tokens,
-        len(session),
         header.side_layers,
         header.latent,
-        header.key.index,
         header.payload_bytes,
-        header.sequence,
-        session,
+        header.written_at,
+        header.synced_bytes,
+        header.id,
     )
-    summed = fields + _CHECKSUM.pack(_checksum(fields, payload))
+    padded = fields + _PADDING
+    summed = padded + _CHECKSUM.pack(_checksum(padded, payload))
     return summed + _CHECKSUM.pack(google_crc32c.value(summed))
 
 
@@ -289,10 +259,7 @@ def parse_header(blob: Blob, offset: int = 0) -> PageHeader:
             f"no page header: expected {HEADER_BYTES} bytes that start with {MAGIC!r}, "
             f"got {len(raw)} bytes that start with {raw[: len(MAGIC)]!r}"
         )
-    if (
-        google_crc32c.value(raw[:_HEADER_CHECKSUM_OFFSET])
-        != _CHECKSUM.unpack_from(raw, _HEADER_CHECKSUM_OFFSET)[0]
-    ):
+    if not _is_intact(raw):
         raise CorruptPageError(
             "the checksum of a page header does not match; its rows must be computed again"
         )
@@ -305,14 +272,13 @@ def parse_header(blob: Blob, offset: int = 0) -> PageHeader:
     return _to_header(fields)
 
 
+def _is_intact(header: bytes) -> bool:
+    expected: int = _CHECKSUM.unpack_from(header, _HEADER_CHECKSUM_OFFSET)[0]
+    return bool(google_crc32c.value(header[:_HEADER_CHECKSUM_OFFSET]) == expected)
+
+
 def _get_dtype_name(dtype: "torch.dtype") -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def read_sequence(record: Blob) -> int:
-    """Read the sequence number of a page that was sealed or verified before; nothing is checked."""
-    sequence: int = _SEQUENCE.unpack_from(record, _SEQUENCE_OFFSET)[0]
-    return sequence
 
 
 def _to_header(fields: tuple[Any, ...]) -> PageHeader:
@@ -327,14 +293,12 @@ def _to_header(fields: tuple[Any, ...]) -> PageHeader:
         n_kv_heads,
         head_dim,
         page_tokens,
-        valid_tokens,
-        session_bytes,
         side_layers,
         latent,
-        index,
         payload_bytes,
-        sequence,
-        session,
+        written_at,
+        synced_bytes,
+        page_id,
     ) = fields
     if kind_code not in _KIND_CODES:
         raise PageVersionError(
@@ -342,67 +306,68 @@ def _to_header(fields: tuple[Any, ...]) -> PageHeader:
             f"{sorted(_KIND_CODES)}; use the kvrecall that wrote it, or store pages elsewhere"
         )
     return PageHeader(
-        PageKey(session[:session_bytes].decode(), index),
-        sequence,
-        valid_tokens,
-        payload_bytes,
-        fingerprint_hash,
-        n_layers,
-        n_kv_heads,
-        head_dim,
-        page_tokens,
-        dtype_code,
-        codec,
-        RecordKind(kind_code),
-        side_layers,
-        bool(latent),
+        id=page_id,
+        payload_bytes=payload_bytes,
+        written_at=written_at,
+        fingerprint_hash=fingerprint_hash,
+        n_layers=n_layers,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        page_tokens=page_tokens,
+        dtype_code=dtype_code,
+        side_layers=side_layers,
+        latent=bool(latent),
+        codec=codec,
+        kind=RecordKind(kind_code),
+        synced_bytes=synced_bytes,
     )
 
 
-def verify_checksum(record: Blob, key: PageKey) -> None:
-    """Raise CorruptPageError unless `record` is page `key` and its page checksum matches."""
+def verify_checksum(record: Blob, page_id: PageId) -> None:
+    """Raise CorruptPageError unless `record` is the page of this id and its page checksum matches."""
     check = RecordCheck()
     check.add(memoryview(record))
-    check.require(key)
+    check.require(page_id)
 
 
 class RecordCheck:
     """Verifies a record piece by piece, while each piece is still in the processor's cache.
 
-    The first piece must contain the whole header; a record shorter than a header never passes.
+    The first piece must contain the whole header; a record without an intact one never passes.
     """
 
     def __init__(self) -> None:
         self._computed: int | None = None
         self._expected = 0
-        self._identity: tuple[int, int, bytes] | None = None
+        self._id: PageId | None = None
 
     def add(self, piece: memoryview) -> None:
         """Add the next piece of the record to the checksum."""
-        if self._computed is not None:
+        if self._computed is None:
+            self._computed = self._begin(piece)
+        else:
             self._computed = google_crc32c.extend(
                 self._computed, np.frombuffer(piece, dtype=np.uint8)
             )
-        elif len(piece) >= HEADER_BYTES:
-            *_, session_bytes, _, _, index, _, sequence, session = _FIELDS.unpack_from(piece)
-            self._identity = (index, sequence, session[:session_bytes])
-            self._expected = _CHECKSUM.unpack_from(piece, _PAGE_CHECKSUM_OFFSET)[0]
-            self._computed = _checksum(bytes(piece[:_PAGE_CHECKSUM_OFFSET]), piece[HEADER_BYTES:])
 
-    def require(self, key: PageKey, sequence: int | None = None) -> None:
-        """Raise CorruptPageError unless the pieces were the whole of page `key`.
+    def _begin(self, piece: memoryview) -> int:
+        header = bytes(piece[:HEADER_BYTES])
+        if len(header) < HEADER_BYTES or not _is_intact(header):
+            return 0
+        self._id = _FIELDS.unpack_from(header)[-1]
+        self._expected = _CHECKSUM.unpack_from(header, _PAGE_CHECKSUM_OFFSET)[0]
+        return _checksum(header[:_PAGE_CHECKSUM_OFFSET], piece[HEADER_BYTES:])
 
-        With `sequence` the page must have that sequence number too.
-        """
-        page = f"page {key.index} of session {key.session!r}"
-        if self._identity is None or self._computed != self._expected:
+    def require(self, page_id: PageId) -> None:
+        """Raise CorruptPageError unless the pieces were the whole of the page of this id."""
+        if self._id is None or self._computed != self._expected:
             raise CorruptPageError(
-                f"{page}: the checksum does not match; its rows must be computed again"
+                f"page {page_id.hex()}: the checksum does not match; its rows must be computed again"
             )
-        expected_sequence = self._identity[1] if sequence is None else sequence
-        if self._identity != (key.index, expected_sequence, key.session.encode()):
+        if self._id != page_id:
             raise CorruptPageError(
-                f"{page}: another record is stored at its location; its rows must be computed again"
+                f"page {page_id.hex()}: another record is stored at its location; its rows must be "
+                "computed again"
             )
 
 
@@ -430,7 +395,6 @@ def require_layout(header: PageHeader, layout: PageLayout) -> None:
     )
     if found != expected:
         raise ForeignPageError(
-            f"page {header.key.index} of session {header.key.session!r} was written for another "
-            f"model or layout (found {found}, expected {expected}); give each model its own "
-            "directory"
+            f"page {header.id.hex()} was written for another model or layout (found {found}, "
+            f"expected {expected}); give each model its own directory"
         )

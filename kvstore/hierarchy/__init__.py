@@ -1,1 +1,1 @@
-"""The tiers of a store as one hierarchy: placement, write-through, epochs and counters."""
+"""The tiers of a store as one hierarchy: placement, write-through and counters."""

@@ -2,58 +2,56 @@
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import TypeVar
 
 from kvstore.errors import StoreClosedError
+from kvstore.format.page import PageId
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-Group = Collection[str]
-"""Sessions whose pages one caller waits for."""
+Group = Collection[PageId]
+"""Pages that one caller waits for."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    sessions: Group
-    keep_alive: Group
-    durable: "Future[bool]" = field(default_factory=Future)
+    """Pages to commit, or with `durable` None, to keep."""
+
+    pages: Group
+    durable: "Future[bool] | None"
 
 
 class GroupCommit:
-    """Commits groups of sessions in a thread of its own, all that wait by then at once.
+    """Commits groups of pages in a thread of its own, all that wait by then at once.
 
-    `commit(groups)` returns per group whether all pages submitted before are durable; its error
-    reaches every group. `touch(session)` renews a session's time to live, after the waiting callers
-    have their answers.
+    `commit(groups)` returns per group whether all its pages are durable; its error reaches every
+    group. `keep(pages)` renews pages' time to live, after the waiting callers have their answers.
     """
 
     def __init__(
-        self, commit: Callable[[Sequence[Group]], list[bool]], touch: Callable[[str], None]
+        self, commit: Callable[[Sequence[Group]], list[bool]], keep: Callable[[Group], None]
     ) -> None:
         self._commit = commit
-        self._touch = touch
+        self._keep = keep
         self._changed = Condition()
         self._waiting: list[_Request] = []
         self._closed = False
         self._thread = Thread(target=self._run, name="kvstore-group-commit", daemon=True)
         self._thread.start()
 
-    def submit(self, sessions: Group) -> "Future[bool]":
-        """Commit what was submitted of these sessions, and renew them; True once it is durable.
+    def submit(self, pages: Group) -> "Future[bool]":
+        """Commit submitted pages; True once they are durable. Raises StoreClosedError after `close`."""
+        durable = Future[bool]()
+        durable.set_running_or_notify_cancel()
+        self._add(_Request(pages, durable))
+        return durable
 
-        Raises StoreClosedError after `close`.
-        """
-        request = _Request(sessions, keep_alive=sessions)
-        request.durable.set_running_or_notify_cancel()
-        self._add(request)
-        return request.durable
-
-    def renew(self, sessions: Group) -> None:
-        """Renew the sessions' time to live in the background."""
-        self._add(_Request((), keep_alive=sessions))
+    def renew(self, pages: Group) -> None:
+        """Renew the pages' time to live in the background."""
+        self._add(_Request(pages, None))
 
     def close(self) -> None:
         """Finish all requests and stop the thread. May be called twice."""
@@ -71,9 +69,11 @@ class GroupCommit:
 
     def _run(self) -> None:
         while requests := self._take():
-            self._serve([request for request in requests if request.sessions])
-            for session in {name for request in requests for name in request.keep_alive}:
-                self._touch(session)
+            self._serve(
+                [(each.pages, each.durable) for each in requests if each.durable is not None]
+            )
+            if kept := {page for each in requests if each.durable is None for page in each.pages}:
+                self._keep(kept)
 
     def _take(self) -> list[_Request]:
         with self._changed:
@@ -82,17 +82,17 @@ class GroupCommit:
             requests, self._waiting = self._waiting, []
             return requests
 
-    def _serve(self, requests: Sequence[_Request]) -> None:
+    def _serve(self, requests: "Sequence[tuple[Group, Future[bool]]]") -> None:
         if not requests:
             return
         try:
-            results = self._commit([request.sessions for request in requests])
+            results = self._commit([pages for pages, _ in requests])
         except Exception as error:  # The thread must survive, and every waiter must learn of it.
-            for request in requests:
-                request.durable.set_exception(error)
+            for _, durable in requests:
+                durable.set_exception(error)
             return
-        for request, durable in zip(requests, results, strict=True):
-            request.durable.set_result(durable)
+        for (_, durable), result in zip(requests, results, strict=True):
+            durable.set_result(result)
 
 
 def then(source: "Future[_T]", finish: Callable[[_T], _R]) -> "Future[_R]":

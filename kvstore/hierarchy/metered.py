@@ -1,21 +1,14 @@
-"""The tiers of a store by depth: calls are counted, timed and run under the writer's epoch."""
+"""The tiers of a store by depth: calls are counted and timed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Lock
 from time import perf_counter
 from typing import Literal
 
-from kvstore.errors import (
-    KvStoreError,
-    StaleWriterError,
-    StoreClosedError,
-    TierError,
-    TierFailedError,
-)
-from kvstore.format.page import Blob, PageHeader, PageKey
-from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.errors import KvStoreError, StoreClosedError, TierError, TierFailedError
+from kvstore.format.page import ID_BYTES, Blob, PageId
 from kvstore.tiers.base import DeviceStatus, Tier
 from kvstore.tiers.ram import RamTier
 
@@ -116,8 +109,6 @@ class TierMeter:
         try:
             with self.watched(kind):
                 yield
-        except StaleWriterError:
-            raise  # A refused stale write is not a failure of the tier.
         except KvStoreError:
             errors = 1
             raise
@@ -150,16 +141,13 @@ class MeteredTiers:
     Raises ValueError unless there is a tier and all names differ.
     """
 
-    def __init__(
-        self, tiers: Sequence[Tier], epochs: WriterEpochs, on_call: CallObserver | None = None
-    ) -> None:
+    def __init__(self, tiers: Sequence[Tier], on_call: CallObserver | None = None) -> None:
         names = [tier.name for tier in tiers]
         if not tiers or len(set(names)) != len(names):
             raise ValueError(f"a store needs at least one tier and unique names, got {names}")
         self.all = tuple(tiers)
         self.bottom = len(tiers) - 1
         self._meters = [TierMeter(name, on_call) for name in names]
-        self._epochs = epochs
         self._down: TierFailedError | None = None
 
     @property
@@ -172,62 +160,57 @@ class MeteredTiers:
         """The fastest tier if it is memory, else None."""
         return first if isinstance(first := self.all[0], RamTier) else None
 
-    def get(self, depth: int, keys: Sequence[PageKey]) -> list[Blob | None]:
+    def get(self, depth: int, ids: Sequence[PageId]) -> list[Blob | None]:
         """Pages of one tier, None where it has none. Raises the tier's error or a PageError."""
         with self._meters[depth].timed("read"):
-            return self.all[depth].get(keys)
+            return self.all[depth].get(ids)
 
-    def stored(self, depth: int, session: str) -> dict[int, PageHeader]:
-        """Headers of a session's pages in one tier, by index. Raises the tier's error."""
+    def contains(self, depth: int, ids: Sequence[PageId]) -> list[bool]:
+        """Return which pages one tier has. Raises the tier's error."""
         with self._meters[depth].timed("read"):
-            return {header.key.index: header for header in self.all[depth].stored(session)}
+            return self.all[depth].contains(ids)
 
-    def put(
-        self, depth: int, key: PageKey, blob: Blob, epoch: int | None, *, backed: bool = False
-    ) -> None:
-        """Put a page that was submitted under `epoch`. Raises the tier's error."""
+    def put(self, depth: int, page_id: PageId, blob: Blob, *, backed: bool = False) -> None:
+        """Put a page into one tier. Raises the tier's error."""
         self._require_up(depth)
         try:
             with self._meters[depth].timed("write"):
-                self.all[depth].put(
-                    [(key, blob)], backed=backed, epoch=self._epochs.current(key.session, epoch)
-                )
+                self.all[depth].put([(page_id, blob)], backed=backed)
         except TierFailedError as error:
             if depth == self.bottom:
                 self._down = error
             raise
         self._meters[depth].count(written_bytes=len(blob))
 
-    def delete(self, depth: int, keys: Sequence[PageKey], epoch: int | None = None) -> None:
-        """Delete pages under the `epoch` of the deletion's submission. Raises as `put`."""
+    def delete(self, depth: int, ids: Collection[PageId]) -> None:
+        """Delete pages from one tier. Raises as `put`."""
         self._require_up(depth)
-        for session in {key.session for key in keys}:
-            session_keys = [key for key in keys if key.session == session]
-            with self._meters[depth].timed("delete"):
-                self.all[depth].delete(session_keys, epoch=self._epochs.current(session, epoch))
+        with self._meters[depth].timed("delete"):
+            self.all[depth].delete(list(ids))
 
     def flush(self, depth: int) -> None:
         """Make the writes to a tier as durable as it can. Raises its error."""
         with self._meters[depth].watched("flush"):
             self.all[depth].flush()
 
-    def touch(self, session: str) -> None:
-        """Restart the session's time to live in the shared tiers; the others have none."""
-        for tier in self.all:
-            if tier.shared:
-                with suppress(TierError, StoreClosedError):
-                    tier.touch(session)
+    @property
+    def life_seconds(self) -> float | None:
+        """The shortest time to live of unused pages in a tier; None if they live for ever in all."""
+        lives = [life for tier in self.all if (life := tier.life_seconds) is not None]
+        return min(lives, default=None)
 
-    def fence(self, session: str, epoch: int) -> None:
-        """Fence the session under `epoch` in every shared tier.
+    def keep(self, depth: int, ids: Collection[PageId]) -> None:
+        """Restart the pages' time to live in one tier. Raises as `put`."""
+        self._require_up(depth)
+        if self.all[depth].life_seconds is not None:
+            with self._meters[depth].timed("write"):
+                self.all[depth].keep(list(ids))
 
-        Raises StaleWriterError when a later epoch has fenced it, or the tier's error.
-        """
-        self._epochs.begin(session, epoch)
-        for depth, tier in enumerate(self.all):
-            if tier.shared:
-                with self._meters[depth].timed("write"):
-                    tier.fence(session, epoch)
+    def renew(self, ids: Collection[PageId]) -> None:
+        """Restart the pages' time to live in all tiers that answer."""
+        for depth in range(len(self.all)):
+            with suppress(TierError, StoreClosedError):
+                self.keep(depth, ids)
 
     def count(self, depth: int, **amounts: int) -> None:
         """Add to a tier's counters, by their names."""
@@ -239,7 +222,7 @@ class MeteredTiers:
             return
         with suppress(TierError):
             with self._meters[self.bottom].watched("read"):
-                self.lowest.contains([PageKey("probe", 0)])
+                self.lowest.contains([bytes(ID_BYTES)])
             self._down = None
 
     def clear_failure(self) -> None:

@@ -1,21 +1,22 @@
 """Writer thread: brings pages to the tiers, so that callers do not wait for a disk.
 
 Queued pages stay readable here until the tiers have them. Refused tasks are kept and tried again;
-no submitted page is lost while the process lives, unless another writer takes the session over.
-Then its queued pages are discarded, and the next write or flush raises StaleWriterError.
+no submitted page is lost while the process lives.
+
+Whoever submits a page holds it (`PageHolders`). A deletion takes the pages that nobody holds when its
+turn comes, and none that was submitted after it.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from threading import Condition, Event, Thread
 
 from torch import Tensor
 
-from kvstore.errors import KvStoreError, StaleWriterError, StoreClosedError, TierFailedError
-from kvstore.format.page import Blob, PageKey
-from kvstore.format.page_table import ExpectedPage
-from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.errors import KvStoreError, StoreClosedError, TierFailedError
+from kvstore.format.page import Blob, PageId
+from kvstore.hierarchy.page_holders import PageHolders
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,30 +24,37 @@ class QueuedPage:
     """A page that is submitted to be written.
 
     Attributes:
-        page: Key and version of the page.
-        rows: Rows `[n_layers, 2, n_kv_heads, t, head_dim]`, contiguous, never changed.
+        id: Id of the page.
+        rows: Rows `[page_layers, parts, n_kv_heads, page_tokens, head_dim]`, contiguous, never changed.
         blob: The encoded page when encoding changed the rows, else None.
-        epoch: Epoch under which the page is written.
+        replace: Whether it is written even if the tiers have it: theirs may be damaged.
     """
 
-    page: ExpectedPage
+    id: PageId
     rows: Tensor
     blob: Blob | None
-    epoch: int
+    replace: bool = False
+
+    @property
+    def ids(self) -> Collection[PageId]:
+        """The page alone, as a task."""
+        return (self.id,)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Deletion:
-    session: str
-    keys: tuple[PageKey, ...]
-    epoch: int | None
+    """Deletes pages by a callback; `everywhere`: queued ones too."""
+
+    ids: set[PageId]
+    run: Callable[[Collection[PageId]], None]
+    everywhere: bool = True
 
 
 @dataclass(frozen=True, eq=False)
 class _Barrier:
-    """Flushes the pending pages of `sessions` (None: of all), then sets `reached`."""
+    """Flushes those of the pages `ids` that are pending (None: all), then sets `reached`."""
 
-    sessions: Collection[str] | None
+    ids: Collection[PageId] | None
     reached: Event = field(default_factory=Event)
 
 
@@ -58,9 +66,9 @@ class _Refused:
     task: QueuedPage | _Deletion
     error: KvStoreError
 
-    @property
-    def session(self) -> str:
-        return _get_session(self.task)
+    def concerns(self, ids: Collection[PageId] | None) -> bool:
+        """Return whether the task writes or deletes one of these pages; None: any."""
+        return ids is None or any(page_id in ids for page_id in self.task.ids)
 
 
 @dataclass(frozen=True)
@@ -69,17 +77,20 @@ class WriterCallbacks:
 
     Attributes:
         write: Write a page to the tiers.
-        delete: Delete pages under an epoch from the tiers.
+        delete: Delete pages from the tiers.
+        delete_copies: Delete them from the tiers above the lowest, but pending ones.
+        delete_undurable: Delete those that memory has alone.
         sync_deletions: Make the deletions so far durable; raises a tier's error.
-        flush_pending: Move the pending pages of some sessions, or of all, to the lowest tier;
-            returns the sessions that another writer took over.
+        flush_pending: Move those of some pages that are pending, or all, to the lowest tier.
         on_refused: Called when a task has to be tried again.
     """
 
     write: Callable[[QueuedPage], None]
-    delete: Callable[[Sequence[PageKey], int | None], None]
-    flush_pending: Callable[[Collection[str] | None], list[str]]
+    delete: Callable[[Collection[PageId]], None]
+    delete_copies: Callable[[Collection[PageId]], None]
+    delete_undurable: Callable[[Collection[PageId]], None]
     sync_deletions: Callable[[], None]
+    flush_pending: Callable[[Collection[PageId] | None], None]
     on_refused: Callable[[], None]
 
 
@@ -87,18 +98,17 @@ class PageWriter:
     """Writes and deletes pages in the order of submission, in a thread of its own."""
 
     def __init__(
-        self, callbacks: WriterCallbacks, epochs: WriterEpochs, backlog_pages: int
+        self, callbacks: WriterCallbacks, holders: PageHolders, backlog_pages: int
     ) -> None:
         self._callbacks = callbacks
-        self._epochs = epochs
+        self._holders = holders
         self._backlog_pages = backlog_pages
         self._changed = Condition()
         self._tasks: deque[_Task] = deque()
-        self._queued: dict[PageKey, QueuedPage] = {}
+        self._queued: dict[PageId, QueuedPage] = {}
         self._refused: list[_Refused] = []
-        self._current: _Task | None = None
         self._deletions = 0
-        self._unsynced: dict[str, int] = {}  # Number of the last deletion, by session.
+        self._synced_deletions = 0
         self._closed = False
         self._thread = Thread(target=self._run, name="kvstore-page-writer", daemon=True)
         self._thread.start()
@@ -112,52 +122,51 @@ class PageWriter:
         with self._changed:
             while len(self._queued) >= self._backlog_pages:
                 self._require_open()
-                if self._refused:
-                    raise self._refused[0].error
+                for refused in self._refused:
+                    if isinstance(refused.task, QueuedPage):
+                        raise refused.error
                 self._changed.wait()
 
-    def submit(self, queued: QueuedPage) -> None:
-        """Queue a page; it replaces an earlier version that is still queued."""
+    def submit(self, page: QueuedPage) -> None:
+        """Queue a page that the caller holds, unless it is queued already and need not be replaced."""
         with self._changed:
             self._require_open()
-            self._cancel_refused_deletion(queued.page.key)
-            self._queued[queued.page.key] = queued
-            self._tasks.append(queued)
+            self._cancel_deletions(page.id)
+            if page.replace or page.id not in self._queued:
+                self._queued[page.id] = page
+                self._tasks.append(page)
+                self._changed.notify_all()
+
+    def delete(self, ids: Iterable[PageId]) -> None:
+        """Delete those of the pages from the tiers that nobody holds by then, queued ones too."""
+        self._add_deletion(_Deletion(set(ids), self._callbacks.delete))
+
+    def delete_copies(self, ids: Iterable[PageId]) -> None:
+        """Delete those of the pages that nobody holds by then from the tiers above the lowest."""
+        run = self._callbacks.delete_copies
+        self._add_deletion(_Deletion(set(ids), run, everywhere=False))
+
+    def discard(self, ids: Collection[PageId]) -> None:
+        """Write those of the pages no more that no durable tier has yet and that nobody holds."""
+        run = self._callbacks.delete_undurable
+        self._add_deletion(_Deletion(set(ids), run, everywhere=False))
+        with self._changed:
+            queued = [page_id for page_id in ids if page_id in self._queued]
+            dropped = {self._queued.pop(each) for each in self._holders.select_free(queued)}
+            self._refused = [each for each in self._refused if each.task not in dropped]
             self._changed.notify_all()
 
-    def delete(self, keys: Sequence[PageKey], epoch: int | None) -> None:
-        """Discard queued pages of one session and delete these pages from the tiers."""
-        if not keys:
-            return
-        with self._changed:
-            self._require_open()
-            for key in keys:
-                self._queued.pop(key, None)
-            self._tasks.append(_Deletion(keys[0].session, tuple(keys), epoch))
-            self._changed.notify_all()
+    def get_queued(self, page_id: PageId) -> QueuedPage | None:
+        """Return the page while it is queued; None once the tiers have it or it was discarded."""
+        return self._queued.get(page_id)
 
-    def discard(self, session: str) -> None:
-        """Discard a session's queued pages; pages in the tiers stay."""
-        with self._changed:
-            self._discard_pages(session, None)
-            self._changed.notify_all()
-
-    def get_queued(self, key: PageKey) -> QueuedPage | None:
-        """The page while it is queued; None once the tiers have it or it was discarded."""
-        return self._queued.get(key)
-
-    def queued_keys(self, session: str) -> set[PageKey]:
-        """Keys of the session's queued pages."""
-        with self._changed:
-            return {key for key in self._queued if key.session == session}
-
-    def drain(self, sessions: Collection[str] | None = None) -> list[KvStoreError]:
+    def drain(self, ids: Collection[PageId] | None = None) -> list[KvStoreError]:
         """Wait until all tasks submitted so far are done and refused ones were tried once more.
 
-        Deletions are durable then. Returns the errors of tasks of these sessions (None: of all)
+        Deletions are durable then. Returns the errors of tasks of these pages (None: of all)
         that were refused again, and of deletions that are not durable.
         """
-        barrier = _Barrier(sessions)
+        barrier = _Barrier(ids)
         with self._changed:
             self._require_open()
             self._tasks.extendleft(reversed([refused.task for refused in self._refused]))
@@ -165,28 +174,14 @@ class PageWriter:
             self._tasks.append(barrier)
             self._changed.notify_all()
         barrier.reached.wait()
-        unsynced = self._sync_deletions(sessions)
+        unsynced = self._sync_deletions()
         with self._changed:
-            return unsynced + [
-                refused.error
-                for refused in self._refused
-                if sessions is None or refused.session in sessions
-            ]
+            return unsynced + [each.error for each in self._refused if each.concerns(ids)]
 
-    def has_refused(self, sessions: Collection[str] | None = None) -> bool:
-        """Return whether a task of these sessions, or of any, was refused and waits for a retry."""
+    def has_refused(self, ids: Collection[PageId] | None = None) -> bool:
+        """Return whether a task of these pages, or of any, was refused and waits for a retry."""
         with self._changed:
-            return any(sessions is None or refused.session in sessions for refused in self._refused)
-
-    def has_tasks(self, session: str) -> bool:
-        """Return whether a task of the session is queued, running or refused."""
-        with self._changed:
-            tasks = [*self._tasks, *(refused.task for refused in self._refused), self._current]
-            return any(
-                not isinstance(task, _Barrier) and _get_session(task) == session
-                for task in tasks
-                if task
-            )
+            return any(refused.concerns(ids) for refused in self._refused)
 
     def close(self) -> None:
         """Finish all tasks and stop the thread."""
@@ -195,20 +190,18 @@ class PageWriter:
             self._changed.notify_all()
         self._thread.join()
 
-    def _sync_deletions(self, sessions: Collection[str] | None) -> list[KvStoreError]:
-        """Sync all deletions if these sessions had any; the writer goes on meanwhile."""
+    def _sync_deletions(self) -> list[KvStoreError]:
+        """Sync the deletions so far; the writer goes on meanwhile."""
         with self._changed:
             deletions = self._deletions
-            if not any(sessions is None or session in sessions for session in self._unsynced):
+            if deletions == self._synced_deletions:
                 return []
         try:
             self._callbacks.sync_deletions()
         except KvStoreError as error:
             return [error]
         with self._changed:
-            self._unsynced = {
-                session: number for session, number in self._unsynced.items() if number > deletions
-            }
+            self._synced_deletions = max(self._synced_deletions, deletions)
         return []
 
     def _run(self) -> None:
@@ -220,18 +213,15 @@ class PageWriter:
 
     def _next_task(self) -> _Task | None:
         with self._changed:
-            self._current = None
             while not self._tasks:
                 if self._closed:
                     return None
                 self._changed.wait()
-            self._current = self._tasks.popleft()
-            return self._current
+            return self._tasks.popleft()
 
     def _flush_pending(self, barrier: _Barrier) -> None:
         try:
-            for session in self._callbacks.flush_pending(barrier.sessions):
-                self._discard_stale(session, None)
+            self._callbacks.flush_pending(barrier.ids)
         except Exception:
             # The thread must survive. The pages stay pending, so a flush reports them.
             self._callbacks.on_refused()
@@ -241,12 +231,9 @@ class PageWriter:
     def _attempt(self, task: QueuedPage | _Deletion) -> None:
         try:
             if isinstance(task, _Deletion):
-                self._callbacks.delete(task.keys, task.epoch)
-                self._count_deletion(task.session)
-            elif self._queued.get(task.page.key) is task:
+                self._delete(task)
+            elif self._queued.get(task.id) is task:
                 self._callbacks.write(task)
-        except StaleWriterError:
-            self._discard_stale(_get_session(task), task.epoch)
         except KvStoreError as error:
             self._keep_refused(task, error)
         except Exception as error:
@@ -257,64 +244,54 @@ class PageWriter:
         else:
             self._finish(task)
 
-    def _count_deletion(self, session: str) -> None:
+    def _delete(self, task: _Deletion) -> None:
         with self._changed:
-            self._deletions += 1
-            self._unsynced[session] = self._deletions
-
-    def _discard_stale(self, session: str, epoch: int | None) -> None:
-        """Discard the queued pages of a session that another writer took over."""
-        epoch = self._epochs.current(session, epoch) or 0
-        self._epochs.mark_stale(session, epoch)
-        with self._changed:
-            self._discard_pages(session, epoch)
-            self._changed.notify_all()
+            wanted = frozenset(task.ids)
+        with self._holders.deleting(wanted) as free:
+            with self._changed:
+                # From now on nobody submits one of them.
+                task.ids &= free
+                if not task.everywhere:
+                    task.ids -= self._queued.keys()
+                for page_id in task.ids:
+                    self._queued.pop(page_id, None)
+                ids = frozenset(task.ids)
+            if ids:
+                task.run(ids)
 
     def _finish(self, task: QueuedPage | _Deletion) -> None:
         with self._changed:
-            if isinstance(task, QueuedPage) and self._queued.get(task.page.key) is task:
-                del self._queued[task.page.key]
+            if isinstance(task, _Deletion):
+                self._deletions += bool(task.ids)
+            elif self._queued.get(task.id) is task:
+                del self._queued[task.id]
             self._changed.notify_all()
 
     def _keep_refused(self, task: QueuedPage | _Deletion, error: KvStoreError) -> None:
         with self._changed:
             if isinstance(task, _Deletion):
                 # A later deletion would remove the pages that were submitted since then.
-                task = replace(
-                    task, keys=tuple(key for key in task.keys if key not in self._queued)
-                )
+                task.ids -= self._queued.keys()
+            elif self._queued.get(task.id) is not task:
+                return  # discarded since
             self._refused.append(_Refused(task, error))
             self._changed.notify_all()
         self._callbacks.on_refused()
 
-    def _cancel_refused_deletion(self, key: PageKey) -> None:
-        """Remove a page from refused deletions: a retry would delete its replacement."""
-        for i, refused in enumerate(self._refused):
-            if isinstance(refused.task, _Deletion) and key in refused.task.keys:
-                task = replace(
-                    refused.task, keys=tuple(other for other in refused.task.keys if other != key)
-                )
-                self._refused[i] = replace(refused, task=task)
+    def _add_deletion(self, deletion: _Deletion) -> None:
+        if not deletion.ids:
+            return
+        with self._changed:
+            self._require_open()
+            self._tasks.append(deletion)
+            self._changed.notify_all()
 
-    def _discard_pages(self, session: str, epoch: int | None) -> None:
-        """Discard queued pages of a session; with `epoch`, those of that epoch or earlier."""
-        discarded = [
-            key
-            for key, queued in self._queued.items()
-            if key.session == session and (epoch is None or queued.epoch <= epoch)
-        ]
-        for key in discarded:
-            del self._queued[key]
-        self._refused = [
-            refused
-            for refused in self._refused
-            if isinstance(refused.task, _Deletion) or refused.task.page.key in self._queued
-        ]
+    def _cancel_deletions(self, page_id: PageId) -> None:
+        """Remove a page from deletions that wait: they would delete what is written now."""
+        for task in [*self._tasks, *(refused.task for refused in self._refused)]:
+            if isinstance(task, _Deletion):
+                task.ids.discard(page_id)
 
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosedError("the row store is closed")
-
-
-def _get_session(task: QueuedPage | _Deletion) -> str:
-    return task.page.key.session if isinstance(task, QueuedPage) else task.session

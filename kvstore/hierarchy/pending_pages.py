@@ -1,60 +1,61 @@
 """Pages that are not yet flushed to the lowest tier, and the tier that holds each meanwhile."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from threading import Lock
 
-from kvstore.format.page import PageKey
-from kvstore.format.page_table import ExpectedPage
+from kvstore.format.page import PageId
 
 
 @dataclass(frozen=True)
 class PendingPage:
     """A page that is not yet in the lowest tier.
 
-    `depth` and `durable` describe the tier that holds it, `epoch` is the epoch of its writer.
+    Attributes:
+        id: Id of the page.
+        depth: Depth of the tier that holds it.
+        durable: Whether that tier is durable.
+        replace: Whether it replaces what the lowest tier may have, as that may be damaged.
     """
 
-    page: ExpectedPage
+    id: PageId
     depth: int
     durable: bool
-    epoch: int | None
+    replace: bool = False
 
 
 class PendingPages:
     """All pages that are not yet flushed to the lowest tier. Safe to call from several threads."""
 
     def __init__(self) -> None:
-        self._pages: dict[PageKey, PendingPage] = {}
+        self._pages: dict[PageId, PendingPage] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._pages)
 
-    def __contains__(self, key: PageKey) -> bool:
-        return key in self._pages
+    def __contains__(self, page_id: PageId) -> bool:
+        return page_id in self._pages
 
     def add(self, pending: PendingPage) -> None:
-        """Record a page; replaces an earlier version of it."""
+        """Record a page; replaces what was recorded of it."""
         with self._lock:
-            self._pages[pending.page.key] = pending
+            self._pages[pending.id] = pending
 
-    def discard(self, keys: Sequence[PageKey]) -> None:
+    def discard(self, ids: Iterable[PageId]) -> None:
         """Remove pages that the lowest tier has, or that are no longer needed."""
         with self._lock:
-            for key in keys:
-                self._pages.pop(key, None)
+            for page_id in ids:
+                self._pages.pop(page_id, None)
 
-    def get_depth(self, key: PageKey, default: int) -> int:
-        """Depth of the tier that holds a pending page; `default` when the page is not pending."""
-        pending = self._pages.get(key)
+    def get_depth(self, page_id: PageId, default: int) -> int:
+        """Return the depth of the tier that holds a page; `default` when the page is not pending."""
+        pending = self._pages.get(page_id)
         return default if pending is None else pending.depth
 
-    def select(self, sessions: Collection[str] | None = None) -> list[PendingPage]:
-        """Pending pages of some sessions, or of all."""
+    def select(self, ids: Collection[PageId] | None = None) -> list[PendingPage]:
+        """Select those of some pages that are pending, or all."""
         with self._lock:
-            return [
-                pending
-                for key, pending in self._pages.items()
-                if sessions is None or key.session in sessions
-            ]
+            if ids is None:
+                return list(self._pages.values())
+            return [pending for each in ids if (pending := self._pages.get(each)) is not None]

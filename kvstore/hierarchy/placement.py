@@ -8,15 +8,14 @@ A page that the lowest tier refuses goes to the next durable tier, or into memor
 resort, and stays pending until the lowest tier has it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torch import Tensor
 
-from kvstore.errors import PageError, StaleWriterError, TierError, TierSettingsError
+from kvstore.errors import PageError, TierError, TierSettingsError
 from kvstore.format.codec import Codec, decode_page, encode_page
-from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout, parse_header
-from kvstore.format.page_table import ExpectedPage
+from kvstore.format.page import Blob, PageId, PageLayout, parse_header
 from kvstore.hierarchy.metered import MeteredTiers
 from kvstore.hierarchy.pending_pages import PendingPage, PendingPages
 from kvstore.tiers.base import Tier
@@ -50,64 +49,72 @@ class PagePlacement:
         """The codec of the lowest tier, which decides what rows every reader gets."""
         return self._codecs[-1]
 
-    def encode(self, page: ExpectedPage, rows: Tensor) -> tuple[Tensor, Blob | None]:
+    def encode(self, page_id: PageId, rows: Tensor) -> tuple[Tensor, Blob | None]:
         """Encode a page for the lowest tier and return its rows as every reader gets them.
 
         The blob is None when encoding does not change the rows.
         """
         if self._codecs[-1] is Codec.RAW:
             return rows, None
-        blob = encode_page(self._layout, page.key, page.sequence, rows, self._codecs[-1])
+        blob = self._encode(page_id, rows, self._codecs[-1])
         return decode_page(self._layout, parse_header(blob), blob), blob
 
     def write(
-        self,
-        page: ExpectedPage,
-        rows: Tensor,
-        blob: Blob | None = None,
-        *,
-        epoch: int | None = None,
+        self, page_id: PageId, rows: Tensor, blob: Blob | None = None, *, replace: bool = False
     ) -> None:
         """Put a page into the lowest tier that accepts it, and copies into the tiers above.
 
-        `rows` and `blob` are results of `encode`. Raises StaleWriterError, or the lowest tier's error
-        when no tier accepts the page.
+        `rows` and `blob` are results of `encode`. One that the lowest tier has stays as it is, unless
+        `replace`. Raises the lowest tier's error when no tier accepts the page.
         """
-        blob = blob or encode_page(self._layout, page.key, page.sequence, rows)
-        depth = self._put_first(page.key, blob, epoch, self._write_order)
-        self._record_depth(page, depth, epoch)
-        self.copy_above(depth, [(page.key, blob, rows)])
+        blob = blob or self._encode(page_id, rows, Codec.RAW)
+        if not replace and self._is_lowest(page_id):
+            depth = self._tiers.bottom
+        else:
+            depth = self._put_first(page_id, blob, self._write_order)
+        self._record_depth(page_id, depth, replace=replace)
+        self.copy_above(depth, [(page_id, blob, rows)], replace=replace)
 
-    def copy_above(self, depth: int, pages: Iterable[tuple[PageKey, Blob, Tensor]]) -> None:
+    def copy_above(
+        self, depth: int, pages: Iterable[tuple[PageId, Blob, Tensor]], *, replace: bool = False
+    ) -> None:
         """Copy pages of the tier at `depth`, with their rows, into the tiers above it.
 
-        Each tier gets the form of its codec. Refused copies are only counted.
+        Each tier gets the form of its codec. Files that have a page keep it, unless `replace`.
+        Refused copies are only counted.
         """
         if depth == 0:
             return
-        for key, blob, rows in pages:
+        for page_id, blob, rows in pages:
             raw = self._to_raw(blob, rows) if Codec.RAW in self._codecs[:depth] else blob
             for above in range(depth):
-                self._put_copy(above, key, raw if self._codecs[above] is Codec.RAW else blob)
+                copy = raw if self._codecs[above] is Codec.RAW else blob
+                self._put_copy(above, page_id, copy, replace)
 
-    def delete(self, keys: Sequence[PageKey], epoch: int | None = None) -> None:
+    def delete(self, ids: Collection[PageId]) -> None:
         """Delete pages from every tier. Raises the first error after all tiers were tried."""
-        self._pending.discard(keys)
-        self._delete_from(range(self._tiers.bottom, -1, -1), keys, epoch)
+        self._pending.discard(ids)
+        self._delete_from(range(self._tiers.bottom, -1, -1), ids)
 
-    def delete_copies(self, keys: Sequence[PageKey]) -> None:
+    def delete_copies(self, ids: Collection[PageId]) -> None:
         """Delete pages from the tiers above the lowest, except pending ones."""
-        self._delete_from(
-            range(self._tiers.bottom), [key for key in keys if key not in self._pending], None
-        )
+        copies = [page_id for page_id in ids if page_id not in self._pending]
+        self._delete_from(range(self._tiers.bottom), copies)
 
-    def flush(self, groups: Sequence[Collection[str]]) -> list[bool]:
-        """Flush each tier that holds pages of these sessions once.
+    def delete_undurable(self, ids: Collection[PageId]) -> None:
+        """Delete those of the pages that memory has alone."""
+        for pending in self._pending.select(ids):
+            if not pending.durable:
+                self._pending.discard([pending.id])
+                self._delete_from([pending.depth], [pending.id])
 
-        Returns for each group of sessions whether all its pages are durable.
+    def flush(self, groups: Sequence[Collection[PageId]]) -> list[bool]:
+        """Flush each tier that holds these pages once.
+
+        Returns for each group of pages whether all of them are durable.
         """
         # Selected before the flush, which covers no page that is written meanwhile.
-        pending = [self._pending.select(sessions) for sessions in groups]
+        pending = [self._pending.select(group) for group in groups]
         depths = {page.depth for pages in pending for page in pages}
         flushed = {depth for depth in depths | {self._tiers.bottom} if self._is_flushed(depth)}
         return [
@@ -125,61 +132,61 @@ class PagePlacement:
 
     # Pending pages
 
-    def add_pending(self, headers: Mapping[int, PageHeader], depth: int) -> None:
-        """Record versions in the tier at `depth` that an earlier process did not flush below."""
+    def add_pending(self, ids: Iterable[PageId], depth: int, *, replace: bool = False) -> None:
+        """Record pages of the tier at `depth` that no tier below has.
+
+        `replace`: or that must replace what a tier below has.
+        """
         durable = self._tiers.all[depth].durable
-        for header in headers.values():
-            page = ExpectedPage(header.key, header.sequence)
-            self._pending.add(PendingPage(page, depth, durable, header.epoch))
-        if headers:
+        for page_id in ids:
+            self._pending.add(PendingPage(page_id, depth, durable, replace))
             self._on_pending()
 
-    def flush_pending(self, sessions: Collection[str] | None = None) -> list[str]:
-        """Move the pending pages of some sessions, or of all, to the lowest tier.
-
-        Returns the sessions that another writer took over; their pending pages are discarded.
-        """
-        stale = []
-        for pending in self._pending.select(sessions):
+    def flush_pending(self, ids: Collection[PageId] | None = None) -> None:
+        """Move those of some pages that are pending, or all, to the lowest tier."""
+        for pending in self._pending.select(ids):
             try:
                 self._move_down(pending)
-            except StaleWriterError:
-                self._pending.discard([pending.page.key])
-                with suppress(TierError):
-                    self._tiers.all[pending.depth].delete([pending.page.key])
-                stale.append(pending.page.key.session)
             except TierError:
                 continue
             except PageError:  # The page is unreadable, so there is nothing to move.
-                self._pending.discard([pending.page.key])
-        return stale
+                self._pending.discard([pending.id])
 
-    def discard_pending(self, session: str) -> None:
-        """Stop moving the session's pending pages to the lowest tier."""
-        self._pending.discard([pending.page.key for pending in self._pending.select([session])])
+    def has_pending(self) -> bool:
+        """Return whether pages are not in the lowest tier yet."""
+        return bool(self._pending)
 
-    def has_pending(self, sessions: Collection[str] | None = None) -> bool:
-        """Return whether pages of some sessions, or of any, are not in the lowest tier yet."""
-        return bool(self._pending.select(sessions))
-
-    def get_depth(self, key: PageKey) -> int:
+    def get_depth(self, page_id: PageId) -> int:
         """Depth of the tier that must hold a page: the lowest, or its own while it is pending."""
-        return self._pending.get_depth(key, self._tiers.bottom)
+        return self._pending.get_depth(page_id, self._tiers.bottom)
 
-    def pending_keys(self) -> set[PageKey]:
-        """Keys of all pending pages."""
-        return {pending.page.key for pending in self._pending.select()}
+    def is_pending(self, page_id: PageId) -> bool:
+        """Return whether a page is not in the lowest tier yet."""
+        return page_id in self._pending
 
     def count_pending(self) -> tuple[int, int]:
         """Count the pages that are not in the lowest tier yet, and those of them in memory alone."""
         pending = self._pending.select()
         return len(pending), sum(not page.durable for page in pending)
 
-    def has_undurable(self, sessions: Collection[str] | None = None) -> bool:
-        """Return whether pages of some sessions, or of any, are held in memory alone."""
-        return any(not pending.durable for pending in self._pending.select(sessions))
+    def has_undurable(self, ids: Collection[PageId] | None = None) -> bool:
+        """Return whether some pages, or any, are held in memory alone."""
+        return any(not pending.durable for pending in self._pending.select(ids))
 
     # Internals
+
+    def _is_lowest(self, page_id: PageId) -> bool:
+        """Return whether the lowest tier has a page, whose time to live restarts."""
+        bottom = self._tiers.bottom
+        try:
+            if not self._tiers.contains(bottom, [page_id])[0]:
+                return False
+            if self._tiers.lowest.life_seconds is None:
+                return True
+            self._tiers.keep(bottom, [page_id])
+            return self._tiers.contains(bottom, [page_id])[0]  # It may have ended in between.
+        except TierError:
+            return False
 
     def _is_flushed(self, depth: int) -> bool:
         try:
@@ -188,7 +195,7 @@ class PagePlacement:
             return False
         return True
 
-    def _put_first(self, key: PageKey, blob: Blob, epoch: int | None, depths: Sequence[int]) -> int:
+    def _put_first(self, page_id: PageId, blob: Blob, depths: Sequence[int]) -> int:
         """Put a page into the first of `depths` that accepts it; return that depth.
 
         Raises the first refusal.
@@ -196,9 +203,7 @@ class PagePlacement:
         refusal: TierError | None = None
         for depth in depths:
             try:
-                self._tiers.put(depth, key, blob, epoch)
-            except StaleWriterError:
-                raise
+                self._tiers.put(depth, page_id, blob)
             except TierError as error:
                 refusal = refusal or error
             else:
@@ -206,51 +211,53 @@ class PagePlacement:
         assert refusal is not None, "there is at least one tier to write to"
         raise refusal
 
-    def _record_depth(self, page: ExpectedPage, depth: int, epoch: int | None) -> None:
+    def _record_depth(self, page_id: PageId, depth: int, *, replace: bool) -> None:
         if depth == self._tiers.bottom:
-            self._pending.discard([page.key])
+            self._pending.discard([page_id])
         else:
-            self._pending.add(PendingPage(page, depth, self._tiers.all[depth].durable, epoch))
-            self._on_pending()
+            self.add_pending([page_id], depth, replace=replace)
 
     def _move_down(self, pending: PendingPage) -> None:
-        key = pending.page.key
-        blob = self._tiers.all[pending.depth].get([key])[0]
-        if blob is None or parse_header(blob).sequence != pending.page.sequence:
-            self._pending.discard([key])
+        blob = self._tiers.all[pending.depth].get([pending.id])[0]
+        if blob is None:
+            self._pending.discard([pending.id])
             return
-        preferred = self._write_order[: self._write_order.index(pending.depth)]
-        depth = self._put_first(key, blob, pending.epoch, preferred)
-        self._record_depth(pending.page, depth, pending.epoch)
+        if not pending.replace and self._is_lowest(pending.id):
+            depth = self._tiers.bottom
+        else:
+            preferred = self._write_order[: self._write_order.index(pending.depth)]
+            depth = self._put_first(pending.id, blob, preferred)
+        self._record_depth(pending.id, depth, replace=pending.replace)
         if not pending.durable:  # Memory may drop the page from now on.
-            self._tiers.put(pending.depth, key, blob, pending.epoch, backed=True)
+            self._tiers.put(pending.depth, pending.id, blob, backed=True)
 
-    def _delete_from(
-        self, depths: Sequence[int], keys: Sequence[PageKey], epoch: int | None
-    ) -> None:
+    def _delete_from(self, depths: Sequence[int], ids: Collection[PageId]) -> None:
         failure: TierError | None = None
         for depth in depths:
             try:
-                self._tiers.delete(depth, keys, epoch)
+                self._tiers.delete(depth, ids)
             except TierError as error:
                 failure = failure or error
         if failure is not None:
             raise failure
 
-    def _put_copy(self, depth: int, key: PageKey, blob: Blob) -> None:
+    def _put_copy(self, depth: int, page_id: PageId, blob: Blob, replace: bool) -> None:
         try:
-            self._tiers.put(depth, key, blob, None, backed=True)
+            # Memory keeps what it has too, but is told that it may drop it from now on.
+            is_file = not replace and self._tiers.all[depth].durable
+            if not (is_file and self._tiers.contains(depth, [page_id])[0]):
+                self._tiers.put(depth, page_id, blob, backed=True)
         except TierError:
-            # The tier below has the page. An older copy up here would only occupy memory.
             self._tiers.count(depth, refused_pages=1)
-            with suppress(TierError):
-                self._tiers.all[depth].delete([key])
 
     def _to_raw(self, blob: Blob, rows: Tensor) -> Blob:
         header = parse_header(blob)
         if header.codec == Codec.RAW:
             return blob
-        return encode_page(self._layout, header.key, header.sequence, rows)
+        return encode_page(self._layout, header.id, rows, written_at=header.written_at)
+
+    def _encode(self, page_id: PageId, rows: Tensor, codec: Codec) -> Blob:
+        return encode_page(self._layout, page_id, rows, codec, written_at=int(time.time()))
 
 
 def _get_write_order(tiers: Sequence[Tier]) -> tuple[int, ...]:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from kvstore.errors import TierFailedError
-from kvstore.format.page import PageKey
-from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.hierarchy.group_commit import Group, GroupCommit
+from kvstore.hierarchy.page_holders import PageHolders
 from kvstore.hierarchy.page_writer import PageWriter, QueuedPage, WriterCallbacks
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
@@ -20,35 +19,32 @@ class WriteThrough:
     """
 
     def __init__(
-        self,
-        stack: TierStack,
-        epochs: WriterEpochs,
-        retry: BackoffRetry,
-        backlog_pages: int,
+        self, stack: TierStack, holders: PageHolders, retry: BackoffRetry, backlog_pages: int
     ) -> None:
         self._stack = stack
         self._retry = retry
         callbacks = WriterCallbacks(
             write=self._write,
-            delete=self._delete,
+            delete=stack.placement.delete,
+            delete_copies=stack.placement.delete_copies,
+            delete_undurable=stack.placement.delete_undurable,
             flush_pending=stack.placement.flush_pending,
             sync_deletions=stack.placement.sync,
             on_refused=retry.wake,
         )
-        self.writer = PageWriter(callbacks, epochs, backlog_pages)
-        self._commits = GroupCommit(self._commit, stack.tiers.touch)
+        self.writer = PageWriter(callbacks, holders, backlog_pages)
+        self._commits = GroupCommit(self._commit, stack.tiers.renew)
 
-    def flush(self, sessions: Group) -> "Future[bool]":
-        """Write the submitted pages of these sessions; True once all of them are durable.
+    def flush(self, pages: Group) -> "Future[bool]":
+        """Write submitted pages; True once all of them are durable.
 
-        Sessions that are flushed at the same time share one sync of each tier. Also restarts the
-        sessions' time to live. Raises StoreClosedError.
+        Pages that are flushed at the same time share one sync of each tier. Raises StoreClosedError.
         """
-        return self._commits.submit(sessions)
+        return self._commits.submit(pages)
 
-    def renew(self, sessions: Group) -> None:
-        """Restart the sessions' time to live in the background."""
-        self._commits.renew(sessions)
+    def renew(self, pages: Group) -> None:
+        """Restart the pages' time to live in the background."""
+        self._commits.renew(pages)
 
     def finish(self) -> None:
         """Wait until every task is done. Raises a tier's error when no tier accepts a page."""
@@ -82,16 +78,13 @@ class WriteThrough:
             self._stack.tiers.close()
 
     def _commit(self, groups: Sequence[Group]) -> list[bool]:
-        sessions = {session for group in groups for session in group}
-        if self.writer.drain(sessions) or self._stack.placement.has_undurable(sessions):
+        pages = {page_id for group in groups for page_id in group}
+        if self.writer.drain(pages) or self._stack.placement.has_undurable(pages):
             self._stack.tiers.clear_failure()
-            self.writer.drain(sessions)
+            self.writer.drain(pages)
         refused = [self.writer.has_refused(group) for group in groups]
         flushed = self._stack.placement.flush(groups)
         return [is_durable and not left for is_durable, left in zip(flushed, refused, strict=True)]
 
-    def _write(self, queued: QueuedPage) -> None:
-        self._stack.placement.write(queued.page, queued.rows, queued.blob, epoch=queued.epoch)
-
-    def _delete(self, keys: Sequence[PageKey], epoch: int | None) -> None:
-        self._stack.placement.delete(keys, epoch)
+    def _write(self, page: QueuedPage) -> None:
+        self._stack.placement.write(page.id, page.rows, page.blob, replace=page.replace)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from kvstore.format.page import PageLayout
-from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.hierarchy.page_writer import PageWriter
 from kvstore.hierarchy.tier_stack import TierStack
 
@@ -16,10 +15,8 @@ class StoreContext:
         layout: Shape, dtype and fingerprint of the rows.
         stack: The tiers.
         writer: Queue and thread that write pages to the tiers.
-        epochs: Epochs under which this process writes sessions.
     """
 
     layout: PageLayout
     stack: TierStack
     writer: PageWriter
-    epochs: WriterEpochs

@@ -50,25 +50,26 @@ class Prefetcher:
         """Fetch a session's last pages, up to half of what memory has room for; store errors are ignored."""
         stack = self._context.stack
         memory = stack.tiers.memory
-        state = self._sessions.get_loaded(session)
+        state = self._sessions.get(session)
         if memory is None or state is None:
             return
-        with suppress(KvStoreError):
-            with state.lock:
-                missing = set(state.table.missing())
-                pages = [
-                    state.table.expected(index)
-                    for index in range(len(state.table))
-                    if index not in missing
-                ]
-                owners = state.table.owners
-            for owner in owners:
-                stack.tiers.touch(owner)
+        holders = self._sessions.holders
+        with state.lock:
+            if state.removed:
+                return
+            pages = [page_id for page_id in state.pages if page_id not in state.missing]
             hot = pages[::-1][: memory.room_bytes // 2 // self._context.layout.page_bytes]
-            resident = memory.contains([page.key for page in hot])
-            absent = [page for page, is_there in zip(hot, resident, strict=True) if not is_there]
-            stack.promote(absent)
-            stack.tiers.count(0, prefetched_pages=len(absent))
+            holders.hold(hot)  # No copy must come after a deletion.
+        try:
+            with suppress(KvStoreError):
+                resident = memory.contains(hot)
+                absent = [
+                    page for page, is_there in zip(hot, resident, strict=True) if not is_there
+                ]
+                stack.promote(absent)
+                stack.tiers.count(0, prefetched_pages=len(absent))
+        finally:
+            holders.release(hot)
 
     def _next(self) -> str | None:
         with self._changed:

@@ -6,18 +6,20 @@ from torch import Tensor
 
 from kvstore.errors import RowRangeError, RowShapeError
 from kvstore.format.gather import ReadKeys, gather_run, gather_selection, gather_tokens
-from kvstore.format.page import HEADER_BYTES
+from kvstore.format.page import HEADER_BYTES, PageId
 from kvstore.sessions.context import StoreContext
+from kvstore.sessions.presence import find_restored
 from kvstore.sessions.state import StoredSession
 
 
 class RowReader:
-    """Reads rows through a session's page table; the caller holds the session's lock.
+    """Reads rows of a session; the caller holds its lock.
 
     At most `batch_pages` pages are in memory at a time.
     """
 
     def __init__(self, context: StoreContext, batch_pages: int) -> None:
+        self._context = context
         self._layout = context.layout
         self._stack = context.stack
         self._writer = context.writer
@@ -110,7 +112,8 @@ class RowReader:
         rows = self._get_in_memory(state, index)
         if rows is not None:
             return rows, True
-        return self._stack.read_verified(state.table.expected(index))
+        [page_id] = self._expect(state, [index])
+        return self._stack.read_verified(page_id)
 
     def pages(
         self, state: StoredSession, pages: Sequence[int], *, promote: bool = True
@@ -134,7 +137,7 @@ class RowReader:
             if (rows := self._get_in_memory(state, index)) is not None
         }
         below = [index for index in pages if index not in in_memory]
-        read = self._stack.hold([state.table.expected(index) for index in below])
+        read = self._stack.hold(self._expect(state, below))
         found = in_memory | dict(zip(below, read, strict=True))
         return [found[index] for index in pages]
 
@@ -158,21 +161,23 @@ class RowReader:
                 for index in batch
                 if (rows := self._get_in_memory(state, index)) is not None
             }
-            below = [state.table.expected(index) for index in batch if index not in in_memory]
-            read = {
-                page.key.index: rows
-                for page, rows in zip(below, self._stack.read(below, promote=promote), strict=True)
-            }
+            below = [index for index in batch if index not in in_memory]
+            from_tiers = self._stack.read(self._expect(state, below), promote=promote)
+            read = dict(zip(below, from_tiers, strict=True))
             for index in batch:
                 if index in in_memory:
                     yield in_memory[index], False
                 else:
-                    yield read[state.table.stored_index(index)], True
+                    yield read[index], True
+
+    def _expect(self, state: StoredSession, indices: Sequence[int]) -> list[PageId]:
+        """Ids of pages by index. Raises MissingPageError for one that is not there."""
+        if not state.missing.isdisjoint(state.pages[index] for index in indices):
+            find_restored(self._context, state)
+        return state.expect(indices)
 
     def _get_in_memory(self, state: StoredSession, index: int) -> Tensor | None:
-        if index >= len(state.table):
-            return state.behind[index - len(state.table)]
-        queued = self._writer.get_queued(state.table.key(index))
-        sequence = state.table.sequence(index)
-        # An owner's page may be queued in a version that this session may not read.
-        return queued.rows if queued is not None and queued.page.sequence == sequence else None
+        if index >= len(state.pages):
+            return state.behind[index - len(state.pages)]
+        queued = self._writer.get_queued(state.pages[index])
+        return None if queued is None else queued.rows

@@ -1,13 +1,13 @@
-"""State of one session in the store: its page table and the rows behind its pages."""
+"""State of one open session in the store: its pages and the rows behind them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 
 from torch import Tensor
 
-from kvstore.errors import StaleWriterError
-from kvstore.format.page import first_sequence, get_epoch
-from kvstore.format.page_table import PageTable
+from kvstore.errors import MissingPageError
+from kvstore.format.page import PageId
 
 
 @dataclass(eq=False)
@@ -16,50 +16,60 @@ class StoredSession:
 
     Attributes:
         name: Id of the session.
-        table: Versions of the pages that were submitted to the writer.
-        epoch: Epoch under which pages are written.
-        last_sequence: Largest sequence number of the session's own pages.
+        pages: Ids of the pages that were submitted to the writer or are stored, in order.
         length: Tokens whose rows the session has.
-        behind: Full-size pages of the rows behind the table's pages, in memory alone; the last one may
-            have room.
-        loaded: Whether this state is complete; if not, opening the session must read the tiers.
-        truncation_pending: Whether tiers may still have truncated rows, which they must not keep.
-        unopened: Whether tiers may hold more than this state says: an earlier process stored the
-            session, or it was unloaded, and it was not opened since.
-        removed: Whether the session was deleted or released; a caller must look it up again.
+        behind: Full-size pages of the rows behind `pages`, in memory alone; the last one may have room.
+        missing: Those of `pages` that were not found.
+        unflushed: Those of `pages` that are not known to be durable, with a number for each time that
+            one was submitted.
+        submissions: The last of these numbers.
+        kept_at: Monotonic seconds when the pages' time to live was restarted last.
+        removed: Whether the session was closed; a caller must look it up again.
     """
 
     name: str
-    table: PageTable
+    pages: list[PageId] = field(default_factory=list)
     lock: RLock = field(default_factory=RLock)
-    epoch: int = 0
-    last_sequence: int = 0
     length: int = 0
     behind: list[Tensor] = field(default_factory=list)
-    loaded: bool = False
-    truncation_pending: bool = False
-    unopened: bool = False
+    missing: set[PageId] = field(default_factory=set)
+    unflushed: dict[PageId, int] = field(default_factory=dict)
+    submissions: int = 0
+    kept_at: float = 0.0
     removed: bool = False
 
-    def unload(self) -> None:
-        """Forget everything but the epoch: only the tiers say what rows there are."""
-        self.table = PageTable(self.name)
-        self.length = 0
+    def mark_unflushed(self, page_id: PageId) -> None:
+        """Record that a page was submitted: what is flushed already does not cover it."""
+        self.submissions += 1
+        self.unflushed[page_id] = self.submissions
+
+    def mark_flushed(self, flushed: Mapping[PageId, int]) -> None:
+        """Record that pages are durable, but for those that were submitted again since."""
+        for page_id, number in flushed.items():
+            if self.unflushed.get(page_id) == number:
+                del self.unflushed[page_id]
+
+    def expect(self, indices: Sequence[int]) -> list[PageId]:
+        """Return ids of pages by index. Raises MissingPageError for one that was not found."""
+        for index in indices:
+            if self.pages[index] in self.missing:
+                raise MissingPageError(
+                    f"page {index} of session {self.name!r} was not found; its rows must be "
+                    "computed again"
+                )
+        return [self.pages[index] for index in indices]
+
+    def list_missing(self) -> list[int]:
+        """Indices of the pages that were not found."""
+        return [index for index, page_id in enumerate(self.pages) if page_id in self.missing]
+
+    def keep(self, pages: int, length: int) -> list[PageId]:
+        """Go on with the first `pages` pages and `length` rows; return the ids of the others."""
+        dropped = self.pages[pages:]
+        del self.pages[pages:]
+        self.missing.difference_update(dropped)
+        for page_id in dropped:
+            self.unflushed.pop(page_id, None)
         self.behind = []
-        self.loaded = False
-        self.unopened = True
-
-    def next_sequence(self) -> int:
-        """Sequence number for the next page version: the epoch, then a count.
-
-        Each epoch counts from 1. Raises StaleWriterError when it has no more numbers: the session
-        must be opened under a later one.
-        """
-        sequence = max(self.last_sequence, first_sequence(self.epoch)) + 1
-        if get_epoch(sequence) > self.epoch:
-            raise StaleWriterError(
-                f"epoch {self.epoch} of session {self.name!r} has no more page versions; "
-                "open the session under a later epoch"
-            )
-        self.last_sequence = sequence
-        return sequence
+        self.length = length
+        return dropped

@@ -1,14 +1,10 @@
-"""Interface of all tiers. Pages are bytes; every call takes a batch."""
+"""Interface of all tiers. Pages are bytes, named by their ids; every call takes a batch."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvstore.format.page import Blob, PageHeader, PageKey
-
-UNFENCED = (1 << 21) - 1
-"""Epoch that passes every fence: for a page that is restored unchanged for the sessions that share
-it. Epochs of sessions are lower, so that sequence numbers stay below 2 ** 53."""
+from kvstore.format.page import Blob, PageHeader, PageId
 
 
 @dataclass(frozen=True)
@@ -29,6 +25,7 @@ class DeviceStatus:
 class Tier(Protocol):
     """Storage for pages. Safe to call from several threads.
 
+    Equal ids are equal pages, so whoever puts one asks before whether it is here (`keep`, `contains`).
     Calls raise TierFullError or TierFailedError (acknowledged pages are still stored), and
     StoreClosedError after `close`.
     """
@@ -54,62 +51,60 @@ class Tier(Protocol):
         ...
 
     @property
+    def life_seconds(self) -> float | None:
+        """Seconds after which a page ends that is neither put nor kept; None when none ever does."""
+        ...
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of the pages that the tier holds, headers included."""
         ...
 
-    def fence(self, session: str, epoch: int) -> None:
-        """Refuse writes and deletions of the session under earlier epochs from now on.
-
-        Raises StaleWriterError when a later epoch has fenced it. Unshared tiers do nothing.
-        """
-        ...
-
-    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
-        """Return pages in the order of `keys`, None where the tier has none.
+    def get(self, ids: Sequence[PageId]) -> list[Blob | None]:
+        """Return pages in the order of `ids`, None where the tier has none.
 
         Raises CorruptPageError when the checksum of a page that left this process's memory does
-        not match.
+        not match. From then on `contains` does not count that page, until it is put again.
         """
         ...
 
-    def put(
-        self,
-        pages: Sequence[tuple[PageKey, Blob]],
-        *,
-        backed: bool = False,
-        epoch: int | None = None,
-    ) -> None:
-        """Store sealed pages; each replaces a version with a lower or equal sequence number.
+    def put(self, pages: Sequence[tuple[PageId, Blob]], *, backed: bool = False) -> None:
+        """Store sealed pages; one that is here is replaced, since it may be damaged.
 
         `backed`: a lower tier holds the same pages, so this tier may drop them to make room.
-        Raises TierFullError when there is neither room nor a page that may be dropped, and
-        StaleWriterError when the session was fenced under a later epoch than `epoch` (by default,
-        than those of the pages' sequence numbers).
+        Raises TierFullError when there is neither room nor a page that may be dropped.
         """
         ...
 
-    def touch(self, session: str) -> None:
-        """Restart the time to live of a session's pages. Tiers without one do nothing."""
+    def keep(self, ids: Sequence[PageId]) -> None:
+        """Restart the time to live of pages. Unknown ids are ignored; tiers without one do nothing.
+
+        Pages that are there when it returns are there for the next `life_seconds`, unless they are
+        deleted.
+        """
         ...
 
-    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+    def contains(self, ids: Sequence[PageId]) -> list[bool]:
         """Return whether the tier has each page."""
         ...
 
-    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        """Delete pages; the deletion is durable after `flush`. Unknown keys are ignored.
+    def delete(self, ids: Sequence[PageId]) -> None:
+        """Delete pages; the deletion is durable after `flush`. Unknown ids are ignored.
 
-        Raises StaleWriterError when `epoch` is given and a session was fenced under a later one.
+        A shared tier lets them go a little later, unless they are kept or put again by then: another
+        process may be about to use them.
         """
         ...
 
-    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        """Return the headers of all stored pages, or of those of one session."""
+    def stored(self) -> Iterator[PageHeader]:
+        """Yield the headers of all stored pages; reads no payloads.
+
+        An unreadable header becomes one without the fields of a layout: its `page_tokens` is 0.
+        """
         ...
 
-    def session_headers(self) -> Iterator[PageHeader]:
-        """Return one header per session, of any of its pages."""
+    def list_ids(self, written_before: int) -> list[PageId]:
+        """Return the ids of the pages that were written before a time in unix seconds, in no order."""
         ...
 
     def flush(self) -> None:
@@ -127,8 +122,3 @@ class Tier(Protocol):
     def close(self) -> None:
         """Release the tier's resources. May be called twice."""
         ...
-
-
-def one_per_session(headers: Iterable[PageHeader]) -> Iterator[PageHeader]:
-    """Reduce headers to one per session, as `Tier.session_headers` returns them."""
-    return iter({header.key.session: header for header in headers}.values())

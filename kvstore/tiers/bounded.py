@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from kvstore.errors import StoreClosedError, TierFailedError
-from kvstore.format.page import Blob, PageHeader, PageKey
+from kvstore.format.page import Blob, PageHeader, PageId
 from kvstore.tiers.base import DeviceStatus, Tier
 
 CALL_SECONDS = 10.0
@@ -26,8 +26,8 @@ class BoundedTier:
     """A Tier that bounds the duration of every call of `tier` by `timeout_seconds`.
 
     A call that gave up may still take effect later, before every later write. Callers tolerate
-    that: what fails is tried again with the same sequence number. Raises TierFailedError for a
-    hung call, and for every call while one is hung.
+    that: what fails is tried again. Raises TierFailedError for a hung call, and for every call while
+    one is hung.
     """
 
     def __init__(self, tier: Tier, timeout_seconds: float = CALL_SECONDS) -> None:
@@ -47,52 +47,42 @@ class BoundedTier:
         return self._tier.limit_bytes
 
     @property
+    def life_seconds(self) -> float | None:
+        """Seconds after which a page ends that is neither put nor kept."""
+        return self._tier.life_seconds
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of the pages that the tier holds, headers included."""
         return self._tier.used_bytes
 
-    def fence(self, session: str, epoch: int) -> None:
-        """Refuse writes of the session under earlier epochs."""
-        self._run(self._writer, lambda: self._tier.fence(session, epoch))
+    def get(self, ids: Sequence[PageId]) -> list[Blob | None]:
+        """Return pages in the order of `ids`, None where the tier has none."""
+        return self._run(self._others, lambda: self._tier.get(ids))
 
-    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
-        """Return pages in the order of `keys`, None where the tier has none."""
-        return self._run(self._others, lambda: self._tier.get(keys))
-
-    def put(
-        self,
-        pages: Sequence[tuple[PageKey, Blob]],
-        *,
-        backed: bool = False,
-        epoch: int | None = None,
-    ) -> None:
+    def put(self, pages: Sequence[tuple[PageId, Blob]], *, backed: bool = False) -> None:
         """Store sealed pages."""
-        self._run(self._writer, lambda: self._tier.put(pages, backed=backed, epoch=epoch))
+        self._run(self._writer, lambda: self._tier.put(pages, backed=backed))
 
-    def touch(self, session: str) -> None:
-        """Restart the time to live of a session's pages."""
-        self._run(self._others, lambda: self._tier.touch(session))
+    def keep(self, ids: Sequence[PageId]) -> None:
+        """Restart the time to live of pages."""
+        self._run(self._others, lambda: self._tier.keep(ids))
 
-    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+    def contains(self, ids: Sequence[PageId]) -> list[bool]:
         """Return whether the tier has each page."""
-        return self._run(self._others, lambda: self._tier.contains(keys))
+        return self._run(self._others, lambda: self._tier.contains(ids))
 
-    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
+    def delete(self, ids: Sequence[PageId]) -> None:
         """Delete pages."""
-        self._run(self._writer, lambda: self._tier.delete(keys, epoch=epoch))
+        self._run(self._writer, lambda: self._tier.delete(ids))
 
-    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        """Return the headers of all stored pages, or of those of one session.
+    def stored(self) -> Iterator[PageHeader]:
+        """Yield the headers of all stored pages, in a time that is not bounded."""
+        return self._tier.stored()
 
-        The listing of all is not bounded: it takes as long as there are pages.
-        """
-        if session is None:
-            return self._tier.stored()
-        return self._run(self._others, lambda: self._tier.stored(session))
-
-    def session_headers(self) -> Iterator[PageHeader]:
-        """Return one header per session, in a time that is not bounded."""
-        return self._tier.session_headers()
+    def list_ids(self, written_before: int) -> list[PageId]:
+        """Return the ids of the pages that were written before a time in unix seconds."""
+        return self._run(self._others, lambda: self._tier.list_ids(written_before))
 
     def flush(self) -> None:
         """Wait until everything before is durable. Writes go on meanwhile."""

@@ -16,10 +16,8 @@ import numpy as np
 
 from kvstore.errors import InvariantError, StoreClosedError, TierFullError
 from kvstore.format.codec import Codec
-from kvstore.format.page import Blob, PageHeader, PageKey, parse_header, read_sequence
-from kvstore.format.page_table import PageVersion
+from kvstore.format.page import HEADER_BYTES, Blob, PageHeader, PageId, parse_header
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.base import one_per_session
 
 # Pages that are dropped for one, where the free memory is in pieces: that of pages which are still
 # read does not come free.
@@ -33,12 +31,18 @@ _KEPT_SHARE = 4
 class _Resident:
     blob: memoryview
     backed: bool
-    sequence: int
-    held_as: PageVersion | None = None
+    held: bool = False
 
-    def is_read_as(self, version: PageVersion) -> bool:
-        """Whether readers of a version get this page's own memory, and no decoded copy."""
-        return self.sequence == version.sequence and parse_header(self.blob).codec == Codec.RAW
+    def is_read_in_place(self) -> bool:
+        """Whether readers get this page's own memory, and no decoded copy."""
+        return parse_header(self.blob).codec == Codec.RAW
+
+    def has_rows_of(self, blob: Blob) -> bool:
+        """Whether another copy of the page has the same rows in the same form."""
+        mine, theirs = (
+            np.frombuffer(each, dtype=np.uint8)[HEADER_BYTES:] for each in (self.blob, blob)
+        )
+        return np.array_equal(mine, theirs)
 
     def lies_at(self, address: int) -> bool:
         """Whether the byte at an address is one of this page's."""
@@ -56,6 +60,7 @@ class RamTier:
 
     durable = False
     shared = False
+    life_seconds = None
 
     def __init__(self, limit_bytes: int, name: str = "ram") -> None:
         self.name = name
@@ -63,8 +68,8 @@ class RamTier:
         self._arena = Arena(limit_bytes)
         # Coldest first. Two maps, so that the search for a page to drop skips those that are not
         # backed, or are held.
-        self._droppable: OrderedDict[PageKey, _Resident] = OrderedDict()
-        self._kept: dict[PageKey, _Resident] = {}
+        self._droppable: OrderedDict[PageId, _Resident] = OrderedDict()
+        self._kept: dict[PageId, _Resident] = {}
         self._used_bytes = 0
         self._droppable_bytes = 0
         self._unbacked_bytes = 0
@@ -97,8 +102,8 @@ class RamTier:
         share = self.limit_bytes - self.limit_bytes // _KEPT_SHARE
         return min(share, self.limit_bytes - self._unbacked_bytes)
 
-    def reserve(self, reserved_bytes: int, pages: Iterable[PageVersion] = ()) -> bool:
-        """Set the bytes that readers have. `pages` are new among them: those that are here are held.
+    def reserve(self, reserved_bytes: int, ids: Iterable[PageId] = ()) -> bool:
+        """Set the bytes that readers have. The pages `ids` are new among them: those that are here are held.
 
         The coldest backed pages without a reader make room. Returns False, and changes nothing, where
         `reserved_bytes` are more than before and more than `reservable_bytes`.
@@ -106,10 +111,10 @@ class RamTier:
         with self._lock:
             if reserved_bytes > max(self._reserved_bytes, self.reservable_bytes):
                 return False
-            for version in pages:
-                page = self._find(version.key)
-                if page is not None and page.is_read_as(version):
-                    self._hold(version, page)
+            for page_id in ids:
+                page = self._find(page_id)
+                if page is not None and page.is_read_in_place():
+                    self._hold(page_id, page)
             self._reserved_bytes = reserved_bytes
             self._make_room(0)
             # What readers have elsewhere and what the arena keeps of dropped pages is one limit too.
@@ -117,77 +122,70 @@ class RamTier:
             self._arena.trim(max(0, self.limit_bytes - elsewhere))
             return True
 
-    def hold(self, version: PageVersion, address: int) -> None:
+    def hold(self, page_id: PageId, address: int) -> None:
         """Hold a page that came here since its bytes were reserved, if it has the reader's `address`.
 
         A held page counts among the reserved bytes, and is never dropped. A reader whose copy lies
         elsewhere holds nothing of this tier.
         """
         with self._lock:
-            page = self._find(version.key)
+            page = self._find(page_id)
             if page is not None and page.lies_at(address):
-                self._hold(version, page)
+                self._hold(page_id, page)
 
-    def release(self, version: PageVersion) -> None:
+    def release(self, page_id: PageId) -> None:
         """Hold a page no more: it takes its bytes along from the reserved ones."""
         with self._lock:
-            page = self._find(version.key)
-            if page is not None and page.held_as == version:
+            page = self._find(page_id)
+            if page is not None and page.held:
                 self._reserved_bytes -= len(page.blob)
-                self._replace(version.key, replace(page, held_as=None))
+                self._replace(page_id, replace(page, held=False))
 
     def get_device(self) -> None:
         """Return None: memory is no file system."""
 
-    def fence(self, session: str, epoch: int) -> None:
-        """Do nothing: no other process can write here."""
-
-    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
+    def get(self, ids: Sequence[PageId]) -> list[Blob | None]:
         """Return views of resident pages, None where there is none; marks them as recently used."""
         with self._lock:
             self._require_open()
-            return [self._touch(key) for key in keys]
+            return [self._touch(page_id) for page_id in ids]
 
-    def put(
-        self,
-        pages: Sequence[tuple[PageKey, Blob]],
-        *,
-        backed: bool = False,
-        epoch: int | None = None,
-    ) -> None:
+    def put(self, pages: Sequence[tuple[PageId, Blob]], *, backed: bool = False) -> None:
         """Copy pages into the arena, dropping the coldest droppable pages if necessary.
 
+        A resident page with the same rows stays where it is, as readers may hold it; whether it is backed
+        is as of now.
         Raises TierFullError before anything is dropped.
         """
         with self._lock:
             self._require_open()
-            for key, blob in pages:
-                self._put_one(key, blob, backed)
+            for page_id, blob in pages:
+                self._put_one(page_id, blob, backed)
 
-    def touch(self, session: str) -> None:
+    def keep(self, ids: Sequence[PageId]) -> None:
         """Do nothing: pages in memory do not expire."""
 
-    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+    def contains(self, ids: Sequence[PageId]) -> list[bool]:
         """Return whether each page is resident."""
         with self._lock:
-            return [self._find(key) is not None for key in keys]
+            return [self._find(page_id) is not None for page_id in ids]
 
-    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        """Delete pages; unknown keys are ignored."""
+    def delete(self, ids: Sequence[PageId]) -> None:
+        """Delete pages; unknown ids are ignored."""
         with self._lock:
             self._require_open()
-            for key in keys:
-                self._remove(key)
+            for page_id in ids:
+                self._remove(page_id)
 
-    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        """Return the headers of all resident pages, or of those of one session."""
+    def stored(self) -> Iterator[PageHeader]:
+        """Yield the headers of all resident pages."""
         with self._lock:
-            resident = [*self._droppable.items(), *self._kept.items()]
-        return (parse_header(page.blob) for key, page in resident if session in (None, key.session))
+            pages = [*self._droppable.values(), *self._kept.values()]
+        return (parse_header(page.blob) for page in pages)
 
-    def session_headers(self) -> Iterator[PageHeader]:
-        """Return one header per session, of any of its pages."""
-        return one_per_session(self.stored())
+    def list_ids(self, written_before: int) -> list[PageId]:
+        """Return the ids of the pages that were written before a time in unix seconds."""
+        return [header.id for header in self.stored() if header.written_at < written_before]
 
     def flush(self) -> None:
         """Do nothing: memory is never durable."""
@@ -199,7 +197,7 @@ class RamTier:
         with self._lock:
             pages = [*self._droppable.values(), *self._kept.values()]
             total = sum(len(page.blob) for page in pages)
-            held = sum(len(page.blob) for page in pages if page.held_as is not None)
+            held = sum(len(page.blob) for page in pages if page.held)
             unbacked = sum(len(page.blob) for page in pages if not page.backed)
             counted = (self._used_bytes, self._held_bytes, self._unbacked_bytes)
             everything = total - held + self._reserved_bytes
@@ -219,23 +217,19 @@ class RamTier:
             self._unbacked_bytes = self._held_bytes = 0
             self._closed = True
 
-    def _put_one(self, key: PageKey, blob: Blob, backed: bool) -> None:
-        sequence = read_sequence(blob)
-        resident = self._find(key)
-        if resident is not None and resident.sequence > sequence:
-            return
-        if resident is not None and resident.sequence == sequence and _is_equal(resident, blob):
-            # Readers may hold it where it is.
-            self._replace(key, replace(resident, backed=backed))
+    def _put_one(self, page_id: PageId, blob: Blob, backed: bool) -> None:
+        resident = self._find(page_id)
+        if resident is not None and resident.has_rows_of(blob):
+            self._replace(page_id, replace(resident, backed=backed))
             return
         self._require_room(len(blob), resident)
-        self._remove(key)
-        self._replace(key, _Resident(self._copy_in(blob), backed, sequence))
+        self._remove(page_id)
+        self._replace(page_id, _Resident(self._copy_in(blob), backed))
 
     def _require_room(self, needed: int, replaced: _Resident | None) -> None:
         """Raise TierFullError, before anything is dropped, unless `needed` bytes can fit."""
         kept_bytes = self._used_bytes - self._droppable_bytes - self._held_bytes
-        if replaced is not None and not replaced.backed and replaced.held_as is None:
+        if replaced is not None and not replaced.backed and not replaced.held:
             kept_bytes -= len(replaced.blob)
         if needed > self.room_bytes - kept_bytes:
             raise TierFullError(
@@ -270,45 +264,39 @@ class RamTier:
     def _drop_coldest(self) -> None:
         self._remove(next(iter(self._droppable)))
 
-    def _touch(self, key: PageKey) -> memoryview | None:
-        resident = self._find(key)
+    def _touch(self, page_id: PageId) -> memoryview | None:
+        resident = self._find(page_id)
         if resident is None:
             return None
-        if key in self._droppable:
-            self._droppable.move_to_end(key)
+        if page_id in self._droppable:
+            self._droppable.move_to_end(page_id)
         return resident.blob
 
-    def _find(self, key: PageKey) -> _Resident | None:
-        return self._droppable.get(key) or self._kept.get(key)
+    def _find(self, page_id: PageId) -> _Resident | None:
+        return self._droppable.get(page_id) or self._kept.get(page_id)
 
-    def _hold(self, version: PageVersion, page: _Resident) -> None:
-        if page.held_as is None:
-            self._replace(version.key, replace(page, held_as=version))
+    def _hold(self, page_id: PageId, page: _Resident) -> None:
+        if not page.held:
+            self._replace(page_id, replace(page, held=True))
 
-    def _replace(self, key: PageKey, page: _Resident) -> None:
+    def _replace(self, page_id: PageId, page: _Resident) -> None:
         """Put a page in the place of one that was here; it is then the last used one."""
-        self._remove(key)
-        (self._droppable if page.backed and page.held_as is None else self._kept)[key] = page
+        self._remove(page_id)
+        (self._droppable if page.backed and not page.held else self._kept)[page_id] = page
         self._count(page, 1)
 
-    def _remove(self, key: PageKey) -> None:
-        page = self._droppable.pop(key, None) or self._kept.pop(key, None)
+    def _remove(self, page_id: PageId) -> None:
+        page = self._droppable.pop(page_id, None) or self._kept.pop(page_id, None)
         if page is not None:
             self._count(page, -1)
 
     def _count(self, page: _Resident, sign: int) -> None:
         size = sign * len(page.blob)
         self._used_bytes += size
-        self._held_bytes += size * (page.held_as is not None)
+        self._held_bytes += size * page.held
         self._unbacked_bytes += size * (not page.backed)
-        self._droppable_bytes += size * (page.backed and page.held_as is None)
+        self._droppable_bytes += size * (page.backed and not page.held)
 
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosedError(f"tier {self.name} is closed")
-
-
-def _is_equal(resident: _Resident, blob: Blob) -> bool:
-    """Whether a page has the bytes of a resident one."""
-    mine, theirs = (np.frombuffer(each, dtype=np.uint8) for each in (resident.blob, blob))
-    return np.array_equal(mine, theirs)

@@ -145,7 +145,7 @@ DURABILITY = (
     ),
     Panel(
         "Tokens of shared prefixes",
-        "Tokens taken from another session's pages instead of being prefilled. None though sessions "
+        "Tokens whose pages were stored already instead of being prefilled. None though sessions "
         "begin with the same system message or tools: these differ in a character, such as a date.",
         Unit.PER_SECOND,
         (
@@ -175,13 +175,13 @@ CATALOG = (
         (Query(rate("catalog_errors_total", GATEWAY, "op"), "{{op}}"),),
     ),
     Panel(
-        "Sessions whose pages are left",
-        "Deleted ones wait for workers that are away or refuse; the gateway's log names them. Unknown ones "
-        "are held where the catalog may have lost them, until a person has decided.",
+        "Pages that are left",
+        "Dead ones, of deleted sessions, wait for workers that refuse; the gateway's log names these. "
+        "Unknown ones are held where the catalog may have lost their sessions, until a person has decided.",
         Unit.COUNT,
         (
-            Query(f"max(kvrecall_orphaned_sessions{{{GATEWAY}}})", "deleted"),
-            Query(f"max(kvrecall_held_sessions{{{GATEWAY}}})", "unknown, held"),
+            Query(f"max(kvrecall_dead_pages{{{GATEWAY}}})", "dead"),
+            Query(f"max(kvrecall_held_pages{{{GATEWAY}}})", "unknown, held"),
         ),
         warn_above=1,
     ),

@@ -11,8 +11,8 @@ same transaction.
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvrecall.domain.sessions.commit_points import CommitPoint
-from kvrecall.domain.sessions.session import Session, SharedPages, Turn
+from kvrecall.domain.page_ids import PageId
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.api_keys import ApiKeys
@@ -24,9 +24,7 @@ from services.catalog.records import (
     HistoryEntry,
     IdempotencyKey,
     IdempotencyRecord,
-    KnownPrefix,
     Lease,
-    OrphanedPages,
     RepairCommit,
     RepairRecord,
     SegmentRecord,
@@ -81,14 +79,6 @@ class Sessions(Protocol):
         """
         ...
 
-    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
-        """Return the committed length at the end of each epoch that committed a turn, in order.
-
-        A fork and a restored session begin with one point: they were committed as a whole. Raises
-        UnknownSession.
-        """
-        ...
-
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first.
 
@@ -123,9 +113,7 @@ class Sessions(Protocol):
     ) -> None:
         """Add a session that starts from another, with an `epoch` and `worker` of its own.
 
-        Raises UnknownSession, also when pages that it shares are gone, UnknownTurn, and
-        QuotaExceeded as `create`. Its
-        `shared` pages are referenced before the session exists: a crash leaves none unreferenced.
+        Raises UnknownSession, UnknownTurn, and QuotaExceeded as `create`.
         """
         ...
 
@@ -133,13 +121,8 @@ class Sessions(Protocol):
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
         ...
 
-    async def delete(
-        self, session_id: str, record: IdempotencyRecord | None
-    ) -> list[OrphanedPages]:
-        """Delete the session and return the pages orphaned by it, its own first.
-
-        Pages that `PageRefs.get_orphaned` returns as well may follow. Raises UnknownSession.
-        """
+    async def delete(self, session_id: str, record: IdempotencyRecord | None) -> None:
+        """Delete the session; its pages may be dead then (`Pages`). Raises UnknownSession."""
         ...
 
 
@@ -189,7 +172,7 @@ class Turns(Protocol):
         ...
 
     async def get_state(self, session_id: str, number: int) -> bytes | None:
-        """Return the serialized pb.SessionState at the end of turn `number`, if it was kept."""
+        """Return what a turn's commit kept of the serialized pb.SessionState (`KeptState`), if it did."""
         ...
 
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
@@ -311,45 +294,31 @@ class Episodes(Protocol):
         ...
 
 
-class PageRefs(Protocol):
-    """References of sessions to pages that other sessions wrote, and pages without references."""
+class Pages(Protocol):
+    """The pages that sessions have, over all tenants.
 
-    async def reserve(self, session_id: str, shared: SharedPages) -> bool:
-        """Reference another session's first pages before use; False if those pages are gone.
+    A commit that changes a session's pages, a fork, a restored session and a deletion change them
+    with it. A page that no session has any more is dead, until the workers have deleted it.
+    """
 
-        The `shared` pages of the session's first committed turn replace the reservation.
-        """
+    async def get_dead(self, limit: int) -> list[PageId]:
+        """Return up to `limit` dead pages, oldest first."""
         ...
 
-    async def find_prefix(self, tenant: str, page_ids: bytes) -> KnownPrefix:
-        """Find the tenant's sessions that begin with the most of these pages (ids, joined).
-
-        Commits that have just returned may be missed.
-        """
+    async def count_dead(self) -> int:
+        """Return the number of dead pages."""
         ...
 
-    async def get_retained(self) -> list[SharedPages]:
-        """Return the deleted sessions whose pages are still referenced, with how many pages."""
+    async def confirm_deleted(self, ids: Sequence[PageId]) -> None:
+        """Note that the workers have deleted these dead pages."""
         ...
 
-    async def find_unknown(self, session_ids: Sequence[str]) -> list[OrphanedPages]:
-        """Return those of the sessions that do not exist, with their pages that are referenced."""
+    async def find_live(self, ids: Sequence[PageId]) -> list[PageId]:
+        """Return those of these pages that some session has, with those of commits that have begun."""
         ...
 
-    async def begin_creation(self, session_id: str) -> None:
-        """Note that workers write pages of a session before `Sessions.fork` commits it.
-
-        If it is not committed within CREATION_SECONDS, its pages are orphaned. If it is after all,
-        nothing is lost: they are computed again.
-        """
-        ...
-
-    async def get_orphaned(self) -> list[OrphanedPages]:
-        """Return the orphaned pages that are not confirmed as deleted yet."""
-        ...
-
-    async def confirm_deleted(self, orphaned: OrphanedPages) -> None:
-        """Note that the workers have deleted these pages."""
+    async def find_unknown(self, ids: Sequence[PageId]) -> list[PageId]:
+        """Return those of these pages that no session has and that are not dead."""
         ...
 
 
@@ -428,8 +397,8 @@ class Catalog(Protocol):
         ...
 
     @property
-    def page_refs(self) -> PageRefs:
-        """References to shared pages."""
+    def pages(self) -> Pages:
+        """Pages of all sessions."""
         ...
 
     @property

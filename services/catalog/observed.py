@@ -34,8 +34,7 @@ _LISTS = (
     "get_expired",
     "get_next",
     "get_idle_sessions",
-    "get_orphaned",
-    "get_retained",
+    "get_dead",
 )
 _READS = ("get", "find", "count", "exist")
 
@@ -65,7 +64,7 @@ class ObservedCatalog:
         self.tool_calls = cast("base.ToolCalls", observed(catalog.tool_calls, "tool_calls"))
         self.repairs = cast("base.Repairs", observed(catalog.repairs, "repairs"))
         self.episodes = cast("base.Episodes", observed(catalog.episodes, "episodes"))
-        self.page_refs = cast("base.PageRefs", observed(catalog.page_refs, "page_refs"))
+        self.pages = cast("base.Pages", observed(catalog.pages, "pages"))
         self.idempotency = cast("base.Idempotency", observed(catalog.idempotency, "idempotency"))
         self.api_keys = cast("ApiKeys", observed(catalog.api_keys, "api_keys"))
 

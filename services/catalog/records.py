@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.sessions.commit_points import CommitPoint
-from kvrecall.domain.sessions.session import Session, SharedPages, Turn
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.tool_calls import PendingCall
 
 CallPosition = tuple[int, int]
@@ -17,8 +16,6 @@ CallPosition = tuple[int, int]
 REPAIRS_RETAINED = 32
 # Of the turns before the last ones, each whose number is a multiple keeps its worker state.
 KEPT_INTERVAL = 16
-# A session that is not committed this long after its creation began is taken for abandoned.
-CREATION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -52,34 +49,12 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class OrphanedPages:
-    """Pages that no session references: those of `session` after its first `keep_pages` pages.
-
-    The first `keep_pages` pages are still referenced by other sessions.
-    """
-
-    session: str
-    keep_pages: int
-
-
-@dataclass(frozen=True)
 class HistoryEntry:
     """The conversation of which `digest` is the digest: `session` up to the end of turn `turn`."""
 
     digest: str
     session: str
     turn: int
-
-
-@dataclass(frozen=True)
-class KnownPrefix:
-    """The first `pages` pages that were looked for, and some of the sessions that begin with them.
-
-    One of these sessions may have been deleted since.
-    """
-
-    pages: int
-    sessions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -120,7 +95,9 @@ class RepairRecord:
 
 @dataclass(frozen=True)
 class KeptState:
-    """A turn's worker state, to be kept for forks there: `packed` by `serialization.pack`.
+    """A turn's worker state, to be kept for forks there.
+
+    `packed` by `services.sessions.worker_states.pack_kept` and `serialization.pack`.
 
     Those of the last `turns` turns are kept, and of every KEPT_INTERVAL-th before.
     """
@@ -147,8 +124,7 @@ class TurnCommit:
     the conversation up to the turn's end, by which a client's whole history finds the session again
     (empty: it is not looked for). `kept` is the worker state once more, if it is to be kept for forks
     at this turn. `lifetime` is in seconds, after which the session expires unless
-    another turn follows (None: never). A first turn also sets `shared`, the pages of other sessions
-    that the session references.
+    another turn follows (None: never).
     """
 
     turn: Turn
@@ -161,7 +137,6 @@ class TurnCommit:
     history: str = ""
     kept: KeptState | None = None
     lifetime: float | None = None
-    shared: tuple[SharedPages, ...] | None = None
     page_ids: bytes = b""
 
 
@@ -269,10 +244,9 @@ class BuildCommit:
 class SessionDump:
     """Everything that a catalog stores of a session, to be restored in another catalog.
 
-    It shares no pages. `calls` are all tool calls, `repairs` the retained ones, oldest first,
-    `built` the serialized pb.Episode messages in the set's order, `pieces` those of the calls'
-    outputs, by turn and position of the call. `history` is that of the stored pages; a restored
-    session has one of its own.
+    `calls` are all tool calls, `repairs` the retained ones, oldest first, `built` the serialized
+    pb.Episode messages in the set's order, `pieces` those of the calls' outputs, by turn and position
+    of the call.
     """
 
     session: Session
@@ -284,7 +258,6 @@ class SessionDump:
     segments: tuple[SegmentRecord, ...] = ()
     built: tuple[bytes, ...] = ()
     pieces: Mapping[CallPosition, Mapping[int, str]] = field(default_factory=dict)
-    history: tuple[CommitPoint, ...] = ()
     page_ids: bytes = b""
 
 

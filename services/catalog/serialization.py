@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
-from kvrecall.domain.sessions.commit_points import CommitPoint
 from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.domain.tool_calls import ToolOutput
@@ -23,7 +22,6 @@ MESSAGES = TypeAdapter(tuple[Message, ...])
 OUTCOME = TypeAdapter(TurnOutcome)
 REPAIR = TypeAdapter(RepairReport)
 OUTPUT = TypeAdapter(ToolOutput)
-COMMIT_POINTS = TypeAdapter(tuple[CommitPoint, ...])
 
 _SEAL_BYTES = 4
 DAMAGED = "stored bytes do not match their checksum; restore a backup"

@@ -99,8 +99,8 @@ class Membership:
     def schedule_release(self, name: str, session: str, request: PendingRelease) -> None:
         """Send a worker the release of a session at the next refresh that reaches it.
 
-        Those that are scheduled for long make room for others: a worker that joins is reconciled
-        with the catalog anyway, and releases idle sessions by itself.
+        Those that are scheduled for long make room for others: a worker releases idle sessions by
+        itself anyway.
         """
         releases = self._releases.setdefault(name, {})
         releases[session] = request

@@ -160,11 +160,8 @@ class WorkerPool(WorkerCalls):
         return await self._open_in_chosen(request.spec, lambda worker: worker.rebuild(request))
 
     async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
-        """Fork in the worker where the parent is open."""
-        node = self._get_route(request.parent)
-        self._routes[request.spec.session] = node.name
-        self._holders[request.spec.session] = {node.name}
-        return await self._watch_loss(node, node.worker.fork(request))
+        """Replay and open the session in the worker that was chosen for it."""
+        return await self._open_in_chosen(request.spec, lambda worker: worker.fork(request))
 
     async def _open_in_chosen(
         self, spec: pb.SessionSpec, call: Callable[[GrpcWorkerClient], Awaitable[_T]]
@@ -187,17 +184,33 @@ class WorkerPool(WorkerCalls):
 
     # Calls to a named worker
 
-    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
-        """List a page of the named worker's sessions."""
+    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
+        """List some of the named worker's pages."""
         node = self._get_node(worker)
-        return await self._watch_mismatch(node, node.worker.list_sessions(worker, request))
+        return await self._watch_mismatch(node, node.worker.list_pages(worker, request))
 
-    async def delete_unknown(
-        self, worker: str, request: pb.DeleteUnknownRequest
-    ) -> pb.DeleteUnknownResult:
-        """Delete sessions that the catalog does not know in the named worker."""
-        node = self._get_node(worker)
-        return await self._watch_mismatch(node, node.worker.delete_unknown(worker, request))
+    async def delete_pages(
+        self, request: pb.DeletePagesRequest, worker: str = ""
+    ) -> pb.DeletePagesResult:
+        """Delete pages in the named worker, or in all. Raises WorkerLost unless all answered."""
+        nodes = [self._get_node(worker)] if worker else self._nodes
+        if not nodes:
+            raise WorkerLost(self._membership.describe_absence())
+        results = await asyncio.gather(
+            *(
+                self._watch_loss(
+                    node, self._watch_mismatch(node, node.worker.delete_pages(request))
+                )
+                for node in nodes
+            ),
+            return_exceptions=True,
+        )
+        for result in results:  # all have ended: none is left behind by the failure of another
+            if isinstance(result, BaseException):
+                raise result
+        return pb.DeletePagesResult(
+            deleted=sum(each.deleted for each in results if isinstance(each, pb.DeletePagesResult))
+        )
 
     async def _watch_mismatch(self, node: Node, call: Awaitable[_T]) -> _T:
         """Wait for a call; a worker that was replaced by one of another catalog is left out."""
@@ -235,7 +248,7 @@ class WorkerPool(WorkerCalls):
         )
 
     async def delete(self, request: pb.DeleteRequest) -> None:
-        """Delete the session in all workers, in memory and in files.
+        """Free the deleted session in all workers.
 
         Workers that are away get the request when they are back. Raises WorkerRefused, and
         WorkerLost unless all workers that are here answered.
@@ -245,10 +258,7 @@ class WorkerPool(WorkerCalls):
         self._routes.pop(session, None)
         self._chosen.pop(session, None)
         answered = await asyncio.gather(
-            *(
-                _unless_lost(self._watch_loss(node, _delete_owned(node.worker, request)))
-                for node in nodes
-            )
+            *(_unless_lost(self._watch_loss(node, node.worker.delete(request))) for node in nodes)
         )
         deleted = {node.name for node, is_done in zip(nodes, answered, strict=True) if is_done}
         holders = self._holders.pop(session, set())
@@ -283,15 +293,6 @@ class WorkerPool(WorkerCalls):
     async def close(self) -> None:
         """Close the connections; the workers themselves run on."""
         await self._membership.close()
-
-
-async def _delete_owned(worker: GrpcWorkerClient, request: pb.DeleteRequest) -> None:
-    """Delete a session; a worker that lost it to another one deletes its own part of the rows."""
-    try:
-        await worker.delete(request)
-    except WorkerRefused as refusal:
-        if refusal.code is not ErrorCode.STALE_EPOCH:
-            raise
 
 
 async def _unless_lost(call: Awaitable[None]) -> bool:

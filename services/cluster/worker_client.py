@@ -46,32 +46,32 @@ class Worker(Protocol):
         """The workers that can be reached, with their load."""
         ...
 
-    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
-        """List a page of the sessions that the named worker has open, or has stored from before."""
+    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
+        """List some of the pages that the named worker alone stores, in the order of their ids."""
         ...
 
-    async def delete_unknown(
-        self, worker: str, request: pb.DeleteUnknownRequest
-    ) -> pb.DeleteUnknownResult:
-        """Delete sessions that the catalog does not know in the named worker.
+    async def delete_pages(
+        self, request: pb.DeletePagesRequest, worker: str = ""
+    ) -> pb.DeletePagesResult:
+        """Delete pages in the named worker, or in all of them; those of open sessions stay.
 
-        Those that are in use, or were opened since they were listed, stay.
+        WorkerLost unless all workers that are here answered.
         """
         ...
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
-        """Open the session exactly as `request.state`: new, resumed, or rolled back.
+        """Open the session exactly as `request.state`: new, resumed, forked, or rolled back.
 
-        Rows stored beyond `state.length` are deleted. Refused with `rows_missing` if committed rows
-        are not in the row store. Waits for the end even if the caller is cancelled.
+        Refused with `rows_missing` if some of its pages are not in the row store. Waits for the end
+        even if the caller is cancelled.
         """
         ...
 
     async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
-        """Fork a session from another one, in the worker where that one is open, and open it.
+        """Open a session as another one was at the end of the request's turns, which are replayed.
 
-        Only the rows of an incomplete page are copied. Refused with `rows_missing` if the parent
-        has lost pages. Waits for the end even if the caller is cancelled.
+        Pages that are stored are not computed again. Waits for the end even if the caller is
+        cancelled.
         """
         ...
 
@@ -161,7 +161,7 @@ class Worker(Protocol):
         ...
 
     async def delete(self, request: pb.DeleteRequest) -> None:
-        """Delete the session: slot and rows, but for kept pages. No error if it is unknown."""
+        """Free the slots and memory of a deleted session. No error if it is unknown."""
         ...
 
     def forget(self, session: str) -> None:
@@ -210,15 +210,15 @@ class WorkerCalls(ABC):
         """See `Worker.describe`."""
         return await self.call(calls.DESCRIBE, pb.DescribeRequest(catalog=self.catalog))
 
-    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
-        """See `Worker.list_sessions`."""
-        return await self.call(calls.LIST_SESSIONS, request)
+    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
+        """See `Worker.list_pages`."""
+        return await self.call(calls.LIST_PAGES, request)
 
-    async def delete_unknown(
-        self, worker: str, request: pb.DeleteUnknownRequest
-    ) -> pb.DeleteUnknownResult:
-        """See `Worker.delete_unknown`."""
-        return await self.call(calls.DELETE_UNKNOWN, request)
+    async def delete_pages(
+        self, request: pb.DeletePagesRequest, worker: str = ""
+    ) -> pb.DeletePagesResult:
+        """See `Worker.delete_pages`."""
+        return await self.call(calls.DELETE_PAGES, request)
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """See `Worker.open`."""

@@ -110,8 +110,8 @@ class SessionCreator:
                 lambda limits: self._catalog.sessions.create(session, b"", record, limits),
             )
         except ServiceError:
-            # Whether it was committed may be unknown. If not, the worker's copy is an unknown
-            # session, which the reconciliation deletes.
+            # Whether it was committed may be unknown. If not, the worker releases it once it has
+            # been idle for long.
             self._worker.forget(session.id)
             raise
         self._sessions.add_created(session)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from kvrecall.domain.errors import ServiceError
 from kvrecall.domain.events import SessionDeleted
 from kvrecall.domain.sessions.session import Session
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
@@ -14,6 +15,8 @@ from services.pages.collector import PageCollector
 from services.sessions.active import ActiveSession
 
 SWEEP_SECONDS = 60.0
+# The longest that a deletion waits for the workers; they release idle sessions by themselves.
+_RELEASE_SECONDS = 2.0
 # Sessions that one query of a sweep returns, and that make room for a new one at once.
 _SWEPT_AT_ONCE = 100
 _ROOM_AT_ONCE = 8
@@ -59,12 +62,15 @@ class SessionDeleter:
 
     async def _delete(self, live: ActiveSession, key: IdempotencyKey | None) -> None:
         await self._background.cancel(live)
-        orphans = await self._context.catalog.sessions.delete(
+        await self._context.catalog.sessions.delete(
             live.id, None if key is None else IdempotencyRecord(key, "{}")
         )
         self._context.sessions.remove(live)
         self._context.events.publish(SessionDeleted(live.id, live.tenant))
-        await self._collector.delete(orphans)
+        with suppress(ServiceError, TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._context.worker.delete(pb.DeleteRequest(session=live.id))
+        self._collector.wake()
 
 
 class Retention:

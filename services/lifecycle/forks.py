@@ -1,11 +1,12 @@
-"""Forks.
+"""Forks: new sessions that begin at the end of a turn of another session, with the same pages.
 
-New sessions that begin at the end of a turn of another session, over the same stored rows.
+A fork is a copy of the log up to there, and the pages that its parent had then. Neither session knows
+of the other from then on.
 """
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,9 +14,8 @@ import structlog
 
 from kvrecall.domain.errors import ServiceError, SessionBusy, UnknownSession, UnknownTurn
 from kvrecall.domain.events import SessionForked
-from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.domain.repairs import due_repairs
-from kvrecall.domain.sessions.session import Session, SharedPages, Turn
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.settings.session import ForkOrigin
 from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.protocol.convert import memory_from_wire
@@ -26,14 +26,10 @@ from services.cancellation import run_to_completion
 from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey
 from services.context import ServiceContext
 from services.lifecycle.creation import build_record, create_once, find_created
-from services.pages.owners import list_owners
 from services.sessions.active import ActiveSession
 from services.sessions.specs import build_spec
 from services.sessions.turn_log import get_turn, logged_turns
-from services.sessions.worker_states import pack_state, unpack_state
-
-# Opens a fork that the catalog has in the worker where its parent is open.
-OpenFork = Callable[[pb.ForkRequest], Awaitable[pb.ForkResult]]
+from services.sessions.worker_states import pack_state, read_state, unpack_kept
 
 _log = structlog.get_logger("kvrecall.forks")
 
@@ -77,7 +73,6 @@ class ForkRunner:
         parent: str,
         request: ForkRequest,
         key: IdempotencyKey | None,
-        page_tokens: int,
         tenant: str | None = None,
     ) -> Session:
         """Create a fork.
@@ -85,38 +80,27 @@ class ForkRunner:
         At a turn that is named and whose state is known no running turn is waited for: the fork is
         the session as that turn was committed, without repairs since. With a `tenant`, another
         tenant's session is unknown. Raises UnknownSession, UnknownTurn, SessionBusy,
-        QuotaExceeded, WorkerRefused.
+        QuotaExceeded, WorkerRefused, WorkerLost.
         """
         live = self._sessions.activate(await self._catalog.sessions.get(parent, tenant))
-        forking = self._fork_now(live, request, key, page_tokens)
-        return await create_once(self._catalog, key, forking)
+        return await create_once(self._catalog, key, self._fork_now(live, request, key))
 
     async def _fork_now(
-        self,
-        live: ActiveSession,
-        request: ForkRequest,
-        key: IdempotencyKey | None,
-        page_tokens: int,
+        self, live: ActiveSession, request: ForkRequest, key: IdempotencyKey | None
     ) -> Session:
         """Fork, if it can be beside a turn that runs; with `queue` wait for that if it cannot."""
         try:
-            return await self._fork_claimed(live, request, key, page_tokens, wait=False)
+            return await self._fork_claimed(live, request, key, wait=False)
         except SessionBusy:
-            child = await self._fork_beside(live, request, key, page_tokens)
+            child = await self._fork_beside(live, request, key)
             if child is not None:
                 return child
             if not request.queue:
                 raise
-        return await self._fork_claimed(live, request, key, page_tokens, wait=True)
+        return await self._fork_claimed(live, request, key, wait=True)
 
     async def _fork_claimed(
-        self,
-        live: ActiveSession,
-        request: ForkRequest,
-        key: IdempotencyKey | None,
-        page_tokens: int,
-        *,
-        wait: bool,
+        self, live: ActiveSession, request: ForkRequest, key: IdempotencyKey | None, *, wait: bool
     ) -> Session:
         try:
             async with self._sessions.claim_turn(live, wait):
@@ -125,16 +109,12 @@ class ForkRunner:
                 await self._check(live.id, request)
                 await self._background.yield_to_turn(live, wait=False)
                 await self._sessions.epoch(live)  # no process writes the parent from here on
-                return await self._fork(live, request, key, page_tokens)
+                return await self._fork(live, request, key)
         finally:
             self._background.resume(live)
 
     async def _fork_beside(
-        self,
-        live: ActiveSession,
-        request: ForkRequest,
-        key: IdempotencyKey | None,
-        page_tokens: int,
+        self, live: ActiveSession, request: ForkRequest, key: IdempotencyKey | None
     ) -> Session | None:
         """Fork beside a turn that runs, which changes nothing of what was committed before it.
 
@@ -145,17 +125,15 @@ class ForkRunner:
             return None
         if (created := await find_created(self._catalog, key)) is not None:
             return created
+        started = time.monotonic()
         parent = await self._catalog.sessions.get(live.id)
         turn = _fork_turn(parent, request)
         await self._check(live.id, request)
-        begins, state = await self._restore_committed(parent, turn, page_tokens)
+        begins, state = await self._restore_committed(parent, turn)
         if state is None:
             return None
-        child = replace(_child(parent, request, turn, begins), worker=parent.worker)
-        started = time.monotonic()
-        child = await run_to_completion(
-            self._commit_and_open(child, state, key, lambda fork: self._worker.fork(fork))
-        )
+        child = _child(parent, request, turn, begins)
+        child = await run_to_completion(self._commit_and_open(child, state, key))
         self._report(parent, child, started)
         return child
 
@@ -170,27 +148,17 @@ class ForkRunner:
         )
 
     async def _fork(
-        self,
-        live: ActiveSession,
-        request: ForkRequest,
-        key: IdempotencyKey | None,
-        page_tokens: int,
+        self, live: ActiveSession, request: ForkRequest, key: IdempotencyKey | None
     ) -> Session:
         started = time.monotonic()
         parent = await self._catalog.sessions.get(live.id)
         turn = _fork_turn(parent, request)
-        begins, state = await self._restore(parent, turn, page_tokens)
+        begins, state = await self._restore(parent, turn)
         child = _child(parent, request, turn, begins)
         if state is None:
-            child = await self._fork_replaying(live, parent, child, key)
+            child = await self._fork_replaying(parent, child, key)
         else:
-            await self._sessions.ensure_open(live)
-            child = replace(child, worker=live.claim.worker)
-            child = await run_to_completion(
-                self._commit_and_open(
-                    child, state, key, lambda fork: self._fork_in_worker(live, fork)
-                )
-            )
+            child = await run_to_completion(self._commit_and_open(child, state, key))
         self._report(parent, child, started)
         return child
 
@@ -199,31 +167,26 @@ class ForkRunner:
         self._events.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
 
     async def _restore(
-        self, parent: Session, number: int, page_tokens: int
-    ) -> tuple[Session, bytes | None]:
+        self, parent: Session, number: int
+    ) -> tuple[Session, pb.SessionState | None]:
         """Return the parent as it was at the end of a turn, and its worker state if it is known."""
         if number == parent.turns:
-            state = await self._catalog.sessions.get_worker_state(parent.id)
-            parsed = pb.SessionState.FromString(state)
-            pages = parsed.length // page_tokens + sum(g.stop - g.start for g in parsed.dropped)
-            owners = await list_owners(self._catalog, parent, pages, page_tokens)
-            return replace(parent, shared=owners), state
-        return await self._restore_committed(parent, number, page_tokens)
+            return parent, await read_state(self._catalog, parent.id)
+        return await self._restore_committed(parent, number)
 
     async def _restore_committed(
-        self, parent: Session, number: int, page_tokens: int
-    ) -> tuple[Session, bytes | None]:
+        self, parent: Session, number: int
+    ) -> tuple[Session, pb.SessionState | None]:
         """Return the parent as a turn committed it, and its worker state if it was kept."""
         turn = await get_turn(self._catalog.turns, parent.id, number)
-        pages = turn.outcome.memory.written_rows // page_tokens
-        owners = await list_owners(self._catalog, parent, pages, page_tokens)
-        return _at_earlier_turn(parent, turn, owners), await self._find_state(parent, number)
+        return _at_earlier_turn(parent, turn), await self._find_state(parent, number)
 
-    async def _find_state(self, session: Session, number: int) -> bytes | None:
+    async def _find_state(self, parent: Session, number: int) -> pb.SessionState | None:
         """Return the worker state that a turn's commit kept, without the active episode.
 
         A fork has those of its own turns; of the turns before them its parent has them.
         """
+        session = parent
         while (origin := session.settings.forked_from) is not None and number <= origin.turn:
             try:
                 session = await self._catalog.sessions.get(origin.session)
@@ -232,32 +195,24 @@ class ForkRunner:
         kept = await self._catalog.turns.get_state(session.id, number)
         if kept is None:
             return None
-        state = pb.SessionState.FromString(kept)
-        for field in ("episode", "patched_prompt", "segments"):
-            state.ClearField(field)
-        return state.SerializeToString(deterministic=True)
+        state = unpack_kept(kept, await self._catalog.sessions.get_page_ids(parent.id))
+        if state is not None:
+            for field in ("episode", "patched_prompt", "segments"):
+                state.ClearField(field)
+        return state
 
     async def _commit_and_open(
-        self, child: Session, state: bytes, key: IdempotencyKey | None, open_fork: OpenFork
+        self, child: Session, state: pb.SessionState, key: IdempotencyKey | None
     ) -> Session:
-        """Fork in the catalog, then in the worker.
+        """Fork in the catalog, then open the child in a worker, in its parent's if it can.
 
-        The child is its parent's committed state: with the commit it exists. A worker that fails
-        after it, or a gateway that is killed, leaves a session that its next use opens.
+        With the commit the child exists. A worker that fails after it, or a gateway that is killed,
+        leaves a session that its next use opens.
         """
-        assert child.settings.forked_from is not None, "a child has an origin"
-        parent = child.settings.forked_from.session
-        pages = max((each.pages for each in child.shared), default=0)
-        page_ids = (await self._catalog.sessions.get_page_ids(parent))[: pages * ID_BYTES]
-        await self._commit(ForkCommit(child, parent, child.turns, state, page_ids), key)
+        child = self._place(child)
+        await self._commit(_build_commit(child, state), key)
         try:
-            await open_fork(
-                pb.ForkRequest(
-                    parent=parent,
-                    spec=self._build_spec(child),
-                    state=unpack_state(state, page_ids),
-                )
-            )
+            await self._worker.open(pb.OpenRequest(spec=self._build_spec(child), state=state))
         except ServiceError as error:
             self._worker.forget(child.id)
             _log.warning("fork not opened", session=child.id, reason=error.message)
@@ -265,6 +220,10 @@ class ForkRunner:
             self._sessions.add_created(child)
         self._start_repairs(child)
         return child
+
+    def _place(self, child: Session) -> Session:
+        """Choose the child's worker: its parent's, which has its pages at hand. Raises WorkerLost."""
+        return replace(child, worker=self._worker.choose_worker(child.id, child.worker))
 
     async def _commit(self, commit: ForkCommit, key: IdempotencyKey | None) -> None:
         """Fork in the catalog. Raises UnknownSession, UnknownTurn, QuotaExceeded."""
@@ -276,7 +235,7 @@ class ForkRunner:
         )
 
     async def _fork_replaying(
-        self, live: ActiveSession, parent: Session, child: Session, key: IdempotencyKey | None
+        self, parent: Session, child: Session, key: IdempotencyKey | None
     ) -> Session:
         turns = await self._catalog.turns.get_after(parent.id, 0, child.turns)
         log = logged_turns(
@@ -285,40 +244,28 @@ class ForkRunner:
         share = get_share(self._limits, parent.settings.tenant, child.id)
         async with self._admission.slot(share):
             self._admission.charge(share, sum(len(turn.token_ids) for turn in log))
-            return await run_to_completion(self._replay_and_commit(live, child, log, key))
+            return await run_to_completion(self._replay_and_commit(parent.id, child, log, key))
 
     async def _replay_and_commit(
-        self,
-        live: ActiveSession,
-        child: Session,
-        log: Sequence[pb.LoggedTurn],
-        key: IdempotencyKey | None,
+        self, parent: str, child: Session, log: Sequence[pb.LoggedTurn], key: IdempotencyKey | None
     ) -> Session:
-        """Fork in the worker, which computes the child's state, then in the catalog.
+        """Fork in a worker, which computes the child's state, then in the catalog.
 
-        When the second fails the worker's copy is a session whose creation was abandoned: the
-        collector deletes its pages.
+        When the second fails, pages that were written are no session's: the sweep deletes them.
         """
-        await self._catalog.page_refs.begin_creation(child.id)
+        child = self._place(child)
+        page_ids = await self._catalog.sessions.get_page_ids(parent)
+        request = pb.ForkRequest(spec=self._build_spec(child), turns=log, page_ids=page_ids)
         try:
-            spec = self._build_spec(child)
-            request = pb.ForkRequest(parent=live.id, spec=spec, turns=log)
-            result = await self._fork_in_worker(live, request)
-            child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
-            state, page_ids = pack_state(result.state)
-            await self._commit(ForkCommit(child, live.id, child.turns, state, page_ids), key)
+            result = await self._worker.fork(request)
+            child = replace(child, memory=memory_from_wire(result.memory))
+            await self._commit(_build_commit(child, result.state), key)
         except ServiceError:
             self._worker.forget(child.id)
             raise
         self._sessions.add_created(child)
         self._start_repairs(child)
         return child
-
-    async def _fork_in_worker(self, live: ActiveSession, request: pb.ForkRequest) -> pb.ForkResult:
-        epoch = await self._sessions.ensure_open(live)
-        return await self._sessions.call_reopening(
-            live, epoch, lambda _: self._worker.fork(request)
-        )
 
     def _build_spec(self, child: Session) -> pb.SessionSpec:
         return build_spec(self._catalog, self._limits, child, child.epoch)
@@ -334,6 +281,13 @@ def _fork_turn(session: Session, request: ForkRequest) -> int:
     if not 1 <= turn <= session.turns:
         raise UnknownTurn(session.id, turn)
     return turn
+
+
+def _build_commit(child: Session, state: pb.SessionState) -> ForkCommit:
+    """Build the commit of a child that begins in a worker's state."""
+    assert child.settings.forked_from is not None, "a child has an origin"
+    packed, page_ids = pack_state(state)
+    return ForkCommit(child, child.settings.forked_from.session, child.turns, packed, page_ids)
 
 
 def _child(parent: Session, request: ForkRequest, turn: int, begins: Session) -> Session:
@@ -352,17 +306,12 @@ def _child(parent: Session, request: ForkRequest, turn: int, begins: Session) ->
     )
 
 
-def _at_earlier_turn(parent: Session, last: Turn, owners: tuple[SharedPages, ...]) -> Session:
+def _at_earlier_turn(parent: Session, last: Turn) -> Session:
     """Restore the parent as it was when its turn `last` had just been committed."""
     calls = tuple(
         PendingCall(last.number, index, call) for index, call in enumerate(last.ending_calls)
     )
     output_due = 0 if calls else last.outcome.output_tokens
     return replace(
-        parent,
-        calls=calls,
-        repairs=(),
-        output_due=output_due,
-        memory=last.outcome.memory,
-        shared=owners,
+        parent, calls=calls, repairs=(), output_due=output_due, memory=last.outcome.memory
     )

@@ -1,1 +1,1 @@
-"""Stored pages of sessions: what is shared, orphaned, or unknown to the catalog."""
+"""Stored pages: dead ones, which no session has any more, and those that no session ever had."""

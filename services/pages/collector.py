@@ -1,36 +1,33 @@
-"""Garbage collection of orphaned pages.
+"""Deletion of dead pages in the workers.
 
-The catalog records them in the transaction of the deletion itself, and every process retries until
-all workers have acknowledged the delete: a killed gateway, or a worker that is away or cannot
-write, only delays it. Pages that are written before their session is committed are recorded first:
-they are orphaned when the commit does not follow.
+The catalog records them in the transaction that makes them dead, and every process retries until all
+workers have deleted them: a killed gateway, or a worker that cannot write, only delays it. A worker
+that is away is swept when it is back (`services.pages.sweep`).
 """
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 
-from kvrecall.domain.errors import ServiceError, WorkerRefused
+from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.page_ids import join_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.catalog.records import OrphanedPages
 from services.context import ServiceContext
 
 _SWEEP_SECONDS = 20.0
-# The longest that a deletion waits for the workers; the sweep goes on from there.
-_REQUEST_SECONDS = 2.0
+_PAGES_AT_ONCE = 4096
 
 
 class PageCollector:
-    """Deletes orphaned pages in the workers: a session's own at once, the rest in sweeps.
+    """Deletes dead pages, soon after it is woken and periodically.
 
-    `orphaned`: sessions whose pages the last sweep could not delete everywhere.
+    `dead`: those that were left after the last sweep.
     """
 
     def __init__(self, context: ServiceContext) -> None:
         self._catalog = context.catalog
         self._worker = context.worker
         self._wanted = asyncio.Event()
-        self.orphaned = 0
+        self.dead = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -43,37 +40,23 @@ class PageCollector:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def delete(self, orphans: Sequence[OrphanedPages]) -> None:
-        """Delete the first of these pages in the workers, and leave the others to a sweep, soon.
-
-        What fails now or takes long is left to the sweep as well: a deletion pays for its own
-        session only, for a bounded time.
-        """
-        own, *others = orphans
-        if others:
-            self._wanted.set()
-        with suppress(ServiceError, TimeoutError):
-            async with asyncio.timeout(_REQUEST_SECONDS):
-                await self._delete(own)
+    def wake(self) -> None:
+        """Sweep soon: pages may have died."""
+        self._wanted.set()
 
     async def sweep(self) -> None:
-        """Delete the orphaned pages that are still recorded, until a worker is lost.
-
-        A lost worker would lose the next call as well, each after its time limit.
-        """
-        with suppress(ServiceError):  # the next sweep comes
-            orphans = await self._catalog.page_refs.get_orphaned()
-            self.orphaned = len(orphans)
-            for orphan in orphans:
-                with suppress(WorkerRefused):
-                    await self._delete(orphan)
-                    self.orphaned -= 1
-
-    async def _delete(self, orphan: OrphanedPages) -> None:
-        await self._worker.delete(
-            pb.DeleteRequest(session=orphan.session, keep_pages=orphan.keep_pages)
-        )
-        await self._catalog.page_refs.confirm_deleted(orphan)
+        """Delete the dead pages, until a worker is lost or refuses: the next sweep comes."""
+        with suppress(ServiceError):
+            while dead := await self._catalog.pages.get_dead(_PAGES_AT_ONCE):
+                # Asked again: a session may have come to some of them.
+                live = set(await self._catalog.pages.find_live(dead))
+                ids = [id for id in dead if id not in live]
+                await self._worker.delete_pages(
+                    pb.DeletePagesRequest(catalog=self._catalog.id, page_ids=join_ids(ids))
+                )
+                await self._catalog.pages.confirm_deleted(dead)
+        with suppress(ServiceError):
+            self.dead = await self._catalog.pages.count_dead()
 
     async def _watch(self) -> None:
         while True:

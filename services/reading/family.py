@@ -1,10 +1,11 @@
 """The family of a session: all sessions that were forked from the same first one, as far as known."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from kvrecall.domain.errors import UnknownSession
-from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.page_ids import PageId, count_common, split_ids
+from kvrecall.domain.sessions.session import Session
 from services.catalog.base import Catalog
 from services.reading.search import scan
 
@@ -16,15 +17,15 @@ _GENERATIONS = 64
 class Member:
     """A session of a family; `session` is None for one that was deleted.
 
-    `parent` and `turn` are where it was forked. `shared` are the owners of the pages that it begins
-    with, each with the number of tokens.
+    `parent` and `turn` are where it was forked. `shared_tokens` are those of the pages that it has in
+    common with its parent now.
     """
 
     id: str
     parent: str | None
     turn: int | None
     session: Session | None
-    shared: tuple[tuple[str, int], ...] = ()
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,17 @@ async def read_family(catalog: Catalog, session: Session, page_tokens: int) -> F
     ids = [each for each in known if _get_root(each, known) == root]
     ids.sort(key=lambda each: (each != root, known[each].created_at, each))
     deleted = () if root in known else (Member(root, None, None, None),)
-    members = (_build_member(known[each], page_tokens) for each in ids)
+    pages = {each: await _read_pages(catalog, each) for each in ids}
+    members = [_build_member(known[each], pages, page_tokens) for each in ids]
     return Family(root, (*deleted, *members), scanned, complete)
 
 
-def measure_shared(
-    shared: tuple[SharedPages, ...], page_tokens: int
-) -> tuple[tuple[str, int], ...]:
-    """Return the owners of a session's first pages, with the tokens that each of them wrote."""
-    ends = [0, *(each.pages for each in shared)]
-    return tuple(
-        (each.owner, (end - begin) * page_tokens)
-        for each, (begin, end) in zip(shared, pairwise(ends), strict=True)
-        if end > begin
-    )
+async def _read_pages(catalog: Catalog, session: str) -> tuple[PageId, ...]:
+    """Read the pages of a session; none if it was deleted since."""
+    try:
+        return split_ids(await catalog.sessions.get_page_ids(session))
+    except UnknownSession:
+        return ()
 
 
 async def _read_ancestors(catalog: Catalog, session: Session, known: dict[str, Session]) -> None:
@@ -91,12 +89,15 @@ def _get_root(session: str, known: dict[str, Session]) -> str:
     return session
 
 
-def _build_member(session: Session, page_tokens: int) -> Member:
+def _build_member(
+    session: Session, pages: Mapping[str, Sequence[PageId]], page_tokens: int
+) -> Member:
     origin = session.settings.forked_from
+    parent = () if origin is None else pages.get(origin.session, ())
     return Member(
         id=session.id,
         parent=None if origin is None else origin.session,
         turn=None if origin is None else origin.turn,
         session=session,
-        shared=measure_shared(session.shared, page_tokens),
+        shared_tokens=count_common(parent, pages[session.id]) * page_tokens,
     )

@@ -29,7 +29,6 @@ from services.catalog.records import IdempotencyKey
 from services.cluster.prompt_family import prompt_family
 from services.conversations.histories import extend
 from services.episodes import Match
-from services.pages.prefix_sharing import FirstTurn
 from services.sessions.active import ActiveSession
 from services.turns.clock import TurnClock
 
@@ -39,7 +38,8 @@ class TurnContext:
     """One turn on its way.
 
     The session as committed, the plan, how long it `waited` in seconds, its share of the service,
-    and the number of its `retries` in other workers. `earlier`: the log's end, which it may rewrite.
+    the tokens of a page, and the number of its `retries` in other workers. `earlier`: the log's end,
+    which it may rewrite.
     """
 
     live: ActiveSession
@@ -51,7 +51,7 @@ class TurnContext:
     waited: float
     match: Match | None
     share: Share
-    first: FirstTurn | None = None
+    page_tokens: int
     earlier: pb.Earlier | None = None
     retries: int = 0
 
@@ -75,7 +75,6 @@ class TurnContext:
             keep_distribution=self.request.keep_distribution,
             compare_with=self.request.compare_with,
             episode=None if self.match is None else self.match.load,
-            prefix=None if self.first is None else self.first.offered,
             length=self.session.memory.rows,
             prompt=self.request.prompt,
             opening=self.request.opening,
@@ -86,7 +85,7 @@ class TurnContext:
 
     def describe_start(self, done: pb.TurnDone) -> TurnStart:
         """Describe what the turn began with; to be called before the session's next pause."""
-        shared = None if self.first is None else done.shared_pages * self.first.page_tokens
+        shared = None if self.session.turns else done.shared_pages * self.page_tokens
         return TurnStart(
             remembered_tokens=self.session.memory.length,
             pause=self.clock.seconds_since(self.live.pause_began),

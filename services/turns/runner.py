@@ -29,7 +29,8 @@ from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.sessions.state_machine import SessionEvent
 from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest, plan_turn
-from kvrecall.protocol.convert import call_from_wire, logprob_from_wire
+from kvrecall.domain.worker_info import WorkerInfo
+from kvrecall.protocol.convert import call_from_wire, logprob_from_wire, worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.spans import span
 from services.access.shares import get_share
@@ -40,12 +41,11 @@ from services.catalog.serialization import OUTCOME, pack
 from services.context import ServiceContext
 from services.episodes import EpisodeRouter
 from services.grammars import ConstraintChecks
-from services.pages.prefix_sharing import PrefixSharing
 from services.repairs.runner import repair_details, signal_text
 from services.sessions.active import ActiveSession
 from services.sessions.log_end import read_log_end
 from services.sessions.manager import may_have_changed
-from services.sessions.worker_states import pack_state
+from services.sessions.worker_states import pack_kept, pack_state
 from services.streams.resume import StreamResumer
 from services.streams.turn import Publish, replay
 from services.turns.clock import TurnClock
@@ -65,7 +65,7 @@ class TurnRunner:
         self._context = context
         self._background = background
         self._router = router
-        self._prefixes = PrefixSharing(context)
+        self._info: WorkerInfo | None = None
         self._constraints = ConstraintChecks(context.grammars)
 
     async def run(
@@ -178,13 +178,29 @@ class TurnRunner:
         self._context.events.publish(started)
         waited = clock.elapsed
         match = await self._router.match(session, plan.messages)
+        info = await self._describe_worker()
         earlier = None
         if session.turns and not request.prompt:
-            info = await self._prefixes.describe_worker()
             earlier = await read_log_end(self._context.catalog, session, plan.messages, info)
         return TurnContext(
-            live, session, request, plan, key, clock, waited, match, share, earlier=earlier
+            live,
+            session,
+            request,
+            plan,
+            key,
+            clock,
+            waited,
+            match,
+            share,
+            info.page_tokens,
+            earlier=earlier,
         )
+
+    async def _describe_worker(self) -> WorkerInfo:
+        """Describe the workers, which are alike."""
+        if self._info is None:
+            self._info = worker_info_from_wire(await self._context.worker.describe())
+        return self._info
 
     async def _compute(self, turn: TurnContext, publish: Publish) -> None:
         """Run the turn in the session's worker; retry it when that is lost before the commit.
@@ -230,8 +246,6 @@ class TurnRunner:
     ) -> None:
         live = turn.live
         epoch = await self._context.sessions.ensure_open(live, lost, turn.session, turn.family)
-        first = await self._prefixes.find(turn.session, turn.request, turn.plan, live.claim.worker)
-        turn = replace(turn, first=first)
         resumer.begin()
         live.advance(SessionEvent.TURN_STARTED)
         live.needs_reopen = True
@@ -318,10 +332,11 @@ class TurnRunner:
             EpisodesFailed(live.id, "switch", refusal.code, refusal.message)
         )
 
-    async def _keep(self, state: bytes) -> KeptState | None:
+    async def _keep(self, done: pb.SessionState) -> KeptState | None:
         turns = self._context.limits.kept_states
         if not turns:
             return None
+        state = pack_kept(done)
         # A small state takes less than the way to another thread and back.
         large = len(state) > _PACKED_AT_ONCE_BYTES
         if not large:
@@ -347,12 +362,10 @@ class TurnRunner:
             active=done.state.episode,
             repaired=repair_details(signal_text(turn.plan.messages), done.repair),
             history=turn.history(outcome.message),
-            kept=await self._keep(state),
+            kept=await self._keep(done.state),
             lifetime=turn.session.settings.get_lifetime(turn.session.turns + 1),
             page_ids=page_ids,
         )
-        if turn.first is not None:
-            commit = turn.first.complete(commit, done)
         record = None
         if turn.key is not None:
             record = IdempotencyRecord(turn.key, OUTCOME.dump_json(outcome).decode())

@@ -9,10 +9,10 @@ import torch
 from faults.kinds.flips import flip_bit, flip_in_files
 from kvstore.errors import CorruptPageError, PageError
 from kvstore.format.codec import encode_page
-from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header, verify_checksum
+from kvstore.format.page import HEADER_BYTES, ID_BYTES, PageLayout, parse_header, verify_checksum
 from kvstore.tiers.nvme.tier import NvmeTier
 
-PAGES = 6
+IDS = [bytes([number]) * ID_BYTES for number in range(6)]
 
 
 @pytest.fixture
@@ -20,10 +20,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder of segments with some pages, closed."""
     layout = PageLayout(2, 1, 4, torch.float32, "model", page_tokens=8)
     rows = torch.arange(2 * 2 * 8 * 4, dtype=torch.float32).reshape(layout.rows_shape(8))
-    pages = [
-        (PageKey("s", index), encode_page(layout, PageKey("s", index), 1, rows))
-        for index in range(PAGES)
-    ]
+    pages = [(page_id, encode_page(layout, page_id, rows, written_at=1)) for page_id in IDS]
     tier = NvmeTier(tmp_path)
     tier.put(pages)
     tier.flush()
@@ -45,7 +42,7 @@ def get_segment(folder: Path) -> Path:
 
 def read_record(data: bytes, start: int) -> None:
     header = parse_header(data, start)
-    verify_checksum(data[start : start + header.record_bytes], header.key)
+    verify_checksum(data[start : start + header.record_bytes], header.id)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -56,9 +53,9 @@ def test_one_flipped_bit_of_a_payload_makes_its_page_corrupt(folder: Path, seed:
     assert changed_bits(before, get_segment(folder).read_bytes()) == [flip.offset]
     lost = 0
     tier = NvmeTier(folder)
-    for index in range(PAGES):
+    for page_id in IDS:
         try:
-            tier.get([PageKey("s", index)])
+            tier.get([page_id])
         except CorruptPageError:
             lost += 1
     tier.close()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor
 
 from kvstore.errors import TierFailedError
 from kvstore.format.codec import encode_page
-from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout
-from kvstore.store import RowStore
+from kvstore.format.page import Blob, PageHeader, PageId, PageLayout
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
+from tests.kvstore.page_ids import make_id
+
+if TYPE_CHECKING:
+    from kvstore.store import RowStore
 
 
 @pytest.fixture
@@ -43,23 +46,22 @@ def make_rows(layout: PageLayout) -> Callable[..., Tensor]:
 @pytest.fixture
 def make_page(
     layout: PageLayout, make_rows: Callable[..., Tensor]
-) -> Callable[..., tuple[PageKey, bytes]]:
-    """Factory `make_page(index, sequence, session, tokens)`: a key and its sealed page."""
+) -> Callable[..., tuple[PageId, bytes]]:
+    """Factory `make_page(number, chain, written_at)`: the id of `make_id` and its sealed page."""
 
-    def make(
-        index: int, sequence: int = 1, session: str = "s", tokens: int = 8
-    ) -> tuple[PageKey, bytes]:
-        key = PageKey(session, index)
-        return key, bytes(
-            encode_page(layout, key, sequence, make_rows(tokens, seed=1000 * index + sequence))
-        )
+    def make(number: int, chain: str = "s", written_at: int = 1000) -> tuple[PageId, bytes]:
+        page_id = make_id(number, chain)
+        rows = make_rows(layout.page_tokens, seed=number)
+        return page_id, bytes(encode_page(layout, page_id, rows, written_at=written_at))
 
     return make
 
 
 @pytest.fixture
-def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
+def open_store(layout: PageLayout, tmp_path: Path) -> "Iterator[Callable[..., RowStore]]":
     """Factory `open_store(ram_pages, **nvme settings)`: a store over RAM and NVMe files."""
+    from kvstore.store import RowStore
+
     opened: list[RowStore] = []
 
     def open_one(
@@ -85,6 +87,7 @@ class BlockedTier:
     durable = True
     shared = False
     limit_bytes = None
+    life_seconds = None
 
     def __init__(self) -> None:
         self.release = Event()
@@ -95,19 +98,10 @@ class BlockedTier:
     def used_bytes(self) -> int:
         return self._inner.used_bytes
 
-    def fence(self, session: str, epoch: int) -> None:
-        self._require_working()
+    def get(self, ids: Sequence[PageId]) -> list[Blob | None]:
+        return self._inner.get(ids)
 
-    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
-        return self._inner.get(keys)
-
-    def put(
-        self,
-        pages: Sequence[tuple[PageKey, Blob]],
-        *,
-        backed: bool = False,
-        epoch: int | None = None,
-    ) -> None:
+    def put(self, pages: Sequence[tuple[PageId, Blob]], *, backed: bool = False) -> None:
         self.release.wait()
         self._require_working()
         self._inner.put(pages, backed=backed)
@@ -115,21 +109,21 @@ class BlockedTier:
     def get_device(self) -> None:
         self._require_working()
 
-    def touch(self, session: str) -> None:
+    def keep(self, ids: Sequence[PageId]) -> None:
         self._require_working()
 
-    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        return self._inner.contains(keys)
+    def contains(self, ids: Sequence[PageId]) -> list[bool]:
+        return self._inner.contains(ids)
 
-    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
+    def delete(self, ids: Sequence[PageId]) -> None:
         self._require_working()
-        self._inner.delete(keys)
+        self._inner.delete(ids)
 
-    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        return self._inner.stored(session)
+    def stored(self) -> Iterator[PageHeader]:
+        return self._inner.stored()
 
-    def session_headers(self) -> Iterator[PageHeader]:
-        return self._inner.session_headers()
+    def list_ids(self, written_before: int) -> list[PageId]:
+        return self._inner.list_ids(written_before)
 
     def flush(self) -> None:
         self._require_working()

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.errors import TierFailedError
-from kvstore.format.page import Blob, PageHeader, PageKey, RecordKind
+from kvstore.format.page import Blob, PageHeader, PageId, RecordKind
 from kvstore.tiers.nvme.segment import SegmentFile, scan_segment
 from kvstore.tiers.nvme.tier import NvmeTier
 
@@ -16,35 +16,29 @@ class FaultyTier(NvmeTier):
 
     fails = ""
 
-    def fence(self, session: str, epoch: int) -> None:
-        self._require_writable()
-        super().fence(session, epoch)
-
-    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
+    def get(self, ids: Sequence[PageId]) -> list[Blob | None]:
         self._require_readable()
-        return super().get(keys)
+        return super().get(ids)
 
-    def put(
-        self,
-        pages: Sequence[tuple[PageKey, Blob]],
-        *,
-        backed: bool = False,
-        epoch: int | None = None,
-    ) -> None:
+    def put(self, pages: Sequence[tuple[PageId, Blob]], *, backed: bool = False) -> None:
         self._require_writable()
-        super().put(pages, backed=backed, epoch=epoch)
+        super().put(pages, backed=backed)
 
-    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+    def contains(self, ids: Sequence[PageId]) -> list[bool]:
         self._require_readable()
-        return super().contains(keys)
+        return super().contains(ids)
 
-    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
+    def delete(self, ids: Sequence[PageId]) -> None:
         self._require_writable()
-        super().delete(keys, epoch=epoch)
+        super().delete(ids)
 
-    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
+    def stored(self) -> Iterator[PageHeader]:
         self._require_readable()
-        return super().stored(session)
+        return super().stored()
+
+    def list_ids(self, written_before: int) -> list[PageId]:
+        self._require_readable()
+        return super().list_ids(written_before)
 
     def _require_readable(self) -> None:
         if self.fails == "all":

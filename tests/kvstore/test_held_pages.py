@@ -14,6 +14,7 @@ from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
+from tests.kvstore.stored_rows import append, name_pages, write
 
 PAGES = 6
 
@@ -28,9 +29,7 @@ def rows(make_rows: Callable[..., Tensor], layout: PageLayout) -> Tensor:
 def store(layout: PageLayout, rows: Tensor, tmp_path: Path) -> Iterator[RowStore]:
     """A store with a session of these rows."""
     store = make_store(layout, tmp_path)
-    store.open("a", epoch=1, length=0)
-    store.append("a", rows)
-    store.flush("a")
+    write(store, "a", rows)
     yield store
     store.close()
 
@@ -61,11 +60,10 @@ def test_pages_that_are_read_from_files_are_held_in_memory(
     layout: PageLayout, rows: Tensor, tmp_path: Path
 ) -> None:
     store = make_store(layout, tmp_path)
-    store.open("a", epoch=1, length=0)
-    store.append("a", rows)
+    pages = write(store, "a", rows)
     store.close()
     store = make_store(layout, tmp_path)
-    store.open("a", epoch=2, length=rows.shape[3])
+    store.open("a", pages)
     before = store.tiers()["ram"].counters
     held, again = (store.hold_pages("a", range(PAGES)) for _ in range(2))
     for mine, theirs, expected in zip(held, again, split(rows, layout), strict=True):
@@ -82,37 +80,32 @@ def test_held_pages_stay_as_they_are_while_others_take_their_place_in_memory(
     held = store.hold_pages("a", range(PAGES))
     for number in range(4):
         name = f"other-{number}"
-        store.open(name, epoch=1, length=0)
-        store.append(name, make_rows(PAGES * layout.page_tokens, seed=number + 1))
-        store.flush(name)
+        write(store, name, make_rows(PAGES * layout.page_tokens, seed=number + 1))
         store.hold_pages(name, range(PAGES))
     for mine, expected in zip(held, split(rows, layout), strict=True):
         assert torch.equal(mine, expected)
     store.check()
 
 
-def test_a_version_names_rows_that_do_not_change(
+def test_a_page_has_an_id_once_its_rows_do_not_change(
     layout: PageLayout, rows: Tensor, tmp_path: Path
 ) -> None:
     """The last page is in memory alone while it has room; so is one whose rows are not final."""
     store = make_store(layout, tmp_path)
-    store.open("a", epoch=1, length=0)
     cut = layout.page_tokens + 3
-    store.append("a", rows[:, :, :, :cut])
-    first, last = store.page_versions("a", range(2))
-    assert first.final
-    assert not last.final
+    append(store, "a", rows[:, :, :, :cut])
+    expected = name_pages(rows, layout.page_tokens)
+    assert store.page_ids("a", range(2)) == [expected[0], None]
     held = store.hold_pages("a", [1])[0]
     assert torch.equal(held[:, :, :, :3], rows[:, :, :, layout.page_tokens : cut])
-    store.append("a", rows[:, :, :, cut:])
-    versions = store.page_versions("a", range(PAGES))
-    assert versions[0] == first
-    assert all(version.final for version in versions)
-    assert len(set(versions)) == PAGES
+    append(store, "a", rows[:, :, :, cut:])
+    assert store.page_ids("a", range(PAGES)) == expected
+    store.append("a", rows, final=False)
+    assert store.page_ids("a", [PAGES]) == [None]
     with pytest.raises(RowRangeError):
-        store.page_versions("a", [PAGES])
+        store.page_ids("a", [2 * PAGES])
     with pytest.raises(RowRangeError):
-        store.hold_pages("a", [PAGES])
+        store.hold_pages("a", [2 * PAGES])
     store.close()
 
 
@@ -120,9 +113,7 @@ def test_pages_that_are_encoded_are_held_as_all_readers_get_them(
     layout: PageLayout, rows: Tensor, tmp_path: Path
 ) -> None:
     store = make_store(layout, tmp_path, (Codec.RAW, Codec.INT8))
-    store.open("a", epoch=1, length=0)
-    store.append("a", rows)
-    store.flush("a")
+    write(store, "a", rows)
     read = store.gather("a", torch.arange(rows.shape[3]))
     for mine, expected in zip(
         store.hold_pages("a", range(PAGES)), split(read, layout), strict=True
@@ -131,8 +122,10 @@ def test_pages_that_are_encoded_are_held_as_all_readers_get_them(
     store.close()
 
 
-def test_a_page_that_is_missing_cannot_be_held(store: RowStore) -> None:
-    store.drop_page("a", 2)
-    assert not store.page_versions("a", [2])[0].final
+def test_a_page_that_is_missing_cannot_be_held(store: RowStore, rows: Tensor) -> None:
+    store.close_session("a")
+    pages = name_pages(rows, store.layout.page_tokens)
+    assert store.delete(pages[2:3]).result() == 1
+    store.open("a", pages)
     with pytest.raises(MissingPageError):
         store.hold_pages("a", [2])

@@ -4,8 +4,7 @@
 """
 
 import os
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,39 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvstore.format.page import PageLayout
+from kvstore.format.page import PageId, PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
+from tests.kvstore.power_cut import PowerCut
+from tests.kvstore.stored_rows import append, name_pages
 
 LAYOUT = PageLayout(2, 2, 4, torch.float32, "model A", page_tokens=8)
 PAGE = LAYOUT.page_tokens
 SESSIONS = ("a", "b", "c")
-
-
-class PowerCut:
-    """Stands in for os.fsync and remembers the contents that were synced."""
-
-    def __init__(self, sync: Callable[[int], None]) -> None:
-        self._sync = sync
-        self._contents: dict[str, bytes] = {}
-        self._entries: list[str] = []
-        self.calls = 0
-
-    def fsync(self, descriptor: int) -> None:
-        self._sync(descriptor)
-        self.calls += 1
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            self._entries = [name for name in os.listdir(descriptor) if name.endswith(".kv")]
-        else:
-            name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-            self._contents[name] = os.pread(descriptor, status.st_size, 0)
-
-    def restore(self, directory: Path) -> None:
-        directory.mkdir()
-        for name in self._entries:
-            (directory / name).write_bytes(self._contents.get(name, b""))
 
 
 @pytest.fixture
@@ -90,39 +66,43 @@ def test_no_acknowledged_page_or_deletion_is_lost_with_the_power(
         store = open_store(Path(folder, "rows"))
         rows: dict[str, Tensor] = {}
         durable: dict[str, int] = {}
+        deleted = set[PageId]()
         for number, (what, session, tokens) in enumerate(steps):
             if what == "append":
                 new = make_rows(tokens, number)
-                store.append(session, new)
+                append(store, session, new)
                 rows[session] = torch.cat([rows[session], new], 3) if session in rows else new
             elif what == "delete":
-                store.delete(session)
-                rows.pop(session, None)
+                store.close_session(session)
+                ids = name_pages(rows.pop(session), PAGE) if session in rows else []
+                store.delete(ids).result()
+                deleted.update(ids)
                 durable.pop(session, None)
             else:
                 names = sorted(rows) if what == "flush all" else [session]
                 begun = [(name, store.begin_flush(name)) for name in names if name in rows]
                 for name, flushed in begun:
                     assert flushed.result()
-                    durable[name] = rows[name].shape[3] // PAGE * PAGE
+                    durable[name] = rows[name].shape[3] // PAGE
         power.restore(Path(folder, "restored"))
         store.close()
         restored = open_store(Path(folder, "restored"))
-        for session in SESSIONS:
-            length = restored.length(session)
-            assert length >= durable.get(session, 0)
-            assert length % PAGE == 0, "rows behind the last page are in memory alone"
-            if session not in rows:
-                assert length == 0, "a deleted session came back"
-            else:
-                read = restored.gather(session, torch.arange(length))
-                assert torch.equal(read, rows[session][:, :, :, :length])
+        assert not any(restored.contains(sorted(deleted))), "a deleted page came back"
+        for session, expected in rows.items():
+            ids = name_pages(expected, PAGE)
+            restored.open(session, ids)
+            missing = restored.repair_pages(session)
+            assert all(index >= durable.get(session, 0) for index in missing)
+            for index in set(range(len(ids))) - set(missing):
+                positions = torch.arange(PAGE * index, PAGE * (index + 1))
+                read = restored.gather(session, positions)
+                assert torch.equal(read, expected[:, :, :, positions])
         restored.close()
 
 
 def test_a_flush_is_acknowledged_after_the_sync(power: PowerCut, tmp_path: Path) -> None:
     store = open_store(tmp_path / "rows")
-    store.append("a", make_rows(PAGE, 0))
+    append(store, "a", make_rows(PAGE, 0))
     before = power.calls
     assert store.flush("a")
     assert power.calls > before
@@ -134,7 +114,7 @@ def test_a_failed_sync_is_not_acknowledged_and_is_shown(
 ) -> None:
     store = open_store(tmp_path / "rows")
     for session in SESSIONS:
-        store.append(session, make_rows(PAGE, 0))
+        append(store, session, make_rows(PAGE, 0))
     assert store.failures() == {}
 
     def fail(_: int) -> None:
@@ -145,7 +125,7 @@ def test_a_failed_sync_is_not_acknowledged_and_is_shown(
     assert [flush.result(timeout=30) for flush in flushes] == [False] * 3
     assert "Input/output error" in store.failures()["nvme"]
     monkeypatch.setattr(os, "fsync", power.fsync)
-    store.append("a", make_rows(PAGE, 1))
+    append(store, "a", make_rows(PAGE, 1))
     assert not store.flush("a"), "a retry of a failed sync proves nothing"
     assert set(store.failures()) == {"nvme"}
     with pytest.raises(Exception, match="sync failed"):

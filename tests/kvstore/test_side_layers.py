@@ -13,6 +13,7 @@ from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
+from tests.kvstore.stored_rows import read_all, write
 
 PAGE = 4
 
@@ -42,12 +43,10 @@ def stored(layout: PageLayout, tmp_path: Path) -> Iterator[tuple[RowStore, Tenso
     """A store that was closed and opened again, and the rows of its session."""
     rows = draw(layout, 3 * PAGE)
     first = open_store(layout, tmp_path)
-    first.open("a", epoch=1, length=0)
-    first.append("a", rows)
-    assert first.flush("a")
+    pages = write(first, "a", rows)
     first.close()
     store = open_store(layout, tmp_path)
-    store.open("a", epoch=2, length=3 * PAGE)
+    store.open("a", pages)
     yield store, rows
     store.close()
 
@@ -84,8 +83,7 @@ def test_keys_are_those_of_the_first_layers(stored: tuple[RowStore, Tensor]) -> 
 def test_int8_keeps_all_layers_near(layout: PageLayout, tmp_path: Path) -> None:
     store = open_store(layout, tmp_path, [Codec.RAW, Codec.INT8])
     rows = draw(layout, PAGE)
-    store.append("a", rows)
-    store.flush("a")
+    write(store, "a", rows)
     found = store.gather("a", torch.arange(PAGE))
     assert found.shape == rows.shape
     assert float((found - rows).abs().max()) < 0.05
@@ -100,8 +98,7 @@ def test_a_latent_takes_half_the_bytes() -> None:
 @pytest.mark.parametrize("other", [make_layout(2), make_layout(latent=True), make_layout(1)])
 def test_pages_with_other_layers_are_foreign(other: PageLayout, tmp_path: Path) -> None:
     first = open_store(make_layout(), tmp_path)
-    first.append("a", draw(make_layout(), PAGE))
-    first.flush("a")
+    write(first, "a", draw(make_layout(), PAGE))
     first.close()
     with pytest.raises(ForeignPageError):
         open_store(other, tmp_path)
@@ -112,23 +109,34 @@ def test_a_page_has_at_most_255_side_layers() -> None:
         make_layout(256)
 
 
-def test_a_page_that_is_dropped_is_missing_and_can_be_written_again(tmp_path: Path) -> None:
+def test_a_page_that_is_dropped_is_deleted_and_later_ones_move_up(tmp_path: Path) -> None:
     layout = make_layout(latent=True, page_tokens=1)
     rows = draw(layout, 3)
     store = open_store(layout, tmp_path)
-    store.open("a", epoch=1, length=0)
-    store.append("a", rows)
+    first, second, third = write(store, "a", rows)
     store.drop_page("a", 1)
     assert store.flush("a")
-    assert store.missing_pages("a") == [1]
-    assert torch.equal(store.gather("a", torch.tensor([0, 2])), rows[:, :, :, [0, 2]])
+    assert (store.length("a"), store.missing_pages("a")) == (2, [])
+    assert torch.equal(read_all(store, "a"), rows[:, :, :, [0, 2]])
+    assert store.contains([first, second, third]) == [True, False, True]
+    with pytest.raises(RowRangeError, match="2 whole pages, got index 2"):
+        store.drop_page("a", 2)
     store.close()
     store = open_store(layout, tmp_path)
-    store.open("a", epoch=2, length=3)
+    store.open("a", [first, second, third])
     assert store.missing_pages("a") == [1]
     store.restore("a", 1, rows[:, :, :, 1:2])
     assert store.flush("a")
-    assert torch.equal(store.gather("a", torch.arange(3)), rows)
-    with pytest.raises(RowRangeError, match="page 3 of its own"):
-        store.drop_page("a", 3)
+    assert torch.equal(read_all(store, "a"), rows)
+    store.close()
+
+
+def test_a_page_that_another_session_has_is_dropped_from_one_alone(tmp_path: Path) -> None:
+    layout = make_layout(latent=True, page_tokens=1)
+    rows = draw(layout, 3)
+    store = open_store(layout, tmp_path)
+    store.open("b", write(store, "a", rows))
+    store.drop_page("a", 1)
+    assert store.flush("a")
+    assert torch.equal(read_all(store, "b"), rows)
     store.close()

@@ -1,6 +1,6 @@
 """Random turns, forks, deletions and failures: rows are right or reported as missing.
 
-What is committed of a session, and what a fork shares, are whole pages.
+What is committed of a session are whole pages.
 """
 
 import shutil
@@ -16,14 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch import Tensor
 
 from kvstore.errors import TierError, TierFailedError
-from kvstore.format.commit_history import CommitHistory, CommitPoint
-from kvstore.format.page import PageLayout
-from kvstore.format.page_table import PageTable, SharedPages
+from kvstore.format.page import PageId, PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from tests.kvstore.failing_files import FaultyTier, snapshot, tear
+from tests.kvstore.stored_rows import list_stored, name_pages
 
 LAYOUT = PageLayout(
     n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4
@@ -32,14 +31,15 @@ PAGE = LAYOUT.page_tokens
 RAM_PAGES = 4
 BACKLOG_PAGES = 100  # More than a run writes, so that no append is refused.
 WHICH = st.integers(0, 99)
+NO_ROWS = torch.empty(LAYOUT.rows_shape(0))
 
 
 class FaultMachine(RuleBasedStateMachine):
     """Acts as the worker and the catalog.
 
-    `rows` are the appended rows per session, `committed` their committed length, which ends at a
-    page, and `safe` the length that was reported as durable; sessions in `unopened` could not be
-    opened.
+    `rows` are those of every page that there ever was, `safe` the pages that were reported as durable
+    and not deleted since. `sessions` are the pages that a session has, `committed` those that the
+    catalog knows of, `behind` the rows behind them. Sessions in `unopened` could not be opened.
     """
 
     files_above: bool
@@ -48,16 +48,15 @@ class FaultMachine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
         self.generation = 0
-        self.rows: dict[str, Tensor] = {}
-        self.committed: dict[str, int] = {}
-        self.safe: dict[str, int] = {}
-        self.shared: dict[str, list[SharedPages]] = {}
-        self.epochs: dict[str, int] = {}
-        self.commits: dict[str, dict[int, int]] = {}
+        self.rows: dict[PageId, Tensor] = {}
+        self.safe: set[PageId] = set()
+        self.sessions: dict[str, list[PageId]] = {}
+        self.committed: dict[str, list[PageId]] = {}
+        self.behind: dict[str, Tensor] = {}
         self.unopened: set[str] = set()
-        self.deleted: set[str] = set()
         self.names = 0
-        self.random = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
+        self.texts = [torch.randn(LAYOUT.rows_shape(400), generator=generator) for _ in range(2)]
         self.open_store()
 
     # State
@@ -75,114 +74,82 @@ class FaultMachine(RuleBasedStateMachine):
         self.store = RowStore(LAYOUT, self.tiers, read_batch_pages=2, backlog_pages=BACKLOG_PAGES)
 
     def usable(self) -> list[str]:
-        return sorted(self.rows.keys() - self.unopened)
+        return sorted(self.sessions.keys() - self.unopened)
 
     def pick(self, which: int, names: Sequence[str]) -> str:
         return names[which % len(names)]
 
-    def shared_tokens(self, session: str) -> int:
-        return PAGE * max((entry.pages for entry in self.shared[session]), default=0)
+    def get_rows(self, session: str) -> Tensor:
+        pages = [self.rows[page_id] for page_id in self.sessions[session]]
+        return torch.cat([*pages, self.behind[session]], 3)
 
-    def others_share(self, owner: str) -> int:
-        """Number of leading pages of `owner` that other sessions share."""
-        tables = [PageTable(name, shared) for name, shared in self.shared.items() if name != owner]
-        shared = [
-            index
-            for table in tables
-            for index in range(table.shared_pages)
-            if table.key(index).session == owner
-        ]
-        return max((index + 1 for index in shared), default=0)
-
-    def retained(self) -> list[SharedPages]:
-        return [
-            SharedPages(owner, pages)
-            for owner in sorted(self.deleted)
-            if (pages := self.others_share(owner))
-        ]
+    def live(self) -> set[PageId]:
+        """Pages that the catalog knows of."""
+        return {page_id for ids in self.committed.values() for page_id in ids}
 
     # Operations of a worker
 
-    @precondition(lambda self: len(self.rows) < 5)
+    @precondition(lambda self: len(self.sessions) < 5)
     @rule()
     def create(self) -> None:
-        name = self.new_name()
-        self.epochs[name] = 1
-        try:
-            self.store.open(name, epoch=1, length=0)
-        except TierError:
-            assert self.faulty.fails
-            self.unopened.add(name)
-        self.rows[name], self.shared[name] = torch.empty(LAYOUT.rows_shape(0)), []
-        self.committed[name] = self.safe[name] = 0
-        self.commits[name] = {}
+        self.add_session([])
 
     @precondition(lambda self: self.usable())
-    @rule(which=WHICH, tokens=st.integers(0, 11), commit=st.booleans())
-    def turn(self, which: int, tokens: int, commit: bool) -> None:
+    @rule(which=WHICH, text=st.integers(0, 1), tokens=st.integers(0, 11), commit=st.booleans())
+    def turn(self, which: int, text: int, tokens: int, commit: bool) -> None:
+        """Sessions whose rows are of one text have the same pages."""
         name = self.pick(which, self.usable())
-        rows = torch.randn(LAYOUT.rows_shape(tokens), generator=self.random)
-        self.store.append(name, rows)
-        self.rows[name] = torch.cat([self.rows[name], rows], 3)
+        length = self.get_rows(name).shape[3]
+        pages = self.sessions[name]
+        rows = self.texts[text][:, :, :, length : length + tokens]
+        behind = torch.cat([self.behind[name], rows], 3)
+        ids = name_pages(behind, PAGE, pages[-1] if pages else b"")
+        for index, page_id in enumerate(ids):
+            self.rows[page_id] = behind[:, :, :, PAGE * index : PAGE * (index + 1)]
+        self.store.append(name, rows, ids)
+        pages += ids
+        self.behind[name] = behind[:, :, :, PAGE * len(ids) :]
         if commit:
-            durable = self.store.flush(name)
-            assert durable or (self.faulty.fails and not self.files_above)
-            self.committed[name] = self.rows[name].shape[3] // PAGE * PAGE
-            self.commits[name][self.epochs[name]] = self.committed[name]
-            if durable:
-                self.safe[name] = self.committed[name]
+            self.commit(name)
 
-    @precondition(lambda self: self.rows)
-    @rule(which=WHICH, later=st.integers(1, 2))
-    def open_again(self, which: int, later: int) -> None:
-        """Reopening discards the uncommitted rows, and those behind the last page."""
-        self.reopen(self.pick(which, sorted(self.rows)), later)
-
-    @precondition(lambda self: self.usable() and len(self.rows) < 5)
-    @rule(which=WHICH, share=st.floats(0, 1))
-    def fork(self, which: int, share: float) -> None:
-        parent = self.pick(which, self.usable())
-        child = self.new_name()
-        length = int(share * self.committed[parent]) // PAGE * PAGE
-        length = max(self.shared_tokens(parent), length)
-        shared = [*self.shared[parent], SharedPages(parent, length // PAGE)]
-        self.epochs[child] = 1
-        try:
-            self.store.fork(parent, child, epoch=1, length=length, shared=shared)
-        except TierError:
-            assert self.faulty.fails
-            with suppress(TierError):
-                self.store.delete(child)
-            return
-        self.rows[child], self.shared[child] = self.rows[parent][:, :, :, :length], shared
-        self.committed[child], self.safe[child] = length, 0
-        self.commits[child] = {1: length}
-        if self.store.flush(child):
-            self.safe[child] = length
-
-    @precondition(lambda self: self.rows)
+    @precondition(lambda self: self.sessions)
     @rule(which=WHICH)
-    def delete(self, which: int) -> None:
-        name = self.pick(which, sorted(self.rows))
-        try:
-            self.store.delete(name, keep_pages=self.others_share(name))
-        except TierError:
-            assert self.faulty.fails
-            return
-        owners = {entry.owner for entry in self.shared[name]}
-        for state in (self.rows, self.committed, self.safe, self.shared, self.epochs, self.commits):
+    def open_again(self, which: int) -> None:
+        """Reopening discards the uncommitted rows, and those behind the last page."""
+        self.reopen(self.pick(which, sorted(self.sessions)))
+
+    @precondition(lambda self: self.sessions and len(self.sessions) < 5)
+    @rule(which=WHICH, share=st.floats(0, 1), commit=st.booleans())
+    def fork(self, which: int, share: float, commit: bool) -> None:
+        committed = self.committed[self.pick(which, sorted(self.sessions))]
+        child = self.add_session(committed[: int(share * len(committed))])
+        if commit and child not in self.unopened:
+            self.commit(child)
+
+    @precondition(lambda self: self.sessions)
+    @rule(which=WHICH, wait=st.booleans())
+    def delete(self, which: int, wait: bool) -> None:
+        name = self.pick(which, sorted(self.sessions))
+        before = self.live()
+        self.store.close_session(name)
+        for state in (self.sessions, self.committed, self.behind):
             del state[name]
         self.unopened.discard(name)
-        self.deleted.add(name)
-        for owner in owners & self.deleted:
-            with suppress(TierError):
-                self.store.delete(owner, keep_pages=self.others_share(owner))
+        self.delete_pages(before - self.live(), wait)
+
+    def delete_pages(self, dead: set[PageId], wait: bool) -> None:
+        """Delete pages that no session has committed; open ones may have some of them."""
+        held = {page_id for ids in self.sessions.values() for page_id in ids}
+        self.safe -= dead - held
+        deletion = self.store.delete(sorted(dead))
+        if wait:
+            deletion.result()
 
     @precondition(lambda self: self.usable())
     @rule(which=WHICH, seed=st.integers(0, 999))
     def read(self, which: int, seed: int) -> None:
         name = self.pick(which, self.usable())
-        expected = self.rows[name]
+        expected = self.get_rows(name)
         if expected.shape[3]:
             positions = torch.randint(
                 expected.shape[3], (5,), generator=torch.Generator().manual_seed(seed)
@@ -199,7 +166,7 @@ class FaultMachine(RuleBasedStateMachine):
         self.store.prefetch(name)
         with suppress(TierFailedError):
             pieces = [keys for _, keys in self.store.scan_keys(name)]
-            assert not pieces or torch.equal(torch.cat(pieces, 2), self.rows[name][:, 0])
+            assert not pieces or torch.equal(torch.cat(pieces, 2), self.get_rows(name)[:, 0])
 
     # Failures
 
@@ -210,44 +177,42 @@ class FaultMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.usable() and not self.faulty.fails)
     @rule(which=WHICH, page=WHICH)
     def delete_a_page(self, which: int, page: int) -> None:
-        """It is missing for all sessions that share it, until one restores it."""
+        """It is missing for all sessions that have it, until one restores it."""
         self.store.check()
         name = self.pick(which, self.usable())
-        table = PageTable(name, self.shared[name])
-        full = self.rows[name].shape[3] // PAGE
-        if not full:
+        ids = self.sessions[name]
+        if not ids:
             return
-        index = page % full
+        index = page % len(ids)
         for tier in self.tiers:
-            tier.delete([table.key(index)])
-        sharing = [
-            other
-            for other in self.usable()
-            if self.rows[other].shape[3] > index * PAGE
-            and PageTable(other, self.shared[other]).key(index) == table.key(index)
-        ]
+            tier.delete([ids[index]])
+        sharing = [other for other in self.usable() if ids[index] in self.sessions[other]]
         for other in sharing:
             assert self.store.repair_pages(other) == [index]
-        self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
+        self.store.restore(name, index, self.rows[ids[index]])
         assert self.store.flush(name)
         for other in sharing:
             assert self.store.repair_pages(other) == []
 
     @rule(torn=st.floats(0, 1), crash=st.booleans())
     def start_again(self, torn: float, crash: bool) -> None:
-        """Kill or close the process; rows that were reported as durable are there."""
+        """Kill or close the process; pages that were reported as durable are there."""
         if not crash:
             self.faulty.fails = ""
             self.store.close()
             self.open_store()
         else:
             self.crash(torn)
-        keep_pages = {each.owner: each.pages for each in self.retained()}
-        for name in set(self.store.unclaimed()) - self.rows.keys():
-            self.store.delete_unclaimed(name, keep_pages=keep_pages.get(name, 0))
-        for name in sorted(self.rows):
-            self.reopen(name, 1)
-            self.rebuild(name)
+        self.store.delete(sorted(set(self.store.list_pages()) - self.live())).result()
+        self.safe &= self.live()
+        assert list_stored(self.store) <= self.live()
+        self.sessions = {name: [] for name in self.committed}
+        for name in sorted(self.committed):
+            self.reopen(name)
+            assert self.store.repair_pages(name) == []
+            assert torch.equal(self.read_all(name), self.get_rows(name))
+            assert self.store.flush(name)
+            self.safe.update(self.sessions[name])
 
     def crash(self, torn: float) -> None:
         with suppress(TierError):
@@ -263,66 +228,62 @@ class FaultMachine(RuleBasedStateMachine):
 
     # Helpers
 
-    def new_name(self) -> str:
+    def add_session(self, ids: list[PageId]) -> str:
         self.names += 1
-        return f"s{self.names}"
+        name = f"s{self.names}"
+        self.sessions[name], self.committed[name], self.behind[name] = [], ids, NO_ROWS
+        self.reopen(name)
+        return name
 
-    def reopen(self, name: str, later: int) -> None:
-        self.epochs[name] += later
-        length = self.committed[name]
-        history = CommitHistory([CommitPoint(*point) for point in self.commits[name].items()])
+    def commit(self, name: str) -> None:
+        durable = self.store.flush(name)
+        assert durable or (self.faulty.fails and not self.files_above)
+        before = self.live()
+        self.committed[name] = list(self.sessions[name])
+        if durable:
+            self.safe.update(self.sessions[name])
+        assert before <= self.live()
+
+    def reopen(self, name: str) -> None:
+        """Open a session with its committed pages; only pages that were not durable may be missing."""
+        ids = list(self.committed[name])
         try:
-            self.store.open(
-                name,
-                epoch=self.epochs[name],
-                length=length,
-                shared=self.shared[name],
-                history=history,
-            )
+            self.store.open(name, ids)
         except TierError:
             assert self.faulty.fails
             self.unopened.add(name)
             return
         self.unopened.discard(name)
-        self.rows[name] = self.rows[name][:, :, :, :length]
-
-    def rebuild(self, name: str) -> None:
-        """Only pages with rows that were not durable may be missing; restore them."""
-        missing = self.store.repair_pages(name)
-        assert all(index * PAGE >= self.safe[name] for index in missing)
-        for index in self.store.missing_pages(name):
-            assert index in missing
+        self.sessions[name], self.behind[name] = ids, NO_ROWS
+        missing = self.store.missing_pages(name)
+        assert not {ids[index] for index in missing} & self.safe
         for index in missing:
-            self.store.restore(
-                name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)]
-            )
-        assert self.store.repair_pages(name) == []
-        assert torch.equal(self.read_all(name), self.rows[name])
-        assert self.store.flush(name)
-        self.safe[name] = self.committed[name]
+            self.store.restore(name, index, self.rows[ids[index]])
 
     def read_all(self, name: str) -> Tensor:
-        return self.store.gather(name, torch.arange(self.rows[name].shape[3]))
+        return self.store.gather(name, torch.arange(self.get_rows(name).shape[3]))
 
     @invariant()
     def lengths_match(self) -> None:
-        assert {n: self.store.length(n) for n in self.usable()} == {
-            n: self.rows[n].shape[3] for n in self.usable()
+        assert {name: self.store.length(name) for name in self.usable()} == {
+            name: self.get_rows(name).shape[3] for name in self.usable()
         }
         assert self.store.usage()["ram"] <= RAM_PAGES * LAYOUT.page_bytes
 
     def teardown(self) -> None:
         self.faulty.fails = ""
-        for name in sorted(self.rows):
+        for name in sorted(self.sessions):
             if name in self.unopened:
-                self.reopen(name, 1)
+                self.reopen(name)
             assert self.store.repair_pages(name) == []
             assert self.store.flush(name)
-            assert torch.equal(self.read_all(name), self.rows[name])
+            assert torch.equal(self.read_all(name), self.get_rows(name))
         self.store.check()
-        for name in [*self.rows, *self.deleted]:
-            self.store.delete(name)
-        assert set(self.store.usage().values()) == {0}
+        for name in self.sessions:
+            self.store.close_session(name)
+        self.store.delete(sorted(self.rows)).result()
+        assert set(self.store.usage().values()) <= {0}
+        self.store.check()
         self.store.close()
         shutil.rmtree(self.root)
 

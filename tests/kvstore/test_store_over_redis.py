@@ -1,7 +1,6 @@
 """A row store whose lowest tier is Redis: other processes open its sessions."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -9,19 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.errors import MissingPageError, StaleWriterError
+from kvstore.errors import MissingPageError
 from kvstore.format.codec import Codec
-from kvstore.format.commit_history import CommitHistory, CommitPoint
-from kvstore.format.page import PageKey, PageLayout
-from kvstore.format.page_table import SharedPages
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
+from kvstore.tiers.redis import tier as redis_tier
 from kvstore.tiers.redis.tier import RedisTier
+from tests.kvstore.stored_rows import (
+    append,
+    delete_from_lowest,
+    list_stored,
+    name_pages,
+    open_session,
+    read_all,
+    write,
+)
 
 MakeRows = Callable[..., Tensor]
 OpenStore = Callable[..., RowStore]
+Until = Callable[..., None]
 
 
 @pytest.fixture(params=["redis_url", "redis_cluster_url"])
@@ -51,23 +59,6 @@ def open_store(
         store.close()
 
 
-def commits(*points: tuple[int, int]) -> CommitHistory:
-    return CommitHistory([CommitPoint(*point) for point in points])
-
-
-def delete_from_lowest(store: RowStore, keys: list[PageKey]) -> None:
-    """Delete pages from the lowest tier without the stores."""
-    store._stack.tiers.lowest.delete(keys)
-
-
-def nvme(store: RowStore) -> Tier:
-    return store._stack.tiers.all[1]
-
-
-def read_all(store: RowStore, session: str) -> Tensor:
-    return store.gather(session, torch.arange(store.length(session)))
-
-
 @pytest.mark.parametrize("nvme", [None, "rows"])
 def test_sessions_are_reopened_after_a_restart(
     open_store: OpenStore, make_rows: MakeRows, nvme: str | None
@@ -78,39 +69,48 @@ def test_sessions_are_reopened_after_a_restart(
     }
     store = open_store(nvme)
     for session, new in rows.items():
-        store.open(session, epoch=1, length=0)
-        store.append(session, new)
+        append(store, session, new)
     assert all(torch.equal(read_all(store, session), new) for session, new in rows.items())
     store.truncate("a", 32)
-    store.append("a", rows["a"][:, :, :, 32:])
-    store.delete("b")
+    append(store, "a", rows["a"][:, :, :, 32:])
     store.check()
     store.close()
     again = open_store(nvme)
-    for session in ("a", "tenant/ü}"):
-        again.open(session, epoch=2, length=rows[session].shape[3])
+    for session, expected in rows.items():
+        open_session(again, session, expected)
         assert again.missing_pages(session) == []
-        assert torch.equal(read_all(again, session), rows[session])
-    with pytest.raises(StaleWriterError):
-        again.open("b", epoch=2, length=0)
-    again.append("a", make_rows(7, seed=1))
+        assert torch.equal(read_all(again, session), expected)
+    append(again, "a", make_rows(7, seed=1))
     again.check()
-    for session in again.sessions():
-        again.delete(session)
-    assert set(again.usage().values()) == {0}
 
 
 def test_another_worker_reads_flushed_pages(open_store: OpenStore, make_rows: MakeRows) -> None:
     rows = make_rows(32)
-    one = open_store("one")
-    one.append("a", rows)
-    assert one.flush("a")
+    ids = write(open_store("one"), "a", rows)
     other = open_store("other")
-    other.open("a", epoch=1, length=32)
+    assert other.contains(ids) == [True] * 4
+    other.open("a", ids)
     assert torch.equal(read_all(other, "a"), rows)
     assert other.tiers()["redis"].counters.hits == 4
     assert torch.equal(read_all(other, "a"), rows)
     assert other.tiers()["redis"].counters.hits == 4
+
+
+def test_pages_that_two_workers_write_are_stored_once(
+    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout
+) -> None:
+    rows, more = make_rows(32), make_rows(8, seed=1)
+    one, other = open_store("one"), open_store("other")
+    ids = write(one, "a", rows)
+    sent = other.tiers()["redis"].counters.written_bytes
+    write(other, "b", torch.cat([rows, more], 3))
+    assert other.tiers()["redis"].counters.written_bytes - sent == layout.page_bytes
+    assert len(list_stored(one)) == 5
+    assert set(ids) < list_stored(one)
+    lowest = other._stack.tiers.lowest
+    assert isinstance(lowest, RedisTier)
+    assert lowest.count_used_bytes() == 5 * layout.page_bytes
+    assert torch.equal(read_all(other, "b"), torch.cat([rows, more], 3))
 
 
 def test_int8_pages_are_the_same_in_another_worker(
@@ -118,175 +118,125 @@ def test_int8_pages_are_the_same_in_another_worker(
 ) -> None:
     rows = make_rows(29)
     one = open_store("one", Codec.INT8)
-    one.append("a", rows)
+    ids = write(one, "a", rows)
     decoded = read_all(one, "a")
-    one.flush("a")
     other = open_store("other", Codec.INT8)
-    other.open("a", epoch=1, length=24)
+    other.open("a", ids)
     assert torch.equal(read_all(other, "a"), decoded[:, :, :, :24])
     assert not torch.equal(decoded[:, :, :, :24], rows[:, :, :, :24])
     assert torch.equal(decoded[:, :, :, 24:], rows[:, :, :, 24:]), "an unfinished page is exact"
 
 
-def test_a_worker_that_lost_a_session_may_delete_it(
+def test_a_worker_that_lost_a_session_changes_nothing(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
-    rows = make_rows(32)
-    one = open_store("one")
-    other = open_store("other")
-    one.open("a", epoch=1, length=0)
-    one.append("a", rows)
-    assert one.flush("a")
-    other.open("a", epoch=2, length=32)
-    other.append("a", rows)
+    rows, others = make_rows(24), make_rows(16, seed=5)
+    one, other = open_store("one"), open_store("other")
+    ids = write(one, "a", rows)
+    append(one, "a", others)  # a turn that will not be committed
+    other.open("a", ids)
+    append(other, "a", rows[:, :, :, :16])
     assert other.flush("a")
-    with pytest.raises(StaleWriterError):
-        one.open("a", epoch=1, length=32)
-    one.delete("a")
-    other.append("a", rows)
-    with pytest.raises(StaleWriterError):
-        other.flush("a")
-    third = open_store("third")
-    assert list(third._stack.tiers.lowest.stored()) == [], (
-        "pages that were queued at the deletion are not written"
-    )
-
-
-def test_a_worker_that_lost_a_session_is_refused_and_changes_nothing(
-    open_store: OpenStore, make_rows: MakeRows
-) -> None:
-    rows = make_rows(24)
-    others = make_rows(16, seed=5)
-    one = open_store("one")
-    other = open_store("other")
-    one.open("a", epoch=1, length=0)
-    one.append("a", rows)
+    append(one, "a", others)
     assert one.flush("a")
-    one.append("a", others)  # A turn that will not be committed.
-    other.open("a", epoch=2, length=24)
-    other.append("a", rows[:, :, :, :16])
-    assert other.flush("a")
-    # The turn's first pages may have been written before the other worker came, or be refused by now.
-    with suppress(StaleWriterError):
-        one.append("a", others)
-    with pytest.raises(StaleWriterError):
-        one.flush("a")
-    with pytest.raises(StaleWriterError):
-        one.append("a", rows)
-    with pytest.raises(StaleWriterError):
-        one.flush("a")
-    with pytest.raises(StaleWriterError):
-        one.open("a", epoch=1, length=24)
-    one.open("b", epoch=1, length=0)
-    one.append("b", rows)
-    assert one.flush("b"), "other sessions are not affected"
+    one.release("a")
     expected = torch.cat([rows, rows[:, :, :, :16]], 3)
     assert torch.equal(read_all(other, "a"), expected)
     other.check()
-    one.open("a", epoch=3, length=40, history=commits((1, 24), (2, 40)))
+    open_session(one, "a", expected)
     assert torch.equal(read_all(one, "a"), expected)
     one.check()
 
 
-def test_uncommitted_rows_are_deleted_when_another_worker_opens_the_session(
-    open_store: OpenStore, make_rows: MakeRows
-) -> None:
-    rows = make_rows(64)
-    one = open_store("one")
-    one.open("a", epoch=1, length=0)
-    one.append("a", rows)
-    one.flush("a")
-    open_store("other").open("a", epoch=2, length=24)
-    third = open_store("third")
-    third.open("a", epoch=3, length=64, history=commits((1, 24), (3, 64)))
-    assert third.missing_pages("a") == [3, 4, 5, 6, 7]
-    assert torch.equal(third.gather("a", torch.arange(24)), rows[:, :, :, :24])
-    one.open("a", epoch=4, length=64, history=commits((1, 24), (3, 64)))
-    assert one.missing_pages("a") == [3, 4, 5, 6, 7], "its own copies are not valid"
-
-
-def test_a_fork_is_read_by_another_worker_and_its_parent_continues(
+def test_a_session_that_begins_as_another_is_read_by_another_worker(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(29)
     more = make_rows(24, seed=1)
-    others = make_rows(20, seed=2)
-    one = open_store("one")
-    other = open_store("other")
-    one.open("a", epoch=1, length=0)
-    one.append("a", rows)
-    one.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
-    one.append("b", more)
-    assert one.flush("b"), "the shared pages too"
+    one, other = open_store("one"), open_store("other")
+    ids = write(one, "a", rows)
+    one.open("b", ids)
+    append(one, "b", more)
+    assert one.flush("b")
     expected = torch.cat([rows[:, :, :, :24], more], 3)
-    one.append("a", others)
+    append(one, "a", make_rows(20, seed=2))
     assert one.flush("a")
     one.check()
-    other.open("b", epoch=2, length=48, shared=[SharedPages("a", 3)])
+    open_session(other, "b", expected)
     assert torch.equal(read_all(other, "b"), expected)
     other.check()
-    one.delete("a", keep_pages=3)
+    one.close_session("a")
     other.prefetch("b")
     assert torch.equal(read_all(other, "b"), expected)
     assert other.repair_pages("b") == []
 
 
-def test_a_restored_shared_page_is_restored_for_all_sessions(
+def test_a_restored_page_is_restored_for_all_workers(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(32)
-    one = open_store()
-    other = open_store()
-    one.open("a", epoch=7, length=0)
-    one.append("a", rows)
-    one.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
-    assert one.flush("a")
-    one.open("a", epoch=8, length=32)
-    delete_from_lowest(other, [PageKey("a", 1)])
-    other.open("b", epoch=2, length=24, shared=[SharedPages("a", 3, commits((7, 24)))])
-    assert other.missing_pages("b") == [1]
+    one, other = open_store(), open_store()
+    ids = write(one, "a", rows)
+    one.close_session("a")
+    delete_from_lowest(other, ids[1:2])
+    assert one._stack.tiers.memory is not None
+    one._stack.tiers.memory.delete(ids)
+    one.open("a", ids)
+    other.open("b", ids[:3])
+    assert other.missing_pages("b") == one.missing_pages("a") == [1]
     with pytest.raises(MissingPageError):
         read_all(other, "b")
     other.restore("b", 1, rows[:, :, :, 8:16])
     assert other.flush("b")
     assert torch.equal(read_all(other, "b"), rows[:, :, :, :24])
-    third = open_store()
-    third.open("a", epoch=9, length=32, history=commits((7, 32)))
-    assert torch.equal(read_all(third, "a"), rows)
+    assert torch.equal(read_all(one, "a"), rows)
+    assert one.missing_pages("a") == []
 
 
 def test_a_released_session_leaves_no_copies_above_the_shared_tier(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(32)
-    one = open_store("one")
-    other = open_store("other")
-    one.open("a", epoch=1, length=0)
-    one.append("a", rows)
+    one, other = open_store("one"), open_store("other")
+    ids = name_pages(rows, 8)
+    append(one, "a", rows)
     one.release("a")
     assert (one.sessions(), one.usage()["ram"], one.usage()["nvme"]) == ([], 0, 0)
-    other.open("a", epoch=2, length=32)
+    other.open("a", ids)
     assert torch.equal(read_all(other, "a"), rows)
 
 
-def test_a_deletion_of_the_unclaimed_clears_only_the_unshared_files(
+def test_a_released_session_leaves_the_copies_that_another_one_holds(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
-    store = open_store("one")
-    for session in "abc":
-        store.open(session, epoch=1, length=0)
-        store.append(session, make_rows(24))
-    store.close()
-    again = open_store("one")
-    other = open_store()
-    assert again.unclaimed() == ["a", "b", "c"]
-    assert again.delete_unclaimed("b")
-    assert again.delete_unclaimed("c", keep_pages=1)
-    assert sorted((h.key.session, h.key.index) for h in nvme(again).stored()) == [
-        ("a", 0),
-        ("a", 1),
-        ("a", 2),
-        ("c", 0),
-    ]
-    other.open("b", epoch=2, length=24)
-    assert other.missing_pages("b") == []
+    one = open_store("one")
+    ids = write(one, "a", make_rows(32))
+    one.open("b", ids[:2])
+    one.release("a")
+    assert list_stored(one, 1) == set(ids[:2])
+    assert len(list_stored(one)) == 4
+
+
+def test_deleted_pages_end_in_redis_after_a_while_unless_they_are_used(
+    open_store: OpenStore, make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    monkeypatch.setattr(redis_tier, "_CONDEMNED_MILLISECONDS", 3000)
+    one, other = open_store("one"), open_store("other")
+    rows = make_rows(32)
+    ids = write(one, "a", rows)
+    one.close_session("a")
+    assert one.delete(ids).result() == 4
+    assert list_stored(one, 1) == set(), "files let them go at once"
+    other.open("b", ids[:2])
+    until(lambda: list_stored(other) == set(ids[:2]))
+    assert torch.equal(read_all(other, "b"), rows[:, :, :, :16])
+
+
+def test_only_pages_of_unshared_files_are_listed(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    one, without_files = open_store("one"), open_store()
+    ids = write(one, "a", make_rows(24))
+    write(without_files, "b", make_rows(16, seed=1))
+    assert one.list_pages() == sorted(ids)
+    assert without_files.list_pages() == []

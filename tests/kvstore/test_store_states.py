@@ -1,4 +1,4 @@
-"""Random operations on a row store over small tiers, compared with a dict of tensors."""
+"""Random operations on a row store over small tiers, compared with a dict of pages and lists of ids."""
 
 import shutil
 import tempfile
@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch import Tensor
 
 from kvstore.errors import RowRangeError
-from kvstore.format.page import PageLayout
+from kvstore.format.page import PageId, PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
+from tests.kvstore.stored_rows import list_stored, name_pages
 
 LAYOUT = PageLayout(
     n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4
@@ -24,21 +25,28 @@ PAGE = LAYOUT.page_tokens
 RAM_PAGES = 3
 SEGMENT_PAGES = 5
 SESSIONS = st.sampled_from(["a", "b", "c"])
+NO_ROWS = torch.empty(LAYOUT.rows_shape(0))
 
 
 class RowStoreMachine(RuleBasedStateMachine):
-    """`rows` are the expected rows per session; those behind the last page end with the process.
+    """`rows` are those of every page that there ever was; `sessions` are lists of their ids.
 
-    `final`: rows of a session before the first one that is never written.
-    `test_store_fault_states.py` has crashes.
+    `stored`: pages that must be there; of those in `doubtful` it is not known: a session dropped them
+    before they were written. `behind`: rows of a session behind its pages; they end with the process.
+    `unfinal`: sessions whose last rows are not final. `test_store_fault_states.py` has crashes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
-        self.rows: dict[str, Tensor] = {}
-        self.final: dict[str, int] = {}
-        self.random = torch.Generator().manual_seed(0)
+        self.rows: dict[PageId, Tensor] = {}
+        self.stored: set[PageId] = set()
+        self.doubtful: set[PageId] = set()
+        self.sessions: dict[str, list[PageId]] = {}
+        self.behind: dict[str, Tensor] = {}
+        self.unfinal: set[str] = set()
+        generator = torch.Generator().manual_seed(0)
+        self.texts = [torch.randn(LAYOUT.rows_shape(400), generator=generator) for _ in range(2)]
         self.store = self.open_store()
 
     def open_store(self) -> RowStore:
@@ -46,47 +54,102 @@ class RowStoreMachine(RuleBasedStateMachine):
         return RowStore(LAYOUT, [RamTier(RAM_PAGES * LAYOUT.page_bytes), nvme], read_batch_pages=2)
 
     def get_rows(self, session: str) -> Tensor:
-        return self.rows.get(session, torch.empty(LAYOUT.rows_shape(0)))
+        pages = [self.rows[page_id] for page_id in self.sessions.get(session, [])]
+        return torch.cat([*pages, self.behind.get(session, NO_ROWS)], 3)
 
-    def count_kept(self, session: str) -> int:
-        """Rows of the session's whole pages of final rows."""
+    def held(self) -> set[PageId]:
+        return {page_id for ids in self.sessions.values() for page_id in ids}
+
+    def drop(self, session: str, ids: list[PageId]) -> None:
+        """Give a session other pages: those that it alone had may not have been written."""
+        before = set(self.sessions.get(session, []))
+        self.sessions[session] = ids
+        self.behind.pop(session, None)
+        self.unfinal.discard(session)
+        lost = before - self.held()
+        self.doubtful |= lost
+        self.stored -= lost
+
+    @rule(session=SESSIONS, text=st.integers(0, 1), tokens=st.integers(0, 11), final=st.booleans())
+    def append(self, session: str, text: int, tokens: int, final: bool) -> None:
+        """Sessions whose rows are of one text have the same pages."""
         length = self.get_rows(session).shape[3]
-        return min(length, self.final.get(session, length)) // PAGE * PAGE
-
-    @rule(session=SESSIONS, tokens=st.integers(0, 11), final=st.booleans())
-    def append(self, session: str, tokens: int, final: bool) -> None:
-        rows = torch.randn(LAYOUT.rows_shape(tokens), generator=self.random)
-        before = self.get_rows(session)
-        final = final and session not in self.final
-        if not final:
-            self.final.setdefault(session, before.shape[3])
-        self.rows[session] = torch.cat([before, rows], 3)
-        assert self.store.append(session, rows, final=final) == self.rows[session].shape[3]
+        if length + tokens > 400:
+            return
+        rows = self.texts[text][:, :, :, length : length + tokens]
+        final = final and session not in self.unfinal
+        pages = self.sessions.setdefault(session, [])
+        behind = torch.cat([self.behind.get(session, NO_ROWS), rows], 3)
+        ids: list[PageId] = []
+        if final:
+            ids = name_pages(behind, PAGE, pages[-1] if pages else b"")
+            for index, page_id in enumerate(ids):
+                self.rows[page_id] = behind[:, :, :, PAGE * index : PAGE * (index + 1)]
+            pages += ids
+            self.stored.update(ids)
+            self.doubtful.difference_update(ids)
+            behind = behind[:, :, :, PAGE * len(ids) :]
+        else:
+            self.unfinal.add(session)
+        self.behind[session] = behind
+        assert self.store.append(session, rows, ids, final=final) == length + tokens
 
     @rule(session=SESSIONS, share=st.floats(0, 1))
     def truncate(self, session: str, share: float) -> None:
-        length = int(share * self.count_kept(session)) // PAGE * PAGE
-        self.store.truncate(session, length)
-        self.final.pop(session, None)
-        if session in self.rows:
-            self.rows[session] = self.rows[session][:, :, :, :length]
+        ids = self.sessions.get(session, [])
+        kept = int(share * len(ids))
+        self.store.truncate(session, PAGE * kept)
+        if session in self.sessions:
+            self.drop(session, ids[:kept])
 
     @rule(session=SESSIONS, share=st.floats(0, 1))
     def truncate_inside_what_is_not_kept(self, session: str, share: float) -> None:
         length = int(share * self.get_rows(session).shape[3])
-        if length % PAGE or length > self.count_kept(session):
+        if length % PAGE or length > PAGE * len(self.sessions.get(session, [])):
             with pytest.raises(RowRangeError):
                 self.store.truncate(session, length)
 
     @rule(session=SESSIONS)
     def flush(self, session: str) -> None:
         assert self.store.flush(session)
+        assert set(self.sessions.get(session, [])) <= list_stored(self.store)
 
-    @rule(session=SESSIONS)
-    def drop(self, session: str) -> None:
-        self.store.delete(session)
-        self.rows.pop(session, None)
-        self.final.pop(session, None)
+    @precondition(lambda self: self.rows)
+    @rule(session=SESSIONS, data=st.data())
+    def open(self, session: str, data: st.DataObject) -> None:
+        """Any pages that there ever were, in any order; what is missing is restored."""
+        ids = data.draw(st.lists(st.sampled_from(sorted(self.rows)), unique=True, max_size=6))
+        self.store.open(session, ids)
+        self.drop(session, ids)
+        missing = {ids[index] for index in self.store.missing_pages(session)}
+        assert not missing & self.stored
+        assert missing | self.stored | self.doubtful >= set(ids)
+        for index in self.store.missing_pages(session):
+            self.store.restore(session, index, self.rows[ids[index]])
+        assert self.store.missing_pages(session) == []
+        self.stored.update(ids)
+        self.doubtful.difference_update(ids)
+
+    @rule(session=SESSIONS, delete=st.booleans())
+    def close(self, session: str, delete: bool) -> None:
+        ids = self.sessions.get(session, [])
+        self.store.close_session(session)
+        self.sessions.pop(session, None)
+        self.behind.pop(session, None)
+        self.unfinal.discard(session)
+        if delete:
+            self.delete(ids)
+
+    @rule()
+    def delete_all(self) -> None:
+        self.delete(list(self.rows))
+
+    def delete(self, ids: list[PageId]) -> None:
+        self.store.delete(ids).result()
+        gone = set(ids) - self.held()
+        self.stored -= gone
+        self.doubtful -= gone
+        assert not gone & list_stored(self.store)
 
     @rule(session=SESSIONS, seed=st.integers(0, 999), rows=st.integers(0, 9))
     def gather(self, session: str, seed: int, rows: int) -> None:
@@ -128,32 +191,38 @@ class RowStoreMachine(RuleBasedStateMachine):
         for index, keys in zip(pages, self.store.read_keys(session, pages).keys, strict=True):
             assert torch.equal(keys, expected[:, :, index * PAGE : (index + 1) * PAGE])
 
-    @precondition(lambda self: self.rows)
+    @rule(session=SESSIONS)
+    def prefetch(self, session: str) -> None:
+        self.store.prefetch(session)
+
     @rule()
     def close_and_open(self) -> None:
         self.store.close()
         self.store = self.open_store()
-        self.rows = {
-            session: rows[:, :, :, :kept]
-            for session, rows in self.rows.items()
-            if (kept := self.count_kept(session))
-        }
-        self.final.clear()
+        self.behind.clear()
+        self.unfinal.clear()
+        assert self.stored <= list_stored(self.store) <= self.stored | self.doubtful
+        for session, ids in self.sessions.items():
+            self.store.open(session, ids)
+            assert self.store.missing_pages(session) == []
 
     @invariant()
     def lengths_and_limits_hold(self) -> None:
         assert {name: self.store.length(name) for name in "abc"} == {
-            n: self.get_rows(n).shape[3] for n in "abc"
+            name: self.get_rows(name).shape[3] for name in "abc"
         }
+        assert self.store.sessions() == sorted(self.sessions)
         assert self.store.usage()["ram"] <= RAM_PAGES * LAYOUT.page_bytes
 
     def teardown(self) -> None:
         self.store.check()
-        assert set(self.store.sessions()) == set(self.rows)
-        for name, rows in self.rows.items():
+        assert self.stored <= list_stored(self.store) <= self.stored | self.doubtful
+        assert len(list_stored(self.store)) * LAYOUT.page_bytes == self.store.usage()["nvme"]
+        for name in self.sessions:
+            rows = self.get_rows(name)
             assert torch.equal(self.store.gather(name, torch.arange(rows.shape[3])), rows)
-        for name in self.store.sessions():
-            self.store.delete(name)
+            self.store.close_session(name)
+        self.store.delete(list(self.rows)).result()
         assert self.store.usage() == {"ram": 0, "nvme": 0}
         assert len(list(self.directory.glob("segment-*.kv"))) == 1
         self.store.close()

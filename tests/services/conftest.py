@@ -13,9 +13,9 @@ import pytest
 from kvrecall.domain.events import ServiceEvent, TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
+from kvrecall.domain.page_ids import split_ids
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.sessions.request import CreateSession
-from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.settings.session import PAUSE_TRIGGERS
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
@@ -24,7 +24,7 @@ from kvrecall_server.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.context import ServiceContext
 from services.pages.collector import PageCollector
-from services.pages.reconciliation import Reconciler
+from services.pages.sweep import PageSweep
 from services.service import SessionService
 from services.streams.turn import TurnStream
 
@@ -50,22 +50,20 @@ class Harness:
     async def crash(self) -> None:
         """Lose the process: the worker's memory, running repairs, everything but the file."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if task.get_name().startswith(("background ", "episodes ", "reconciliation")):
+            if task.get_name().startswith(("background ", "episodes ", "sweep", "page collector")):
                 task.cancel()
                 await asyncio.wait({task})
         await self.catalog.close()
         before = self.worker
-        self.worker = StubWorker(stored={*before.sessions, *before.stored, *before.retained})
+        self.worker = StubWorker(pages=before.pages)
         await self.start()
 
-    async def reconcile(self) -> None:
-        """Delete the workers' sessions that the catalog does not know."""
-        reconciler = Reconciler(ServiceContext.create(self.catalog, self.worker, self.settings))
-        for worker in self.worker.names:
-            await reconciler.reconcile(worker)
+    def build_sweep(self) -> PageSweep:
+        """A sweep over the catalog and the worker, beside the service's own."""
+        return PageSweep(ServiceContext.create(self.catalog, self.worker, self.settings))
 
-    async def sweep(self) -> None:
-        """Delete the orphaned pages that deletions have left to the sweep."""
+    async def collect(self) -> None:
+        """Delete the dead pages."""
         await self.build_collector().sweep()
 
     def build_collector(self) -> PageCollector:
@@ -122,10 +120,9 @@ class Harness:
         found = await self.catalog.tool_calls.get(session, call)
         return "".join(await self.catalog.tool_calls.get_pieces(session, found, 0, 1000))
 
-    @staticmethod
-    def get_shared_pages(session: Session | pb.SessionSpec) -> list[tuple[str, int]]:
-        """The owners of the pages that a session shares, with how many."""
-        return [(each.owner, each.pages) for each in session.shared]
+    async def get_pages(self, session: str) -> list[bytes]:
+        """The ids of a session's pages, as committed."""
+        return list(split_ids(await self.catalog.sessions.get_page_ids(session)))
 
     @property
     def repairs(self) -> list[str]:

@@ -104,7 +104,7 @@ def test_a_turn_is_one_tree_from_the_clients_span_to_the_workers_phases(traced: 
     assert (sent.parent, answered.parent) == (chat.id, sent.id)
     assert (sent.service, answered.service) == ("kvrecall-gateway", "kvrecall-worker")
     phases = traced.collector.below(answered)
-    assert phases == ["queued", "swap in", "prefill", "decode", "evict", "flush"]
+    assert phases == ["queued", "swap in", "share", "prefill", "decode", "evict", "flush"]
 
 
 def test_phases_have_the_times_that_the_worker_measured(traced: Traced) -> None:

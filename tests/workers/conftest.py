@@ -23,8 +23,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from kvrecall.domain.page_ids import join_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvstore.format.page import PageKey, PageLayout
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -237,12 +238,17 @@ class LocalWorker:
         budget: int = 1024,
         **spec: Any,
     ) -> pb.MemoryReport:
-        """Open a session, `full` unless `method` says otherwise."""
-        fields: dict[str, Any] = {"epoch": 1, "method": "full", "method_settings": "{}"} | spec
-        request = pb.OpenRequest(
-            spec=pb.SessionSpec(session=name, budget=budget, **fields), state=state
-        )
+        """Open a session, `full` unless `method` says otherwise; without a `row_key` it shares nothing."""
+        request = pb.OpenRequest(spec=build_spec(name, budget=budget, **spec), state=state)
         return self.scheduler.open(request).result(WAIT)
+
+    def fork(
+        self, parent: str, child: str, turns: Sequence[pb.LoggedTurn], **spec: Any
+    ) -> pb.ForkResult:
+        """Fork a session at an earlier turn, from the log up to it."""
+        page_ids = join_ids(self.engine.sessions[parent].page_ids)
+        request = pb.ForkRequest(spec=build_spec(child, **spec), turns=turns, page_ids=page_ids)
+        return self.scheduler.fork(request).result(WAIT)
 
     def submit(
         self,
@@ -330,6 +336,17 @@ class LocalWorker:
         self.engine.store.close()
 
 
+def build_spec(session: str, **spec: Any) -> pb.SessionSpec:
+    """Build a session's settings: `full` and of epoch 1, unless these say otherwise."""
+    fields: dict[str, Any] = {
+        "budget": 1024,
+        "epoch": 1,
+        "method": "full",
+        "method_settings": "{}",
+    }
+    return pb.SessionSpec(session=session, **fields | spec)
+
+
 def answer_of(done: pb.TurnDone) -> list[int]:
     """The token ids that the turn generated."""
     return list(done.token_ids[done.prompt_tokens :][: done.output_tokens])
@@ -352,8 +369,11 @@ def lose_page(tiers_of: dict[int, list[Tier]]) -> Callable[[RowStore, str, int],
     """lose_page(store, session, index): no tier has the page any more, unknown to the store."""
 
     def lose(store: RowStore, session: str, index: int) -> None:
+        [page] = store.page_ids(session, [index])
+        assert page is not None, "only a stored page can be lost"
+        store.flush(session)
         for tier in tiers_of[id(store)]:
-            tier.delete([PageKey(session, index)])
+            tier.delete([page])
 
     return lose
 

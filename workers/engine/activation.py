@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvstore.format.page_table import PageVersion
+from kvrecall.domain.page_ids import PageId
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.engine.session import ResidentSession
 from workers.primitives.selection import gather_or_empty, is_among, mask_to_indices
@@ -30,8 +30,8 @@ class LayerSource(RowSource, Protocol):
         """Read positions of one layer, as `gather_selection`."""
         ...
 
-    def page_versions(self, session: str, pages: Sequence[int]) -> list[PageVersion]:
-        """Versions of pages; reads nothing."""
+    def page_ids(self, session: str, pages: Sequence[int]) -> list[PageId | None]:
+        """Ids of pages, None for those that may change; reads nothing."""
         ...
 
     def hold_pages(self, session: str, pages: Sequence[int]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvrecall.domain.page_ids import PageId
 from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.sandbox.settings import SandboxSettings
@@ -27,9 +28,9 @@ from workers.engine.session_state import build_state, restore_state, selection_f
 from workers.engine.settings import WorkerSettings
 from workers.engine.side_content import fill_side
 from workers.engine.snapshots import Snapshot
+from workers.engine.stored.page_naming import name_appended, read_ids
 from workers.engine.stored.store_io import SlotContent, StoreIO, map_store_errors
 from workers.engine.stored.stored_sessions import StoredSessions
-from workers.engine.stored.written import count_written, read_dropped
 from workers.engine.usage import UsageMeter
 from workers.errors import BadSettings, IncompatibleState, StaleEpoch, UnknownSession
 from workers.metrics.catalogue import create_metrics
@@ -127,7 +128,7 @@ class Engine:
         """
         session = self.create_empty(spec, state)
         with map_store_errors():
-            self.stored.open(spec, state.length, state.snapshots, read_dropped(state))
+            self.stored.open(spec.session, read_ids(state.page_ids), state.snapshots)
         self.restore(session, state)
         return session
 
@@ -141,20 +142,16 @@ class Engine:
             self.discard(known)
         session.stored = False
         session.dirty = True
-        pages = max((each.pages for each in spec.shared), default=0)
-        session.shared_rows = pages * self.store.layout.page_tokens
         self.sessions[session.name] = session
         return session
 
     def restore(self, session: WorkerSession, state: pb.SessionState) -> None:
         """Restore an empty session to `state`, whose rows are in the store."""
         restore_state(session, state)
-        page_tokens = self.store.layout.page_tokens
-        written = count_written(state.length, session.dropped, page_tokens)
-        named = len(session.page_ids) * page_tokens
-        if named != written:
+        named = len(session.page_ids) * self.store.layout.page_tokens
+        if named != state.length:
             raise IncompatibleState(
-                f"session {session.name} has written {written} rows, but has ids of pages for {named}; "
+                f"session {session.name} has {state.length} rows, but ids of pages for {named}; "
                 "open it again"
             )
         self.fit_budget(session)
@@ -221,11 +218,18 @@ class Engine:
             raise UnknownSession(f"session {name} is swapped out; swap it in first")
         return resident
 
-    def delete(self, name: str, keep_pages: int = 0) -> "Future[None]":
-        """Delete a session: slot and rows, but for the first `keep_pages` pages."""
-        if session := self.sessions.pop(name, None):
-            self.discard(session)
-        return self.store_io.submit_durable(lambda: self.stored.begin_delete(name, keep_pages))
+    def delete(self, name: str) -> "Future[int]":
+        """Close a session and delete its pages, as `delete_pages`."""
+        session = self.sessions.get(name)
+        self.unload(name)
+        return self.delete_pages([] if session is None else list(session.page_ids))
+
+    def delete_pages(self, pages: Sequence[PageId]) -> "Future[int]":
+        """Delete pages that no session has any more, but those of sessions that are open here.
+
+        The result is the number of pages that were here.
+        """
+        return self.store_io.submit_durable(lambda: self.stored.delete(pages))
 
     def release(self, name: str, epoch: int) -> "Future[None]":
         """Release a session that moved to another worker.
@@ -242,13 +246,10 @@ class Engine:
         return self.store_io.submit(lambda: self.stored.release(name))
 
     def unload(self, name: str) -> "Future[None]":
-        """Forget an idle session, and what the store has of it in memory alone for speed.
-
-        Its rows stay in all tiers. Only an open brings it back.
-        """
+        """Close a session; its rows stay in all tiers. Only an open brings it back."""
         if session := self.sessions.pop(name, None):
             self.discard(session)
-        return self.store_io.submit(lambda: self.stored.unload(name))
+        return self.store_io.submit(lambda: self.stored.close_session(name))
 
     def discard(self, session: WorkerSession) -> None:
         """Free the session's slot and cancel its writes; only an open restores it. Idempotent."""
@@ -406,8 +407,8 @@ class Engine:
             raise
         step.commit()
         self.passed_tokens += token_ids.numel()
-        for resident, part in zip(residents, recorded, strict=True):
-            self._append_recorded(resident, part)
+        for index, (resident, part) in enumerate(zip(residents, recorded, strict=True)):
+            self._append_recorded(resident, part, token_ids[index].tolist())
         recording.end(step, residents, self.metrics)
         return logits
 
@@ -482,7 +483,6 @@ class Engine:
             self.bound(session),
             self.model,
             self.store.usage(),
-            self.store.layout.page_tokens,
         )
 
     # Internals
@@ -497,7 +497,12 @@ class Engine:
         uses_prompt = session.config.method.observation.uses_patched_prompt
         return self.settings.prompt_tokens if uses_prompt else 0
 
-    def _append_recorded(self, resident: ResidentSession, recorded: recording.Recorded) -> None:
+    def _append_recorded(
+        self,
+        resident: ResidentSession,
+        recorded: recording.Recorded,
+        token_ids: Sequence[int],
+    ) -> None:
         """Update length and observations, and pass the rows to the store and to `keep_rows`."""
         session = resident.session
         start = session.length
@@ -514,7 +519,8 @@ class Engine:
             # Rows of steps behind the last state that can be kept are computed again.
             final = session.inexact_from is None or not session.config.recalls
             final = final and not (self.has_states and tokens == 1)
-            self.store_io.append(session, start, recorded.rows, final=final)
+            pages = name_appended(self.store, session, token_ids) if final else []
+            self.store_io.append(session, start, recorded.rows, pages, final=final)
 
     def _forward_transient(
         self, resident: ResidentSession, token_ids: Sequence[int]

@@ -7,7 +7,7 @@ from threading import RLock
 
 from torch import Tensor
 
-from kvstore.format.page_table import PageVersion
+from kvrecall.domain.page_ids import PageId
 from kvstore.tiers.ram import RamTier
 
 
@@ -15,7 +15,7 @@ from kvstore.tiers.ram import RamTier
 class _Held:
     """What one session holds: pages, and bytes of its own beside them."""
 
-    pages: frozenset[PageVersion] = frozenset()
+    pages: frozenset[PageId] = frozenset()
     own_bytes: int = 0
 
 
@@ -42,8 +42,8 @@ class HostCache:
         self._page_bytes = page_bytes
         self._drop: Callable[[str], None] = lambda _session: None
         self._sessions: OrderedDict[str, _Held] = OrderedDict()
-        self._holders = Counter[PageVersion]()
-        self._rows: dict[PageVersion, Tensor] = {}
+        self._holders = Counter[PageId]()
+        self._rows: dict[PageId, Tensor] = {}
         self._pinned: set[str] = set()
 
     @property
@@ -69,13 +69,16 @@ class HostCache:
             self._pinned.discard(session)
             self._use(session)
 
-    def reserve(self, session: str, pages: Collection[PageVersion], own_bytes: int = 0) -> bool:
+    def reserve(self, session: str, pages: Collection[PageId | None], own_bytes: int = 0) -> bool:
         """Reserve memory for exactly these pages of a session, and drop others' to make room.
 
-        own_bytes: beside the pages. Returns False where that does not give enough: nothing is dropped
+        None: a page that may change, which no other session has. own_bytes: beside the pages.
+        Returns False where that does not give enough: nothing is dropped
         or changed then, unless pages that no lower tier accepts have come in between.
         """
-        wanted = _Held(frozenset(pages), own_bytes)
+        final = [page for page in pages if page is not None]
+        own_bytes += (len(pages) - len(final)) * self._page_bytes
+        wanted = _Held(frozenset(final), own_bytes)
         with self.lock:
             victims = self._choose_victims(session, wanted)
             if victims is None:
@@ -84,7 +87,7 @@ class HostCache:
                 self._drop(name)
                 self._forget(name)
                 self.evictions += 1
-            added = [page for page in wanted.pages if page.final and page not in self._holders]
+            added = [page for page in wanted.pages if page not in self._holders]
             # Before what it had is forgotten, which may be some of the same.
             self._holders.update(wanted.pages)
             self._forget(session)
@@ -94,16 +97,16 @@ class HostCache:
             self.free(session)
             return False
 
-    def get(self, page: PageVersion) -> Tensor | None:
+    def get(self, page: PageId | None) -> Tensor | None:
         """Get the rows of a page that a session has read; None where none has."""
         with self.lock:
-            return self._rows.get(page)
+            return None if page is None else self._rows.get(page)
 
-    def put(self, pages: Sequence[PageVersion], rows: Sequence[Tensor]) -> None:
+    def put(self, pages: Sequence[PageId | None], rows: Sequence[Tensor]) -> None:
         """Keep pages for all sessions that hold them; of those that may change, nothing is kept."""
         with self.lock:
             for page, of_page in zip(pages, rows, strict=True):
-                if page.final and page in self._holders and page not in self._rows:
+                if page is not None and page in self._holders and page not in self._rows:
                     self._rows[page] = of_page
                     self._memory.hold(page, of_page.data_ptr())
 
@@ -147,7 +150,7 @@ class HostCache:
         return victims if len(holders) * self._page_bytes <= free else None
 
 
-def _release(holders: Counter[PageVersion], pages: Collection[PageVersion]) -> list[PageVersion]:
+def _release(holders: Counter[PageId], pages: Collection[PageId]) -> list[PageId]:
     """Count one holder less of each page; return those that none holds any more."""
     holders.subtract(pages)
     released = [page for page in pages if holders[page] <= 0]

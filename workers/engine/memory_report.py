@@ -12,12 +12,11 @@ def build_report(
     bound: list[int],
     model: LoadedModel,
     tier_bytes: dict[str, int],
-    page_tokens: int,
 ) -> pb.MemoryReport:
     """Build the report of a session.
 
     selection: the rows that are active now. bound: rows per head and layer. Rows per layer are the
-    mean over its heads, rounded up. tier_bytes: bytes per storage tier, of all sessions. page_tokens: of a page.
+    mean over its heads, rounded up. tier_bytes: bytes per storage tier, of all sessions.
     """
     active = selection.rows_per_head() if selection else [0] * model.shape.n_layers
     rows = sum(selection.row_counts()) if selection else 0
@@ -31,7 +30,6 @@ def build_report(
         active_bytes=rows * model.shape.row_bytes(model.dtype),
         evicted_rows=session.length - fully_active,
         unsettled=session.unsettled,
-        dropped_rows=sum(map(len, session.dropped)) * page_tokens,
         dropped_tokens=session.dropped_tokens,
         promoted_rows=session.promoted_rows,
         tier_bytes=tier_bytes,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvrecall.domain.episodes import NO_EPISODE, ActiveEpisode
 from kvrecall.domain.fairness.share import Share
+from kvrecall.domain.page_ids import PageId
 from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
@@ -111,6 +112,7 @@ class WorkerSession:
     take a `ResidentSession`.
 
     - `page_ids`: of its pages, in order (`kvrecall.domain.page_ids`).
+    - `unnamed`: token ids of the rows behind them, in a turn, as far as these are to be stored.
     - `pending`: token ids behind the rows; between turns less than a page, once they are settled.
     - `unsettled`: the first so many of them, whose rows a turn has computed and dropped
       (`workers.generation.settling`).
@@ -136,10 +138,8 @@ class WorkerSession:
     - `configure`: builds the configuration for a length in rows.
     - `snapshot`: the recurrent states at the last page boundary that the slot has passed; of a model
       without any, of the first token. Kept while the session has a slot.
-    - `dropped`: numbers of written pages that it has no more (`workers.engine.stored.written`).
     - `dropped_tokens`: that it lost when the chat template rewrote earlier turns, ever.
     - `anchor`: of `snapshots`, the one before what the chat template may rewrite, which stays.
-    - `shared_rows`: its first rows, whose pages other sessions wrote.
     - `snapshots`: stored recurrent states, see `workers.engine.snapshots`.
     - `side_length`: tokens that windows and states in the slot have seen; -1 if these are not the
       session's first ones, and must be read again.
@@ -150,7 +150,8 @@ class WorkerSession:
     config: SessionConfig
     queries: RecentQueries
     length: int = 0
-    page_ids: list[bytes] = field(default_factory=list)
+    page_ids: list[PageId] = field(default_factory=list)
+    unnamed: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)
     unsettled: int = 0
     again: range = range(0)
@@ -178,10 +179,8 @@ class WorkerSession:
     evictions: int = 0
     host_copy: HostCopy | None = None
     configure: Callable[[int], SessionConfig] | None = None
-    dropped: tuple[range, ...] = ()
     dropped_tokens: int = 0
     anchor: int = 0
-    shared_rows: int = 0
     snapshot: Snapshot = field(default_factory=Snapshot)
     snapshots: list[int] = field(default_factory=list)
     side_length: int = 0

@@ -5,18 +5,18 @@ from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
-from kvrecall.domain.page_ids import join_ids, split_ids
+from kvrecall.domain.page_ids import join_ids
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import ActiveCache
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
-from workers.engine.stored.written import read_dropped
+from workers.engine.stored.page_naming import read_ids
 from workers.errors import IncompatibleState
 
 # Version of the bytes in a SessionState: the selection's safetensors and the eviction scores.
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 
 def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
@@ -24,10 +24,9 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     session.selection = selection_from_state(state)
     session.length = state.length
     with _reading("page ids"):
-        session.page_ids = list(split_ids(state.page_ids))
+        session.page_ids = list(read_ids(state.page_ids))
     session.eviction_scores = read_scores(state)
     session.snapshots = list(state.snapshots)
-    session.dropped = read_dropped(state)
     session.dropped_tokens = state.dropped_tokens
     session.anchor = state.anchor
     session.promoted_rows = state.promoted_rows
@@ -72,7 +71,6 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         eviction_scores=session.eviction_scores.to_bytes() if selection else b"",
         promoted_rows=session.promoted_rows,
         snapshots=session.snapshots,
-        dropped=[pb.PageRange(start=gap.start, stop=gap.stop) for gap in session.dropped],
         dropped_tokens=session.dropped_tokens,
         anchor=session.anchor,
         recent=[convert.chat_to_wire(message) for message in session.recent],

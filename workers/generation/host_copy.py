@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvstore.format.page_table import PageVersion
+from kvrecall.domain.page_ids import PageId
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
 from workers.engine.host_cache import HostCache
@@ -35,27 +35,27 @@ class PageTaker:
         self._source = source
         self._name = name
         pages = range(-(-length // self._tokens))
-        self._versions = source.page_versions(name, pages)
-        copy.keep(self._versions, length)
+        self._ids = source.page_ids(name, pages)
+        copy.keep(self._ids, length)
 
     @property
-    def versions(self) -> Sequence[PageVersion]:
-        """Versions of all of the session's pages."""
-        return self._versions
+    def ids(self) -> Sequence[PageId | None]:
+        """Ids of all of the session's pages; None for one that may change."""
+        return self._ids
 
     def take(self, stop: int) -> None:
         """Take the pages before position `stop` that are missing. Raises the errors of the source."""
-        end = min(len(self._versions), -(-stop // self._tokens))
+        end = min(len(self._ids), -(-stop // self._tokens))
         wanted = range(self._copy.pages, end)
         if not wanted:
             return
-        versions = self._versions[wanted.start : end]
-        found = dict(zip(wanted, map(self._cache.get, versions), strict=True))
+        ids = self._ids[wanted.start : end]
+        found = dict(zip(wanted, map(self._cache.get, ids), strict=True))
         missing = [index for index, rows in found.items() if rows is None]
         found |= zip(missing, self._source.hold_pages(self._name, missing), strict=True)
         pages = [rows for rows in found.values() if rows is not None]
-        self._cache.put(versions, pages)
-        self._copy.append(versions, pages, min(self.length, end * self._tokens))
+        self._cache.put(ids, pages)
+        self._copy.append(ids, pages, min(self.length, end * self._tokens))
 
     @property
     def _tokens(self) -> int:
@@ -80,7 +80,7 @@ def open_host_copy(
         source = source or engine.store
         taker = PageTaker(copy, engine.host_cache, source, session.name, session.length)
     own_bytes = copy.most_own_bytes(session.length)
-    if not engine.host_cache.reserve(session.name, taker.versions, own_bytes):
+    if not engine.host_cache.reserve(session.name, taker.ids, own_bytes):
         engine.drop_host_copy(session)
         return None
     session.host_copy = copy

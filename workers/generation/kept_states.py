@@ -3,8 +3,7 @@
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
 from workers.engine.side_content import keep_snapshot
-from workers.engine.snapshots import choose_dropped, count_stored
-from workers.engine.stored.written import count_written, place_state
+from workers.engine.snapshots import choose_dropped
 
 
 def keep_states(engine: Engine, session: WorkerSession, *, shared: bool = False) -> None:
@@ -19,22 +18,19 @@ def keep_states(engine: Engine, session: WorkerSession, *, shared: bool = False)
     keep_snapshot(side, session)
     if session.keep_state is not None:
         session.keep_state(session.snapshot)
-    written = count_written(session.length, session.dropped, engine.store.layout.page_tokens)
-    since = written - max(session.snapshots, default=0)
+    since = session.length - max(session.snapshots, default=0)
     if shared or since >= engine.state_interval:
         store_states(engine, session)
 
 
 def store_states(engine: Engine, session: WorkerSession) -> None:
     """Store the kept states, unless they are stored, and drop those that are not needed any more."""
-    page_tokens = engine.store.layout.page_tokens
-    position = place_state(session.snapshot.position, session.dropped, page_tokens)
+    position = session.snapshot.position
     stored = max(session.snapshots, default=0)
     if not (engine.has_states and session.stored) or position <= stored:
         return
     engine.store_io.append_state(session, session.snapshot)
     session.snapshots.append(position)
-    shared = count_stored(session.snapshots, session.shared_rows)
-    for index in choose_dropped(session.snapshots, shared, engine.state_interval, session.anchor):
+    for index in choose_dropped(session.snapshots, engine.state_interval, session.anchor):
         engine.store_io.drop_state(session, index)
-        session.snapshots[index] = 0
+        del session.snapshots[index]

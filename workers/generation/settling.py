@@ -11,9 +11,7 @@ from collections.abc import Sequence
 
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
-from workers.engine.session import ResidentSession
-from workers.engine.stored.page_naming import get_names
-from workers.engine.stored.written import get_last_id
+from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.truncation import truncate
 from workers.generation.kept_states import store_states
 from workers.generation.prefill import prefill
@@ -37,7 +35,6 @@ def end_rows(
     if engine.has_states:
         kept = min(kept, session.snapshot.position)
     length = max(start, kept - kept % engine.store.layout.page_tokens)
-    _name_pages(engine, resident, token_ids[: length - start])
     drop_rows(engine, resident, length)
     store_states(engine, session)
     session.pending = list(token_ids[length - start :])
@@ -51,8 +48,16 @@ def drop_rows(engine: Engine, resident: ResidentSession, length: int) -> None:
     """
     engine.evict(resident, turn_over=True)
     truncate(engine.caches, resident, length)
-    if resident.session.stored:
-        engine.store_io.truncate(resident.session, length)
+    drop_stored(engine, resident.session)
+
+
+def drop_stored(engine: Engine, session: WorkerSession) -> None:
+    """Let the stored session end where the session does; what is behind stays in the tiers."""
+    if session.stored:
+        session.unnamed = []
+        del session.page_ids[session.length // engine.store.layout.page_tokens :]
+        session.snapshots = [at for at in session.snapshots if at <= session.length]
+        engine.store_io.truncate(session, session.length)
 
 
 def settle(
@@ -79,28 +84,8 @@ def settle(
         on_prompt_end=lambda: None,
         source=source,
     )
-    _name_pages(engine, resident, pending[:due])
     engine.usage.recount(session.name, "settled", due)
     session.pending = pending[due:]
     session.unsettled = max(0, unsettled - due)
     session.clear_turn()
     return due
-
-
-def _name_pages(engine: Engine, resident: ResidentSession, token_ids: Sequence[int]) -> None:
-    """Name the session's next pages, whose rows are those of `token_ids`.
-
-    Rows that are stored already have names.
-    """
-    session = resident.session
-    if not session.stored:
-        return
-    names = get_names(engine.store, resident.config.row_key)
-    named = (len(session.page_ids) - sum(map(len, session.dropped))) * names.page_tokens
-    exact = len(token_ids)
-    if session.inexact_from is not None:
-        exact = min(exact, session.inexact_from - named)
-    exact -= exact % names.page_tokens
-    for part, is_exact in ((token_ids[:exact], True), (token_ids[exact:], False)):
-        last = get_last_id(session)
-        session.page_ids += names.extend(last, part, exact=is_exact)

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kvrecall.domain.page_ids import PageId
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
-from kvstore.format.page_table import PageVersion
 from kvstore.index.base import KeyIndex
 from kvstore.index.paged_rows import PagedRows
 from kvstore.index.summaries import FANOUT, KeySummaries
@@ -41,8 +41,8 @@ class HostCopy:
         self.native = native
         self.taken = 0
         self._settings = settings
+        self._ids: list[PageId | None] = []
         self._window = window
-        self._versions: list[PageVersion] = []
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
         self._searched_by_torch = settings is not None and (
             native is None or layout.dtype not in native.dtypes
@@ -64,7 +64,7 @@ class HostCopy:
     @property
     def pages(self) -> int:
         """Pages that it has."""
-        return len(self._versions)
+        return len(self._ids)
 
     def most_own_bytes(self, length: int) -> int:
         """Most bytes beside the pages of so many rows."""
@@ -73,27 +73,27 @@ class HostCopy:
         joined = self.layout.row_bytes * length * self._is_joined(length)
         return index_bytes(self._settings, self.layout, length) + joined
 
-    def keep(self, versions: Sequence[PageVersion], length: int) -> None:
-        """Keep the pages that are in these versions, up to the first one that is not, or may change.
+    def keep(self, ids: Sequence[PageId | None], length: int) -> None:
+        """Keep the pages that have these ids, up to the first one that has not, or may change (None).
 
         length: rows of the session.
         """
         kept = 0
-        for mine, wanted in zip(self._versions, versions, strict=False):
-            if mine != wanted or not mine.final:
+        for mine, wanted in zip(self._ids, ids, strict=False):
+            if mine is None or mine != wanted:
                 break
             kept += 1
         self.truncate(kept * self.layout.page_tokens)
         # Pages that do not change are whole, however many rows the session had.
         self.rows.length = min(kept * self.layout.page_tokens, length)
 
-    def append(self, versions: Sequence[PageVersion], pages: Sequence[Tensor], length: int) -> None:
+    def append(self, ids: Sequence[PageId | None], pages: Sequence[Tensor], length: int) -> None:
         """Add pages that follow, up to position `length`: see `PagedRows`.
 
         They are searched from the next `index_rows` on.
         """
         self._joined.clear()
-        self._versions.extend(versions)
+        self._ids.extend(ids)
         self.rows.append(pages, length)
         self.taken += len(pages)
 
@@ -101,7 +101,7 @@ class HostCopy:
         """Drop the rows from position `length` on."""
         self._joined.clear()
         self.rows.truncate(length)
-        del self._versions[len(self.rows.pages) :]
+        del self._ids[len(self.rows.pages) :]
         for index in self._indexes:
             if index is not None:
                 index.truncate(self.rows.length)

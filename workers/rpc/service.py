@@ -10,6 +10,7 @@ from typing import TypeVar
 import structlog
 from google.protobuf.empty_pb2 import Empty
 
+from kvrecall.domain.page_ids import join_ids
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.convert import sampling_defaults_to_wire
@@ -18,7 +19,6 @@ from kvrecall.sandbox.tenant_queue import QueueFull
 from kvstore.errors import KvStoreError
 from workers import methods
 from workers.engine.row_map import map_rows
-from workers.engine.stored.page_naming import name_prompt
 from workers.engine.stored.stored_sessions import StoredSessions
 from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
@@ -95,20 +95,17 @@ class WorkerService:
             max_session_tokens=engine.long_sessions.most_tokens,
         )
 
-    async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:
-        """A page of the open sessions, or of those that an earlier process stored."""
+    async def list_pages(self, request: pb.ListPagesRequest) -> pb.PageList:
+        """The pages that this worker alone stores, by id, a part of them."""
         await self._require_catalog(request.catalog)
-        names = await _wait(self._scheduler.list_sessions(request))
-        return pb.SessionList(sessions=names)
+        pages = await _wait(self._scheduler.list_pages(request))
+        return pb.PageList(page_ids=join_ids(pages))
 
-    async def delete_unknown(self, request: pb.DeleteUnknownRequest) -> pb.DeleteUnknownResult:
-        """Delete sessions that the catalog does not know, unless they are in use."""
+    async def delete_pages(self, request: pb.DeletePagesRequest) -> pb.DeletePagesResult:
+        """Delete pages that no session has any more."""
         await self._require_catalog(request.catalog)
-        # One after the other: turns' writes go between them.
-        deleted = 0
-        for session in request.sessions:
-            deleted += await _wait(self._scheduler.delete_unknown(session, request.idle_seconds))
-        return pb.DeleteUnknownResult(deleted=deleted)
+        deleted = await _wait(self._scheduler.delete_pages(request))
+        return pb.DeletePagesResult(deleted=deleted)
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Open the session as the request states."""
@@ -116,8 +113,8 @@ class WorkerService:
         return await _wait(self._scheduler.open(request))
 
     async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
-        """Fork a session from another one."""
-        await self._prepare(request.spec, request.state)
+        """Fork a session at a turn whose state is not known."""
+        await self._prepare(request.spec, pb.SessionState())
         return await _wait(self._scheduler.fork(request))
 
     async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
@@ -173,13 +170,11 @@ class WorkerService:
         return pb.DetokenizeResult(texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks])
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResult:
-        """The tokens of a new session's prompt, or its pages, or those of a text.
+        """The tokens of a new session's prompt, or those of a text.
 
         Rendered off the event loop.
         """
         engine = self._scheduler.engine
-        if request.row_key:
-            return await self._run(partial(name_prompt, engine.tokenizer, engine.store, request))
         return await self._run(partial(tokenize, engine.tokenizer, request))
 
     async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:

@@ -44,7 +44,6 @@ class Job:
     - `kind`: for the metrics; a fork and a rebuild open a session.
     - `read_only`: after its end the session is as before, also if its result was cancelled.
     - `opens`: it restores an empty session, which is open only after its end.
-    - `parent`: the session that a fork reads, which stays open meanwhile.
     - `stop_requested`: a repair stops early, with the best rows found so far.
     - `decoding`: the token to append for it in the next batch, and its sampler.
     - `waiting`: the future that it waits for, since `waiting_since`.
@@ -58,7 +57,6 @@ class Job:
     work: SlotWork | StoreWork | ModelWork
     read_only: bool = False
     opens: bool = False
-    parent: str | None = None
     stop_requested: bool = False
     result: "Future[Any]" = field(default_factory=Future)
     running: Steps[Any] | None = None

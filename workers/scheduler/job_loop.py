@@ -447,7 +447,7 @@ class JobLoop:
     def _release_idle(self) -> None:
         """Release sessions that are idle for long, or that together hold too much memory."""
         jobs = (*self._active, *self._queued)
-        busy = {name for job in jobs for name in (job.session, job.parent) if name is not None}
+        busy = {job.session for job in jobs}
         for name in self._idle.take_due(busy, time.monotonic()):
             self._engine.unload(name)
 

@@ -1,23 +1,23 @@
 """A worker's requests, queued as jobs."""
 
-import heapq
-import time
+import math
 from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
 from kvrecall.domain.fairness.share import Share
+from kvrecall.domain.page_ids import PageId
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.unknown import delete_unknown
+from workers.engine.stored.page_naming import read_ids
 from workers.episodes.build import run_build
-from workers.errors import UnknownSession
+from workers.errors import MalformedMessage
 from workers.generation.steps import Steps
 from workers.repair.repair import run_pause_repair
 from workers.scheduler.job import Job, JobKind, JobState, ModelWork, SlotWork, StoreWork
 from workers.scheduler.job_loop import JobLoop
-from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open, run_rebuild
+from workers.tasks.open import run_fork, run_open, run_rebuild
 from workers.tasks.sensitivity import awaits_sensitivity, run_measurement
 from workers.tasks.settle import run_settle
 from workers.tasks.turn import Emit, run_turn
@@ -117,19 +117,12 @@ class Scheduler:
         return self._submit_open(request.spec, request.state, StoreWork(restore))
 
     def fork(self, request: pb.ForkRequest) -> "Future[pb.ForkResult]":
-        """Fork a session from another one. It needs a slot only if turns are replayed.
-
-        Refused with UnknownSession unless the parent is open.
-        """
-
-        def restore(child: WorkerSession) -> Steps[pb.ForkResult]:
-            return run_fork_from_state(self.engine, child, request)
+        """Fork a session at a turn whose state is not known, from the log up to it."""
 
         def replay(child: ResidentSession) -> Steps[pb.ForkResult]:
-            return run_fork_replaying(self.engine, child, request)
+            return run_fork(self.engine, child, request)
 
-        work = StoreWork(restore) if request.HasField("state") else SlotWork(replay)
-        return self._submit_open(request.spec, request.state, work, request.parent)
+        return self._submit_open(request.spec, pb.SessionState(), SlotWork(replay))
 
     def rebuild(self, request: pb.RebuildRequest) -> "Future[pb.RebuildResult]":
         """Compute a session's lost pages again, then open it."""
@@ -151,37 +144,29 @@ class Scheduler:
         return self._loop.call_and_wait(release)
 
     def delete(self, request: pb.DeleteRequest) -> "Future[None]":
-        """Delete a session, its running jobs, slot and rows, but for pages that others share."""
+        """Close a session that was deleted, with its running jobs. Its pages stay (`delete_pages`)."""
 
         def delete() -> "Future[None]":
             self._loop.forget(request.session)
-            return self.engine.delete(request.session, request.keep_pages)
+            return self.engine.unload(request.session)
 
         return self._loop.call_and_wait(delete)
 
-    def list_sessions(self, request: pb.ListSessionsRequest) -> "Future[list[str]]":
-        """List open sessions by the time since they were opened, or stored ones that none opened."""
-        if request.stored:
-            return self.engine.store_io.submit(
-                lambda: self.engine.stored.unclaimed(request.after, request.limit)
+    def delete_pages(self, request: pb.DeletePagesRequest) -> "Future[int]":
+        """Delete pages that no session has any more; returns how many were here."""
+        return self.engine.delete_pages(read_ids(request.page_ids))
+
+    def list_pages(self, request: pb.ListPagesRequest) -> "Future[list[PageId]]":
+        """List the pages that this worker alone stores, by id. Raises MalformedMessage."""
+        if not math.isfinite(request.older_than_seconds):
+            raise MalformedMessage(
+                f"older_than_seconds must be a number of seconds, got {request.older_than_seconds}"
             )
-        return self._loop.call(lambda: self._list_open(request))
-
-    def delete_unknown(self, request: pb.DeleteRequest, idle_seconds: float) -> "Future[bool]":
-        """Delete a session that the catalog does not know; return whether it was deleted.
-
-        An open session stays unless it was idle for `idle_seconds`; one that an earlier process
-        stored stays if it was opened since. It may be in creation: the next epoch may write it.
-        """
-
-        def delete() -> "Future[bool]":
-            session = self.engine.sessions.get(request.session)
-            if session is not None and self._loop.idle_seconds(session) < idle_seconds:
-                return self.engine.store_io.submit(lambda: False)
-            self._loop.forget(request.session)
-            return delete_unknown(self.engine, request.session, request.keep_pages)
-
-        return self._loop.call_and_wait(delete)
+        return self.engine.store_io.submit(
+            lambda: self.engine.stored.list_pages(
+                request.after, request.limit, request.older_than_seconds
+            )
+        )
 
     def memory(self, name: str) -> "Future[pb.MemoryReport]":
         """Report a session's rows and bytes."""
@@ -204,36 +189,20 @@ class Scheduler:
         self._loop.close()
         self.engine.close()
 
-    def _list_open(self, request: pb.ListSessionsRequest) -> list[str]:
-        now = time.monotonic()
-        oldest = now - request.max_age if request.max_age else 0.0
-        names = (
-            name
-            for name, session in self.engine.sessions.items()
-            if name > request.after and oldest <= session.opened_at <= now - request.min_age
-        )
-        return heapq.nsmallest(request.limit, names)
-
     def _submit_open(
         self,
         spec: pb.SessionSpec,
         state: pb.SessionState,
         work: SlotWork | StoreWork,
-        parent: str | None = None,
     ) -> "Future[Any]":
-        """Queue a job that restores an empty session, in place of the session's other jobs.
-
-        `parent`: a session that must be open.
-        """
+        """Queue a job that restores an empty session, in place of the session's other jobs."""
 
         def create_empty() -> None:
             # A refusal here must not cancel the session's jobs.
             self.engine.admit(spec, state)
-            if parent is not None and parent not in self.engine.sessions:
-                raise UnknownSession(f"session {parent} is not open in this worker")
             self._loop.cancel_jobs(spec.session)
             self.engine.create_empty(spec, state)
 
         share = Share(spec.tenant, spec.session, spec.weight or 1.0)
-        job = Job("open", spec.session, spec.epoch, work, opens=True, parent=parent, share=share)
+        job = Job("open", spec.session, spec.epoch, work, opens=True, share=share)
         return self._loop.submit(job, create_empty)

@@ -1,24 +1,22 @@
 """The tokens of a session's log, turn by turn: what each appended, and rewrote before."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvrecall.domain.rewrites.rewrite import apply_edits
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.engine.stored.written import drop_pages
 
 
 @dataclass(frozen=True)
 class LoggedTokens:
     """A session at the end of a turn, as its log tells it.
 
-    `tokens` are all, the last of which are `pending`; `dropped` the pages that it has no more.
+    `tokens` are all, the last of which are `pending`.
     """
 
     tokens: tuple[int, ...] = ()
     pending_count: int = 0
-    dropped: tuple[range, ...] = field(default=())
 
     @property
     def rows(self) -> int:
@@ -30,27 +28,25 @@ class LoggedTokens:
         """Tokens behind the rows."""
         return list(self.tokens[self.rows :])
 
-    def rewritten(self, turn: pb.LoggedTurn, page_tokens: int) -> "LoggedTokens":
+    def rewritten(self, turn: pb.LoggedTurn) -> "LoggedTokens":
         """Apply what a turn rewrote before it appended its own tokens."""
         rewrite = convert.rewrite_from_wire(turn)
         if rewrite is None:
             return self
         tokens = tuple(apply_edits(self.tokens, rewrite.edits))
-        dropped = drop_pages(self.dropped, rewrite.kept, rewrite.rows, page_tokens)
-        return LoggedTokens(tokens, len(tokens) - rewrite.kept, dropped)
+        return LoggedTokens(tokens, len(tokens) - rewrite.kept)
 
-    def after(self, turn: pb.LoggedTurn, page_tokens: int) -> "LoggedTokens":
+    def after(self, turn: pb.LoggedTurn) -> "LoggedTokens":
         """Follow a turn to its end."""
-        before = self.rewritten(turn, page_tokens)
-        tokens = (*before.tokens, *turn.token_ids)
-        return LoggedTokens(tokens, count_pending(turn), before.dropped)
+        tokens = (*self.rewritten(turn).tokens, *turn.token_ids)
+        return LoggedTokens(tokens, count_pending(turn))
 
 
-def fold_turns(turns: Sequence[pb.LoggedTurn], page_tokens: int) -> LoggedTokens:
+def fold_turns(turns: Sequence[pb.LoggedTurn]) -> LoggedTokens:
     """Follow a session's first turns to the end of the last."""
     log = LoggedTokens()
     for turn in turns:
-        log = log.after(turn, page_tokens)
+        log = log.after(turn)
     return log
 
 

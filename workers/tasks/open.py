@@ -1,4 +1,4 @@
-"""Opens a session in a worker: as committed, forked from another one, or rebuilt after a loss.
+"""Opens a session in a worker: as committed, forked at an earlier turn, or rebuilt after a loss.
 
 Each is a job of the scheduler on an empty session, so that the store's reads and writes hold up no
 other session.
@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 
 import structlog
 
+from kvrecall.domain.page_ids import PageId, is_random
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.snapshots import count_stored
+from workers.engine.stored.page_naming import get_names, read_ids
 from workers.engine.stored.store_io import map_store_errors
-from workers.engine.stored.written import count_written, place_state, read_dropped
 from workers.errors import RowsMissing
 from workers.generation.kept_states import store_states
 from workers.generation.steps import Steps
@@ -27,8 +27,8 @@ _log = structlog.get_logger(__name__)
 def run_open(
     engine: Engine, session: WorkerSession, request: pb.OpenRequest
 ) -> Steps[pb.MemoryReport]:
-    """Restore an empty session to its committed state. Raises RowsMissing and StaleEpoch."""
-    missing = yield from _open_store(engine, request.spec, request.state)
+    """Restore an empty session to its committed state. Raises RowsMissing and StorageFailed."""
+    missing = yield from _open_state(engine, session, request.state)
     if missing:
         raise RowsMissing(
             f"session {session.name} has lost pages {_format_pages(missing)}; "
@@ -44,40 +44,31 @@ def run_open(
     return engine.memory(session)
 
 
-def run_fork_from_state(
-    engine: Engine, child: WorkerSession, request: pb.ForkRequest
-) -> Steps[pb.ForkResult]:
-    """Fork at the parent's committed state, over the parent's pages.
-
-    Raises RowsMissing, StorageFailed and StaleEpoch.
-    """
-    state = request.state
-    dropped = read_dropped(state)
-    yield from _fork_store(engine, request, state.length, state.snapshots, dropped)
-    engine.restore(child, request.state)
-    return (yield from _finish_fork(engine, child))
-
-
-def run_fork_replaying(
+def run_fork(
     engine: Engine, child: ResidentSession, request: pb.ForkRequest
 ) -> Steps[pb.ForkResult]:
-    """Fork at an earlier turn: replay the turns over the parent's pages.
+    """Fork at a turn whose state is not known: replay the turns over the pages that are still stored.
 
-    Raises as `run_fork_from_state`.
+    Raises RowsMissing and StorageFailed.
     """
-    parent = engine.sessions[request.parent]
-    log = fold_turns(request.turns, engine.store.layout.page_tokens)
-    yield from _fork_store(engine, request, log.rows, parent.snapshots, log.dropped)
-    rows = ReplayRows(engine.store, child.session.name, {})
-    yield from replay(engine, child, request.turns, rows)
-    page_tokens = engine.store.layout.page_tokens
-    written = count_written(log.rows, log.dropped, page_tokens)
-    child.session.page_ids = parent.page_ids[: written // page_tokens]
-    child.session.snapshots = parent.snapshots[: count_stored(parent.snapshots, written)]
-    child.session.stored = True
-    child.session.dirty = False
-    store_states(engine, child.session)
-    return (yield from _finish_fork(engine, child.session))
+    session = child.session
+    log = fold_turns(request.turns)
+    pages = _name_log(engine, session, log.tokens[: log.rows], read_ids(request.page_ids))
+    positions = yield from _find_states(engine, pages)
+    missing = yield from _open_store(engine, session, pages, positions)
+    intact = engine.stored.find_intact(session.name, positions)
+    session.snapshots = list(positions)
+    skipped = yield from skip_untouched(engine, child, request.turns, log.rows, intact)
+    rows = ReplayRows(engine.store, session.name, dict.fromkeys(missing))
+    with map_store_errors():
+        yield from replay(engine, child, request.turns, rows, skipped=skipped, length=log.rows)
+    session.page_ids = pages
+    session.stored = True
+    session.dirty = False
+    store_states(engine, session)
+    yield engine.store_io.flush(session)
+    engine.store_io.wait_written(session)
+    return pb.ForkResult(memory=engine.memory(session), state=engine.snapshot(session))
 
 
 def run_rebuild(
@@ -85,13 +76,13 @@ def run_rebuild(
 ) -> Steps[pb.RebuildResult]:
     """Compute lost pages again in an empty session, then restore its committed state.
 
-    Raises RowsMissing if the log does not bring them back, StorageFailed and StaleEpoch.
+    Raises RowsMissing if the log does not bring them back, and StorageFailed.
     """
     started = time.perf_counter()
     spec = request.spec
     state = request.state
     session = resident.session
-    yield from _open_store(engine, spec, state)
+    yield from _open_state(engine, session, state)
     search = engine.store_io.submit(lambda: _find_lost(engine, session.name, state))
     yield search
     lost, intact = search.result()
@@ -110,12 +101,14 @@ def run_rebuild(
     engine.rebuilt_pages += losses
     rebuilt = engine.create_empty(spec, state)
     engine.restore(rebuilt, state)
-    place = place_state(state.length, rebuilt.dropped, engine.store.layout.page_tokens)
-    _forget_lost(engine, rebuilt, (*intact, place))
+    _forget_lost(engine, rebuilt, (*intact, state.length))
     seconds = time.perf_counter() - started
-    states = int(lacks_state and not _is_anothers(state, rebuilt.shared_rows))
     _log.warning(
-        "pages rebuilt", session=rebuilt.name, pages=lost, states=states, seconds=round(seconds, 3)
+        "pages rebuilt",
+        session=rebuilt.name,
+        pages=lost,
+        states=int(lacks_state),
+        seconds=round(seconds, 3),
     )
     return pb.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
 
@@ -130,26 +123,23 @@ def _find_lost(
 
 def _lacks_state(engine: Engine, state: pb.SessionState, intact: Collection[int]) -> bool:
     """Check if the recurrent state that the next turn begins with is lost."""
-    place = place_state(state.length, read_dropped(state), engine.store.layout.page_tokens)
-    return engine.has_states and place > 0 and place not in intact
+    return engine.has_states and state.length > 0 and state.length not in intact
 
 
 def _forget_lost(engine: Engine, session: WorkerSession, intact: Collection[int]) -> None:
     """Forget the recurrent states that are lost, so that the session does not go back to one."""
     if engine.has_states:
-        session.snapshots = [at if at in intact else 0 for at in session.snapshots]
-
-
-def _is_anothers(state: pb.SessionState, shared_rows: int) -> bool:
-    """Check if the state that the next turn begins with is another session's, which may have dropped it."""
-    return state.length <= shared_rows
+        for index in reversed(range(len(session.snapshots))):
+            if session.snapshots[index] not in intact:
+                engine.store_io.drop_state(session, index)
+                del session.snapshots[index]
 
 
 def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[None]:
     """Store the recurrent state that a replay has come to. Raises RowsMissing if it is another one's."""
-    index = engine.stored.find_state(state.length, state.snapshots, read_dropped(state))
     side = engine.caches.side
-    if index is None or session.snapshot.position != state.length:
+    positions = list(state.snapshots)
+    if state.length not in positions or session.snapshot.position != state.length:
         raise RowsMissing(
             f"the log of session {session.name} does not lead to its recurrent state after "
             f"{state.length} tokens"
@@ -158,44 +148,51 @@ def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionStat
     assert side.states is not None, "a model with states"
     packed = side.states.pack(session.snapshot.state)
     restored = engine.store_io.submit(
-        lambda: engine.stored.restore_state(session.name, index, packed)
+        lambda: engine.stored.restore_state(session.name, positions.index(state.length), packed)
     )
     yield restored
     restored.result()
 
 
-def _fork_store(
-    engine: Engine,
-    request: pb.ForkRequest,
-    length: int,
-    snapshots: Sequence[int],
-    dropped: Sequence[range],
-) -> Steps[None]:
-    """Fork the parent's rows and states in the store, those of the first `length` tokens."""
-    snapshots = tuple(snapshots)
-    forked = engine.store_io.submit(
-        lambda: engine.stored.fork(request.parent, request.spec, length, snapshots, dropped)
-    )
-    yield forked
-    forked.result()
+def _open_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[list[int]]:
+    """Open a committed session's rows; returns the indices of the pages that are known to be lost."""
+    pages = read_ids(state.page_ids)
+    return (yield from _open_store(engine, session, pages, list(state.snapshots)))
 
 
-def _finish_fork(engine: Engine, child: WorkerSession) -> Steps[pb.ForkResult]:
-    yield engine.store_io.flush(child)
-    engine.store_io.wait_written(child)
-    return pb.ForkResult(memory=engine.memory(child), state=engine.snapshot(child))
-
-
-def _open_store(engine: Engine, spec: pb.SessionSpec, state: pb.SessionState) -> Steps[list[int]]:
-    """Open the session's rows; returns the pages that are known to be lost without reading them."""
+def _open_store(
+    engine: Engine, session: WorkerSession, pages: Sequence[PageId], states: Sequence[int]
+) -> Steps[list[int]]:
+    """Open a session's rows; returns the indices of the pages that are lost without reading them."""
 
     def open_rows() -> list[int]:
-        engine.stored.open(spec, state.length, state.snapshots, read_dropped(state))
-        return engine.store.missing_pages(spec.session)
+        engine.stored.open(session.name, pages, states)
+        return engine.store.missing_pages(session.name)
 
     opened = engine.store_io.submit(open_rows)
     yield opened
     return opened.result()
+
+
+def _find_states(engine: Engine, pages: Sequence[PageId]) -> Steps[list[int]]:
+    """Find the states that follow some of the pages; returns the rows before each."""
+    found = engine.store_io.submit(lambda: engine.stored.find_states(pages))
+    yield found
+    return found.result()
+
+
+def _name_log(
+    engine: Engine, session: WorkerSession, token_ids: Sequence[int], known: Sequence[PageId]
+) -> list[PageId]:
+    """Name the pages of a log's tokens: those whose rows are not a full cache's as they are `known`."""
+    names = get_names(engine.store, session.config.row_key)
+    page_tokens = names.page_tokens
+    exact = next((index for index, each in enumerate(known) if is_random(each)), None)
+    if exact is None:
+        return list(names.extend(None, token_ids))
+    kept = list(known[: len(token_ids) // page_tokens])
+    rest = token_ids[len(kept) * page_tokens :]
+    return [*kept, *names.extend(kept[-1], rest, exact=False)]
 
 
 def _replay_lost(

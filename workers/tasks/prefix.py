@@ -1,26 +1,20 @@
-"""Prefix sharing: takes other sessions' pages of the same first tokens instead of a prefill."""
+"""Prefix sharing: takes stored pages of the same first tokens instead of a prefill, whoever wrote them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from kvrecall.domain.page_ids import count_common, split_ids
-from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvstore.format.page_table import SharedPages
+from kvrecall.domain.page_ids import PageId
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.snapshots import count_stored, find_last
+from workers.engine.snapshots import find_last
 from workers.engine.stored.page_naming import get_names, name_tokens
-from workers.engine.stored.stored_sessions import read_shared
 from workers.errors import RowsMissing, StorageFailed
 from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
 from workers.tasks.replay import load_rows
 
 
-def take_prefix(
-    engine: Engine, resident: ResidentSession, prefix: pb.Prefix, prompt: Sequence[int]
-) -> Steps[int]:
-    """Take the prompt's first rows from the pages of `prefix`; returns the number of tokens taken.
+def take_prefix(engine: Engine, resident: ResidentSession, prompt: Sequence[int]) -> Steps[int]:
+    """Take the first rows of a session's first prompt from stored pages; returns the tokens taken.
 
     They are a full cache's rows. A session that recalls takes any number, and those become active that
     evictions would have left. Any other has such rows before its first eviction alone, so no more are
@@ -33,58 +27,30 @@ def take_prefix(
     store works on threads of its own meanwhile.
     """
     session = resident.session
-    if session.length or session.pending or session.config.method.observation.accumulate:
+    config = resident.config
+    if config.method.observation.accumulate:
         return 0
-    tokens = _shareable_tokens(engine, resident, prefix, prompt)
-    if not tokens:
+    if not config.row_key:  # of a caller that has no tenants
         return 0
-    pages = tokens // engine.store.layout.page_tokens
-    shared = [replace(each, pages=min(each.pages, pages)) for each in read_shared(prefix.shared)]
-    engine.fit_budget(session, tokens)
-    session.snapshots = list(prefix.snapshots)[: count_stored(prefix.snapshots, tokens)]
+    names = get_names(engine.store, config.row_key)
+    pages = name_tokens(names, prompt[: _count_shareable(engine, resident, prompt)])
+    if not pages:
+        return 0
     try:
-        yield from _open_rows(engine, session, tokens, shared)
+        positions = yield from _find_stored(engine, pages)
+        tokens = _round(engine, resident, prompt, positions)
+        if not tokens:
+            return 0
+        engine.fit_budget(session, tokens)
+        taken = pages[: tokens // engine.store.layout.page_tokens]
+        states = [at for at in positions if at <= tokens] if engine.has_states else []
+        yield from _open_rows(engine, session, taken, states)
         yield from load_rows(engine, resident, tokens)
     except (RowsMissing, StorageFailed):
-        session.snapshots = []
-        yield from _open_rows(engine, session, 0, [])
+        yield from _open_rows(engine, session, [], [])
         return 0
-    session.shared_rows = tokens
     if session.config.method.observation.repeats_block:
         session.block = list(prompt[:tokens][-engine.settings.block_tokens :])
-    return tokens
-
-
-def _open_rows(
-    engine: Engine, session: WorkerSession, length: int, shared: Sequence[SharedPages]
-) -> Steps[None]:
-    """Open the session's rows anew. Raises StaleEpoch, RowsMissing and StorageFailed."""
-
-    def open_rows() -> None:
-        epoch = session.config.epoch
-        engine.stored.open_shared(session.name, epoch, length, shared, session.snapshots)
-
-    opened = engine.store_io.submit(open_rows)
-    yield opened
-    opened.result()
-
-
-def _shareable_tokens(
-    engine: Engine, resident: ResidentSession, prefix: pb.Prefix, prompt: Sequence[int]
-) -> int:
-    page = engine.store.layout.page_tokens
-    block = engine.settings.block_tokens
-    recalls = resident.config.recalls
-    budget = len(prompt) if recalls else min(resident.config.layer_rows)
-    # The last tokens are prefilled in any case: their queries and logits are needed.
-    last = max(1, resident.session.queries.width)
-    most = min(_count_common(engine, resident, prefix, prompt) * page, budget, len(prompt) - last)
-    tokens = max(0, most) // page * page
-    if engine.has_states:
-        return find_last(prefix.snapshots, tokens)
-    if len(prompt) > budget or resident.config.prefill.enabled:
-        while tokens % block:
-            tokens -= page
     return tokens
 
 
@@ -99,10 +65,51 @@ def skip_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
     return remaining
 
 
-def _count_common(
-    engine: Engine, resident: ResidentSession, prefix: pb.Prefix, prompt: Sequence[int]
+def _count_shareable(engine: Engine, resident: ResidentSession, prompt: Sequence[int]) -> int:
+    """Count the first tokens that may be taken, as far as the prompt and the budget allow."""
+    budget = len(prompt) if resident.config.recalls else min(resident.config.layer_rows)
+    # The last tokens are prefilled in any case: their queries and logits are needed.
+    last = max(1, resident.session.queries.width)
+    return max(0, min(budget, len(prompt) - last))
+
+
+def _find_stored(engine: Engine, pages: Sequence[PageId]) -> Steps[list[int]]:
+    """Find where a session may begin behind stored pages: the numbers of its rows, ascending."""
+    page_tokens = engine.store.layout.page_tokens
+
+    def find() -> list[int]:
+        stored = pages[: engine.stored.find_prefix(pages)]
+        if engine.has_states:
+            return engine.stored.find_states(stored)
+        return [page_tokens * len(stored)]
+
+    found = engine.store_io.submit(find)
+    yield found
+    return found.result()
+
+
+def _round(
+    engine: Engine, resident: ResidentSession, prompt: Sequence[int], positions: Sequence[int]
 ) -> int:
-    """Count the first pages that the prompt has in common with the prefix."""
-    names = get_names(engine.store, resident.config.row_key)
-    offered = split_ids(prefix.page_ids)
-    return count_common(name_tokens(names, prompt[: len(offered) * names.page_tokens]), offered)
+    """Choose how many of the stored tokens are taken."""
+    most = max(positions, default=0)
+    if engine.has_states:
+        return find_last(positions, most)
+    page, block = engine.store.layout.page_tokens, engine.settings.block_tokens
+    config = resident.config
+    exceeds = not config.recalls and len(prompt) > min(config.layer_rows)
+    if exceeds or config.prefill.enabled:
+        while most % block:
+            most -= page
+    return most
+
+
+def _open_rows(
+    engine: Engine, session: WorkerSession, pages: Sequence[PageId], states: Sequence[int]
+) -> Steps[None]:
+    """Open the session's rows anew. Raises RowsMissing and StorageFailed."""
+    opened = engine.store_io.submit(lambda: engine.stored.open(session.name, pages, states))
+    yield opened
+    opened.result()
+    session.page_ids = list(pages)
+    session.snapshots = list(states)

@@ -18,19 +18,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kvrecall.domain.page_ids import PageId
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.gather import ReadKeys, split_by_page
-from kvstore.format.page import PageKey, PageLayout
-from kvstore.format.page_table import PageVersion
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from workers.engine.activation import RowSource
 from workers.engine.engine import Engine
 from workers.engine.eviction.evict import kept_by_position, select_by_position
-from workers.engine.session import ResidentSession
+from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.side_content import fill_side
 from workers.engine.stored.store_io import map_store_errors
-from workers.engine.stored.written import place_state
 from workers.generation.prefill import find_block_end, prefill
 from workers.generation.settling import drop_rows, settle
 from workers.generation.steps import Steps
@@ -59,8 +58,9 @@ def replay(
     session = resident.session
     restores = bool(rows.missing) and not length
     session.keep_rows = rows.keep
-    page_tokens = engine.store.layout.page_tokens
-    log = fold_turns(turns[:skipped], page_tokens)
+    log = fold_turns(turns[:skipped])
+    for turn in turns[:skipped]:
+        _note_messages(session, turn)
     rewinds = Rewinds(frozenset(turn.rewrite.kept for turn in turns if turn.HasField("rewrite")))
     rewinds.keep(session.snapshot)
     session.keep_state = rewinds.keep
@@ -68,21 +68,26 @@ def replay(
         if restores and not rows.missing:
             break
         rows.floor = find_floor(turns, number - 1)
-        rewritten = log.rewritten(turn, page_tokens)
+        rewritten = log.rewritten(turn)
         if turn.HasField("rewrite"):
             yield from _rewind(engine, resident, turn, rewritten, rows, rewinds)
         rows.floor = find_floor(turns, number)
         yield from _replay_turn(engine, resident, turn, rows)
-        log = log.after(turn, page_tokens)
-        messages = [convert.to_chat(message) for message in turn.messages]
-        session.recent = keep_recent([*session.recent, *messages])
-        # A turn that defers its repair has no answer: its tokens follow those deferred before.
-        deferred = [*session.deferred_signal, *turn.token_ids]
-        session.deferred_signal = deferred[len(deferred) - turn.deferred_tokens :]
+        log = log.after(turn)
+        _note_messages(session, turn)
     if rows.missing or session.length < length:  # what was settled after the last turn
         rows.begin_turn(session.length)
         yield from settle(engine, resident, source=rows)
     session.keep_rows = session.keep_state = None
+
+
+def _note_messages(session: WorkerSession, turn: pb.LoggedTurn) -> None:
+    """Note what a turn said, as far as later ones build on it."""
+    messages = [convert.to_chat(message) for message in turn.messages]
+    session.recent = keep_recent([*session.recent, *messages])
+    # A turn that defers its repair has no answer: its tokens follow those deferred before.
+    deferred = [*session.deferred_signal, *turn.token_ids]
+    session.deferred_signal = deferred[len(deferred) - turn.deferred_tokens :]
 
 
 def _rewind(
@@ -100,7 +105,6 @@ def _rewind(
         yield from settle(engine, resident, source=rows)
     rewinds.restore(session, turn.rewrite.kept)
     yield from rewind(engine, resident, turn.rewrite.kept, rewritten.pending)
-    session.dropped = rewritten.dropped
 
 
 def _replay_turn(
@@ -205,16 +209,14 @@ def skip_untouched(
     bounded = config.method.evicts and not config.recalls
     skipped = unsettled = 0
     log = found = LoggedTokens()
-    page_tokens = engine.store.layout.page_tokens
     for number, turn in enumerate(turns, 1):
-        log = log.after(turn, page_tokens)
+        log = log.after(turn)
         if bounded and log.rows + turn.unsettled_tokens > min(config.layer_rows):
             break
         if log.rows > min(stop, find_floor(turns, number)):
             continue  # what the store has there is not this turn's
-        if not engine.has_states or place_state(log.rows, log.dropped, page_tokens) in intact:
+        if not engine.has_states or log.rows in intact:
             skipped, found, unsettled = number, log, turn.unsettled_tokens
-    resident.session.dropped = found.dropped
     yield from load_rows(engine, resident, found.rows, unsettled)
     resident.session.pending = found.pending
     resident.session.unsettled = unsettled
@@ -333,13 +335,12 @@ class ReplayRows:
         selection[layer] = positions
         return self.gather_selection(session, selection)[layer]
 
-    def page_versions(self, session: str, pages: Sequence[int]) -> list[PageVersion]:
-        """Versions of pages as the store gives them; those that are read from here may change."""
+    def page_ids(self, session: str, pages: Sequence[int]) -> list[PageId | None]:
+        """Ids of pages as the store gives them; none for those that are read from here and may change."""
         collected = self._collected()
         stored = [page for page in pages if page not in collected]
-        found = dict(zip(stored, self.store.page_versions(session, stored), strict=True))
-        found |= {page: PageVersion(PageKey(session, page), None) for page in collected}
-        return [found[page] for page in pages]
+        found = dict(zip(stored, self.store.page_ids(session, stored), strict=True))
+        return [found.get(page) for page in pages]
 
     def hold_pages(self, session: str, pages: Sequence[int]) -> list[Tensor]:
         """Read pages as the store does, incomplete ones included. Raises the store's errors."""

@@ -1,7 +1,6 @@
 """Going back in a session, to where the chat template says its log otherwise now.
 
-What follows is computed again. The rows that are dropped stay stored, for forks, for the sessions that
-share them, and until the turn is committed: none of their pages is written anew.
+What follows is computed again. The pages that are dropped stay stored until the turn is committed.
 """
 
 import sys
@@ -17,8 +16,8 @@ from workers.engine.eviction.evict import select_by_position
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.snapshots import Snapshot
-from workers.engine.stored.written import drop_pages
 from workers.engine.truncation import truncate
+from workers.generation.settling import drop_stored
 from workers.generation.steps import Steps
 
 
@@ -31,14 +30,10 @@ def rewind(
     evicted. Raises RowsMissing and StorageFailed.
     """
     session = resident.session
-    page_tokens = engine.store.layout.page_tokens
     engine.drop_host_copy(session)
     session.clear_turn()
-    dropped = drop_pages(session.dropped, kept, session.length, page_tokens)
-    if session.stored and dropped != session.dropped:
-        engine.store_io.drop(session, kept)
     truncate(engine.caches, resident, kept)
-    session.dropped = dropped
+    drop_stored(engine, session)
     session.pending = list(pending)
     session.unsettled = 0
     engine.fit_budget(session)

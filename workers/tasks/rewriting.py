@@ -13,7 +13,7 @@ from kvrecall.domain.rewrites.rewrite import Rewrite, apply_edits
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.stored.written import find_live
+from workers.engine.snapshots import find_last
 from workers.generation.rendering import find_rewrite
 from workers.generation.steps import Steps
 from workers.model.tokenizer import ChatMessage
@@ -50,8 +50,7 @@ def _find_kept(engine: Engine, session: WorkerSession, position: int) -> int:
     most = min(session.length, position - position % page_tokens)
     if not engine.has_states:
         return most
-    live = find_live(session.snapshots, session.dropped, page_tokens)
-    return max((rows for rows in live if rows <= most), default=0)
+    return find_last(session.snapshots, most)
 
 
 def apply_rewrite(

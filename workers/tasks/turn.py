@@ -12,7 +12,6 @@ from kvrecall.telemetry.stopwatch import Stopwatch
 from workers.capabilities import attach
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, WorkerSession
-from workers.engine.stored.written import place_state
 from workers.engine.truncation import truncate
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.switch import read_episode, switch
@@ -123,7 +122,7 @@ def run_turn(
         done.reasoning_tokens = answer.reasoning_tokens
         messages.append(_build_answer(done, answer, plan.answer_start, request.opening))
     session.recent = keep_recent([*session.recent, *messages])
-    _note_anchor(engine, session, plan.messages)
+    _note_anchor(session, plan.messages)
     session.deferred_signal = (
         defer_signal(session, plan.segments, engine.settings.block_tokens)
         if request.defer_repair
@@ -143,11 +142,10 @@ def run_turn(
     return done
 
 
-def _note_anchor(engine: Engine, session: WorkerSession, messages: Sequence[ChatMessage]) -> None:
+def _note_anchor(session: WorkerSession, messages: Sequence[ChatMessage]) -> None:
     """Note the recurrent state before the answers that a later user's message may rewrite."""
     if any(message["role"] == "user" for message in messages):
-        page_tokens = engine.store.layout.page_tokens
-        session.anchor = place_state(session.snapshot.position, session.dropped, page_tokens)
+        session.anchor = session.snapshot.position
 
 
 def _plan_turn(
@@ -274,8 +272,8 @@ def _prefill(
     most = plan.sampling.prompt_logprobs
     looks_at_all = compares or request.keep_distribution or most is not None
     taken = 0
-    if request.HasField("prefix") and not looks_at_all:
-        taken = yield from take_prefix(engine, resident, request.prefix, plan.prompt)
+    if not (looks_at_all or resident.session.length or resident.session.pending):
+        taken = yield from take_prefix(engine, resident, plan.prompt)
         run.done.shared_pages = taken // engine.store.layout.page_tokens
         watch.lap("share")
     recorded = any(segment.recorded for segment in plan.segments)

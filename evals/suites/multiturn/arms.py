@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from secrets import token_bytes
 from typing import Any
 
 from evals.configs import FULL, RunConfig, parse_config
 from evals.errors import BadConfig
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.page_ids import KEY_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
@@ -38,6 +40,7 @@ class Arm:
         return pb.SessionSpec(
             session=session,
             epoch=1,
+            row_key=token_bytes(KEY_BYTES),  # it finds no pages of another
             budget=budget,
             repair_rows=_repair_rows(budget, least) if self.repairs else 0,
             method=self.config.method,

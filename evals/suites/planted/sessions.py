@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from workers.engine.session import Distribution, ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.primitives.observation import Observed
 from workers.repair.repair import run_pause_repair
-from workers.tasks.open import run_fork_from_state
 from workers.tasks.turn import run_turn
 
 _BASE = "base"
@@ -130,15 +128,7 @@ class Cell:
     def repair(self, name: str, settings: str, signal: Sequence[Message]) -> pb.RepairResult:
         """Fork the session as `name` and repair the fork on messages of the next turn."""
         spec = self._child_spec(name, settings)
-        child = self.engine.create_empty(spec, self.state)
-        fork = run_fork_from_state(
-            self.engine, child, pb.ForkRequest(parent=_BASE, spec=spec, state=self.state)
-        )
-        # A fork decodes nothing, and needs no slot.
-        for wanted in fork:
-            if isinstance(wanted, Future):
-                wanted.result()
-        resident = self.engine.swap_in(child)
+        resident = self.engine.swap_in(self.engine.open(spec, self.state))
         request = pb.RepairRequest(
             session=spec.session,
             epoch=1,
@@ -192,18 +182,15 @@ class Cell:
         }
 
     def close(self) -> None:
-        """Delete all sessions of the engine."""
+        """Close all sessions of the engine."""
         for name in list(self.engine.sessions):
-            self.engine.delete(name).result()
+            self.engine.unload(name).result()
 
     def _child_spec(self, name: str, settings: str) -> pb.SessionSpec:
         spec = pb.SessionSpec()
         spec.CopyFrom(self.spec)
         spec.session = name or _BASE
         spec.repair_settings = settings
-        if name:
-            pages = self.state.length // self.engine.store.layout.page_tokens
-            spec.shared.add(owner=_BASE, pages=pages)
         return spec
 
     def _question(self, session: str, fact: Fact) -> pb.TurnRequest:

@@ -28,5 +28,5 @@ def _to_member(member: Member, state: SessionState | None) -> client.FamilyMembe
         length=None if session is None else session.memory.length,
         state=None if state is None else state.value,
         created_at=None if session is None else to_time(session.created_at),
-        shared=tuple(client.SharedTokens(owner, tokens) for owner, tokens in member.shared),
+        shared_tokens=member.shared_tokens,
     )

@@ -4,23 +4,9 @@ from dataclasses import dataclass
 
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
-from kvrecall.domain.sessions.commit_points import CommitPoint
 from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.settings.session import SessionSettings
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-
-
-@dataclass(frozen=True)
-class SharedPages:
-    """The pages of a session before index `pages` are those that `owner` wrote, but for what an entry before covers.
-
-    `history`: the owner's commits, as far as these pages need them. It lies with the reference,
-    since the owner may be deleted; empty: every version of these pages was committed.
-    """
-
-    owner: str
-    pages: int
-    history: tuple[CommitPoint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,7 +17,6 @@ class Session:
     - `repairs`: those since the last turn.
     - `output_due`: tokens of the last answer until a repair has used it as its signal; 0 if it
       ended on calls.
-    - `shared`: the pages of other sessions that it begins with.
     - `worker`: the worker that had its rows at the last takeover, whose epoch is `epoch`.
     """
 
@@ -45,7 +30,6 @@ class Session:
     calls: tuple[PendingCall, ...] = ()
     repairs: tuple[RepairReport, ...] = ()
     output_due: int = 0
-    shared: tuple[SharedPages, ...] = ()
     worker: str = ""
 
     @property

@@ -34,7 +34,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
-    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "options", "shared", "tenant", "weight", "history", "row_key")
+    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "options", "tenant", "weight", "row_key")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -46,10 +46,8 @@ class SessionSpec(_message.Message):
     LAYER_BUDGETS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    HISTORY_FIELD_NUMBER: _ClassVar[int]
     ROW_KEY_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
@@ -62,33 +60,13 @@ class SessionSpec(_message.Message):
     layer_budgets: str
     repair_settings: str
     options: str
-    shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
     tenant: str
     weight: float
-    history: _containers.RepeatedCompositeFieldContainer[CommitPoint]
     row_key: bytes
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., options: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ..., row_key: _Optional[bytes] = ...) -> None: ...
-
-class CommitPoint(_message.Message):
-    __slots__ = ("epoch", "length")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    length: int
-    def __init__(self, epoch: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
-
-class SharedPages(_message.Message):
-    __slots__ = ("owner", "pages", "history")
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    PAGES_FIELD_NUMBER: _ClassVar[int]
-    HISTORY_FIELD_NUMBER: _ClassVar[int]
-    owner: str
-    pages: int
-    history: _containers.RepeatedCompositeFieldContainer[CommitPoint]
-    def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., options: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., row_key: _Optional[bytes] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows", "deferred_signal", "unsettled", "page_ids", "snapshots", "dropped", "dropped_tokens", "anchor")
+    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows", "deferred_signal", "unsettled", "page_ids", "snapshots", "dropped_tokens", "anchor")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -104,7 +82,6 @@ class SessionState(_message.Message):
     UNSETTLED_FIELD_NUMBER: _ClassVar[int]
     PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     length: int
@@ -122,18 +99,9 @@ class SessionState(_message.Message):
     unsettled: int
     page_ids: bytes
     snapshots: _containers.RepeatedScalarFieldContainer[int]
-    dropped: _containers.RepeatedCompositeFieldContainer[PageRange]
     dropped_tokens: int
     anchor: int
-    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ..., deferred_signal: _Optional[_Iterable[int]] = ..., unsettled: _Optional[int] = ..., page_ids: _Optional[bytes] = ..., snapshots: _Optional[_Iterable[int]] = ..., dropped: _Optional[_Iterable[_Union[PageRange, _Mapping]]] = ..., dropped_tokens: _Optional[int] = ..., anchor: _Optional[int] = ...) -> None: ...
-
-class PageRange(_message.Message):
-    __slots__ = ("start", "stop")
-    START_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
-    start: int
-    stop: int
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ..., deferred_signal: _Optional[_Iterable[int]] = ..., unsettled: _Optional[int] = ..., page_ids: _Optional[bytes] = ..., snapshots: _Optional[_Iterable[int]] = ..., dropped_tokens: _Optional[int] = ..., anchor: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("spec", "state")
@@ -186,16 +154,14 @@ class Rewrite(_message.Message):
     def __init__(self, kept: _Optional[int] = ..., rows: _Optional[int] = ..., edits: _Optional[_Iterable[_Union[Edit, _Mapping]]] = ...) -> None: ...
 
 class ForkRequest(_message.Message):
-    __slots__ = ("parent", "spec", "state", "turns")
-    PARENT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("spec", "turns", "page_ids")
     SPEC_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
-    parent: str
+    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     spec: SessionSpec
-    state: SessionState
     turns: _containers.RepeatedCompositeFieldContainer[LoggedTurn]
-    def __init__(self, parent: _Optional[str] = ..., spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., turns: _Optional[_Iterable[_Union[LoggedTurn, _Mapping]]] = ...) -> None: ...
+    page_ids: bytes
+    def __init__(self, spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., turns: _Optional[_Iterable[_Union[LoggedTurn, _Mapping]]] = ..., page_ids: _Optional[bytes] = ...) -> None: ...
 
 class ForkResult(_message.Message):
     __slots__ = ("memory", "state")
@@ -239,39 +205,33 @@ class DescribeRequest(_message.Message):
     catalog: str
     def __init__(self, catalog: _Optional[str] = ...) -> None: ...
 
-class ListSessionsRequest(_message.Message):
-    __slots__ = ("catalog", "stored", "after", "limit", "min_age", "max_age")
+class ListPagesRequest(_message.Message):
+    __slots__ = ("catalog", "after", "limit", "older_than_seconds")
     CATALOG_FIELD_NUMBER: _ClassVar[int]
-    STORED_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
-    MIN_AGE_FIELD_NUMBER: _ClassVar[int]
-    MAX_AGE_FIELD_NUMBER: _ClassVar[int]
+    OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     catalog: str
-    stored: bool
-    after: str
+    after: bytes
     limit: int
-    min_age: float
-    max_age: float
-    def __init__(self, catalog: _Optional[str] = ..., stored: bool = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., min_age: _Optional[float] = ..., max_age: _Optional[float] = ...) -> None: ...
+    older_than_seconds: float
+    def __init__(self, catalog: _Optional[str] = ..., after: _Optional[bytes] = ..., limit: _Optional[int] = ..., older_than_seconds: _Optional[float] = ...) -> None: ...
 
-class SessionList(_message.Message):
-    __slots__ = ("sessions",)
-    SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    sessions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, sessions: _Optional[_Iterable[str]] = ...) -> None: ...
+class PageList(_message.Message):
+    __slots__ = ("page_ids",)
+    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    page_ids: bytes
+    def __init__(self, page_ids: _Optional[bytes] = ...) -> None: ...
 
-class DeleteUnknownRequest(_message.Message):
-    __slots__ = ("catalog", "sessions", "idle_seconds")
+class DeletePagesRequest(_message.Message):
+    __slots__ = ("catalog", "page_ids")
     CATALOG_FIELD_NUMBER: _ClassVar[int]
-    SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     catalog: str
-    sessions: _containers.RepeatedCompositeFieldContainer[DeleteRequest]
-    idle_seconds: float
-    def __init__(self, catalog: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[DeleteRequest, _Mapping]]] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    page_ids: bytes
+    def __init__(self, catalog: _Optional[str] = ..., page_ids: _Optional[bytes] = ...) -> None: ...
 
-class DeleteUnknownResult(_message.Message):
+class DeletePagesResult(_message.Message):
     __slots__ = ("deleted",)
     DELETED_FIELD_NUMBER: _ClassVar[int]
     deleted: int
@@ -284,12 +244,10 @@ class MemoryRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("session", "keep_pages")
+    __slots__ = ("session",)
     SESSION_FIELD_NUMBER: _ClassVar[int]
-    KEEP_PAGES_FIELD_NUMBER: _ClassVar[int]
     session: str
-    keep_pages: int
-    def __init__(self, session: _Optional[str] = ..., keep_pages: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_p", "logit_bias", "top_logprobs", "constraint", "min_tokens", "stop_token_ids", "prompt_logprobs")
@@ -352,7 +310,7 @@ class Constraint(_message.Message):
     def __init__(self, schema: _Optional[str] = ..., strict: bool = ..., tool_choice: _Optional[str] = ..., tools: _Optional[_Iterable[str]] = ..., single_call: bool = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class TurnRequest(_message.Message):
-    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "prefix", "length", "prompt", "opening", "flow", "background", "earlier", "defer_repair")
+    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "length", "prompt", "opening", "flow", "background", "earlier", "defer_repair")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -362,7 +320,6 @@ class TurnRequest(_message.Message):
     KEEP_DISTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     COMPARE_WITH_FIELD_NUMBER: _ClassVar[int]
     EPISODE_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
@@ -379,7 +336,6 @@ class TurnRequest(_message.Message):
     keep_distribution: bool
     compare_with: str
     episode: Episode
-    prefix: Prefix
     length: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     opening: str
@@ -387,7 +343,7 @@ class TurnRequest(_message.Message):
     background: bool
     earlier: Earlier
     defer_repair: bool
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ..., length: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ..., flow: _Optional[str] = ..., background: bool = ..., earlier: _Optional[_Union[Earlier, _Mapping]] = ..., defer_repair: bool = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., length: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., opening: _Optional[str] = ..., flow: _Optional[str] = ..., background: bool = ..., earlier: _Optional[_Union[Earlier, _Mapping]] = ..., defer_repair: bool = ...) -> None: ...
 
 class Earlier(_message.Message):
     __slots__ = ("messages", "token_ids")
@@ -396,16 +352,6 @@ class Earlier(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Prefix(_message.Message):
-    __slots__ = ("page_ids", "shared", "snapshots")
-    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
-    page_ids: bytes
-    shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
-    snapshots: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, page_ids: _Optional[bytes] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ..., snapshots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("start", "stop", "similarity")
@@ -574,7 +520,7 @@ class RetrievalReport(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., rows: _Optional[int] = ..., seconds: _Optional[float] = ..., refused: bool = ...) -> None: ...
 
 class MemoryReport(_message.Message):
-    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot", "retrieval_bytes", "unsettled", "dropped_tokens", "dropped_rows")
+    __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot", "retrieval_bytes", "unsettled", "dropped_tokens")
     class TierBytesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -595,7 +541,6 @@ class MemoryReport(_message.Message):
     RETRIEVAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNSETTLED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_ROWS_FIELD_NUMBER: _ClassVar[int]
     length: int
     budget: int
     active_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -609,8 +554,7 @@ class MemoryReport(_message.Message):
     retrieval_bytes: int
     unsettled: int
     dropped_tokens: int
-    dropped_rows: int
-    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ..., retrieval_bytes: _Optional[int] = ..., unsettled: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., dropped_rows: _Optional[int] = ...) -> None: ...
+    def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ..., retrieval_bytes: _Optional[int] = ..., unsettled: _Optional[int] = ..., dropped_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillReport(_message.Message):
     __slots__ = ("blocks", "cover_min", "cover_mean", "density")
@@ -796,7 +740,7 @@ class DetokenizeResult(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("messages", "tools", "text", "special_tokens", "without_answer", "pieces", "opening", "template_arguments", "keep_reasoning", "row_key")
+    __slots__ = ("messages", "tools", "text", "special_tokens", "without_answer", "pieces", "opening", "template_arguments", "keep_reasoning")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -806,7 +750,6 @@ class TokenizeRequest(_message.Message):
     OPENING_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     KEEP_REASONING_FIELD_NUMBER: _ClassVar[int]
-    ROW_KEY_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     tools: _containers.RepeatedScalarFieldContainer[str]
     text: str
@@ -816,18 +759,15 @@ class TokenizeRequest(_message.Message):
     opening: str
     template_arguments: str
     keep_reasoning: bool
-    row_key: bytes
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ..., special_tokens: bool = ..., without_answer: bool = ..., pieces: bool = ..., opening: _Optional[str] = ..., template_arguments: _Optional[str] = ..., keep_reasoning: bool = ..., row_key: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ..., special_tokens: bool = ..., without_answer: bool = ..., pieces: bool = ..., opening: _Optional[str] = ..., template_arguments: _Optional[str] = ..., keep_reasoning: bool = ...) -> None: ...
 
 class TokenizeResult(_message.Message):
-    __slots__ = ("ids", "pieces", "page_ids")
+    __slots__ = ("ids", "pieces")
     IDS_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
-    PAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     pieces: _containers.RepeatedScalarFieldContainer[str]
-    page_ids: bytes
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[str]] = ..., page_ids: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MapRowsRequest(_message.Message):
     __slots__ = ("state", "start", "stop", "columns", "head", "tokens")

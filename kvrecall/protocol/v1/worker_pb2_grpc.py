@@ -43,15 +43,15 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.FromString,
                 _registered_method=True)
-        self.ListSessions = channel.unary_unary(
-                '/kvrecall.v1.Worker/ListSessions',
-                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListSessionsRequest.SerializeToString,
-                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SessionList.FromString,
+        self.ListPages = channel.unary_unary(
+                '/kvrecall.v1.Worker/ListPages',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListPagesRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PageList.FromString,
                 _registered_method=True)
-        self.DeleteUnknown = channel.unary_unary(
-                '/kvrecall.v1.Worker/DeleteUnknown',
-                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownRequest.SerializeToString,
-                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownResult.FromString,
+        self.DeletePages = channel.unary_unary(
+                '/kvrecall.v1.Worker/DeletePages',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeletePagesRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeletePagesResult.FromString,
                 _registered_method=True)
         self.Open = channel.unary_unary(
                 '/kvrecall.v1.Worker/Open',
@@ -152,13 +152,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListSessions(self, request, context):
+    def ListPages(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DeleteUnknown(self, request, context):
+    def DeletePages(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -275,15 +275,15 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DescribeRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.SerializeToString,
             ),
-            'ListSessions': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListSessions,
-                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListSessionsRequest.FromString,
-                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SessionList.SerializeToString,
+            'ListPages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPages,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListPagesRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PageList.SerializeToString,
             ),
-            'DeleteUnknown': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteUnknown,
-                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownRequest.FromString,
-                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownResult.SerializeToString,
+            'DeletePages': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeletePages,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeletePagesRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeletePagesResult.SerializeToString,
             ),
             'Open': grpc.unary_unary_rpc_method_handler(
                     servicer.Open,
@@ -412,7 +412,7 @@ class Worker(object):
             _registered_method=True)
 
     @staticmethod
-    def ListSessions(request,
+    def ListPages(request,
             target,
             options=(),
             channel_credentials=None,
@@ -425,9 +425,9 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvrecall.v1.Worker/ListSessions',
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListSessionsRequest.SerializeToString,
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SessionList.FromString,
+            '/kvrecall.v1.Worker/ListPages',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListPagesRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PageList.FromString,
             options,
             channel_credentials,
             insecure,
@@ -439,7 +439,7 @@ class Worker(object):
             _registered_method=True)
 
     @staticmethod
-    def DeleteUnknown(request,
+    def DeletePages(request,
             target,
             options=(),
             channel_credentials=None,
@@ -452,9 +452,9 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvrecall.v1.Worker/DeleteUnknown',
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownRequest.SerializeToString,
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownResult.FromString,
+            '/kvrecall.v1.Worker/DeletePages',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeletePagesRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeletePagesResult.FromString,
             options,
             channel_credentials,
             insecure,

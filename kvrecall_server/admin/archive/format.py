@@ -25,7 +25,7 @@ from kvrecall_server.app.errors import BadSessionFile
 MAGIC = b"kvrecall session"
 
 # The format version that this program writes and reads.
-VERSION = 4
+VERSION = 5
 
 _VERSION = struct.Struct("<H")
 _HEAD = struct.Struct("<BIQ")

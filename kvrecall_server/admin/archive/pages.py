@@ -1,5 +1,6 @@
 """The pages of a session archive: read from the tiers of one data directory, put into another's."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -7,13 +8,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kvrecall.domain.page_ids import join_ids, make_random_id
+from kvrecall.domain.page_ids import PageId, join_ids, make_random_id, split_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.admin.archive.format import read_records
 from kvrecall_server.admin.archive.record import Record, RecordKind
 from kvrecall_server.admin.archive.records import HEADER, FileHeader, Origin
 from kvrecall_server.admin.archive.signing import ArchiveKey, Signature
-from kvrecall_server.admin.commit_history import find_writer, to_commit_history
 from kvrecall_server.app.errors import BadSessionFile
 from kvrecall_server.app.progress import Report
 from kvstore.errors import KvStoreError, PageError
@@ -22,20 +22,15 @@ from kvstore.format.page import (
     HEADER_BYTES,
     Blob,
     PageHeader,
-    PageKey,
     PageLayout,
-    first_sequence,
     parse_header,
     seal,
     verify_checksum,
 )
 from kvstore.tiers.base import Tier
 from services.catalog.records import SessionDump
-from workers.engine.stored.written import count_written, read_dropped
 
 _BATCH_PAGES = 16
-# More than any session has.
-_MOST_PAGES = 1 << 31
 _DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 
 
@@ -84,37 +79,29 @@ def build_header(session_id: str, origin: Origin, model: str, *, has_pages: bool
     return Record(RecordKind.HEADER, HEADER.dump_python(header, mode="json"))
 
 
-def count_pages(dump: SessionDump, page_tokens: int) -> int:
-    """Return how many pages a session has written, dropped ones included."""
-    return -(-_get_length(dump, page_tokens) // page_tokens)
+def count_pages(dump: SessionDump) -> int:
+    """Return how many pages a session in a catalog has."""
+    return len(split_ids(dump.page_ids))
 
 
-def read_pages(dump: SessionDump, tiers: Sequence[Tier], page_tokens: int) -> Iterator[Record]:
-    """Read the pages of a session, its own and shared ones, as records.
+def read_pages(dump: SessionDump, tiers: Sequence[Tier]) -> Iterator[Record]:
+    """Read the pages of a session, in their order, as records; lost ones are skipped.
 
-    Each is the newest version in any tier; pages without all their tokens, committed, are skipped.
     Raises TierFailedError when a tier does not answer.
     """
-    length = _get_length(dump, page_tokens)
-    own = to_commit_history(dump.history)
-    for index in range(count_pages(dump, page_tokens)):
-        start = index * page_tokens
-        owner, history = find_writer(index, dump.session.id, own, dump.session.shared)
-        blob = _read_newest(tiers, PageKey(owner, index))
-        if blob is None:
-            continue
-        header = parse_header(blob)
-        valid = min(header.valid_tokens, history.committed_tokens(header.epoch) - start)
-        if valid >= min(page_tokens, length - start):
+    for index, page_id in enumerate(split_ids(dump.page_ids)):
+        blob = _read_intact(tiers, page_id)
+        if blob is not None:
             yield Record(RecordKind.PAGE, index, bytes(blob))
 
 
-def make_page_ids(dump: SessionDump, page_tokens: int) -> bytes:
-    """Make ids for the pages of a session from a file, joined.
+def name_pages(dump: SessionDump, page_tokens: int) -> SessionDump:
+    """Give a session from a file ids for its pages.
 
     Random ones, so that no other session shares them: a file may have other rows than its tokens'.
     """
-    return join_ids([make_random_id() for _ in range(count_pages(dump, page_tokens))])
+    pages = pb.SessionState.FromString(dump.worker_state).length // page_tokens
+    return replace(dump, page_ids=join_ids([make_random_id() for _ in range(pages)]))
 
 
 def check_archive(file: Path, report: Report, key: ArchiveKey | None = None) -> CheckedArchive:
@@ -127,12 +114,14 @@ def check_archive(file: Path, report: Report, key: ArchiveKey | None = None) -> 
     others = []
     origins = set[Origin]()
     signature = Signature.NONE
+    last_page = -1
     size, done = file.stat().st_size, 0
     for record in records:
         done += len(record.data)
         report(done, size)
         if record.kind is RecordKind.PAGE:
-            origins.add(_check_page(file, record))
+            origins.add(_check_page(file, record, last_page))
+            last_page = record.value
         elif record.kind is RecordKind.SIGNATURE:
             signature = Signature.OWN if record.data else Signature.FOREIGN
         else:
@@ -154,27 +143,24 @@ def require_origin(file: Path, archive: CheckedArchive, origin: Origin) -> None:
 
 
 @contextmanager
-def put_pages(
-    file: Path, dump: SessionDump, tier: Tier, page_tokens: int, *, wanted: bool
-) -> Iterator[PagesMoved]:
-    """Put a file's pages into a tier, under the session's own id and epoch.
+def put_pages(file: Path, dump: SessionDump, tier: Tier, *, wanted: bool) -> Iterator[PagesMoved]:
+    """Put a file's pages into a tier, under the ids that the session has for them.
 
     They are deleted again if the body fails. Without `wanted` no page is put. Raises
     BadSessionFile, and the tier's errors.
     """
-    moved = PagesMoved(missing=count_pages(dump, page_tokens))
-    keys = list[PageKey]()
+    ids = split_ids(dump.page_ids)
+    moved = PagesMoved(missing=len(ids))
     try:
         for batch in _read_batches(file) if wanted else ():
-            pages = [_reseal(record, dump) for record in batch]
-            keys += [key for key, _ in pages]
+            pages = [_reseal(file, record, ids) for record in batch]
             tier.put(pages)
             moved = moved.with_pages([blob for _, blob in pages])
         tier.flush()
         yield moved
     except BaseException:
         with suppress(KvStoreError):
-            tier.delete(keys)
+            tier.delete(ids)
             tier.flush()
         raise
 
@@ -203,29 +189,32 @@ def _compare(found: Origin, expected: Origin) -> str:
     return f"{shapes[0]} as here, but computed by other weights"
 
 
-def _check_page(file: Path, record: Record) -> Origin:
-    """Check a page, and return whose it is. Raises BadSessionFile."""
+def _check_page(file: Path, record: Record, last_page: int) -> Origin:
+    """Check a page that follows page `last_page`, and return whose it is. Raises BadSessionFile."""
     try:
         header = parse_header(record.data)
-        verify_checksum(record.data, header.key)
+        verify_checksum(record.data, header.id)
     except PageError as error:
         raise BadSessionFile(f"{file}: {error}") from error
-    if header.key.index >= _MOST_PAGES:
-        raise BadSessionFile(f"{file} is damaged: it has page {header.key.index}")
-    if header.key.index != record.value or header.record_bytes != len(record.data):
+    if not isinstance(record.value, int) or record.value <= last_page:
         raise BadSessionFile(
-            f"{file} is damaged: page {header.key.index} stands in the place of page {record.value}"
+            f"{file} is damaged: page {record.value!r} stands behind page {last_page}"
+        )
+    if header.record_bytes != len(record.data):
+        raise BadSessionFile(
+            f"{file} is damaged: page {record.value} has another size than it says"
         )
     return get_origin(header)
 
 
-def _read_newest(tiers: Sequence[Tier], key: PageKey) -> Blob | None:
-    """Return the newest version of a page in any tier; a damaged copy counts as none."""
-    blobs: list[Blob] = []
+def _read_intact(tiers: Sequence[Tier], page_id: PageId) -> Blob | None:
+    """Return a page from the first tier that has it; a damaged copy counts as none."""
     for tier in tiers:
         with suppress(PageError):
-            blobs += [blob for blob in tier.get([key]) if blob is not None]
-    return max(blobs, key=lambda blob: parse_header(blob).sequence, default=None)
+            (blob,) = tier.get([page_id])
+            if blob is not None:
+                return blob
+    return None
 
 
 def _read_batches(file: Path) -> Iterator[list[Record]]:
@@ -239,14 +228,12 @@ def _read_batches(file: Path) -> Iterator[list[Record]]:
     yield batch
 
 
-def _reseal(record: Record, dump: SessionDump) -> tuple[PageKey, bytes]:
-    """Return the page as if the session itself had written it: the payload under another header."""
-    key = PageKey(dump.session.id, int(record.value))
-    sequence = first_sequence(dump.session.epoch) + key.index
-    header = replace(parse_header(record.data), key=key, sequence=sequence)
-    return key, seal(header, record.data[HEADER_BYTES:])
-
-
-def _get_length(dump: SessionDump, page_tokens: int) -> int:
-    state = pb.SessionState.FromString(dump.worker_state)
-    return count_written(state.length, read_dropped(state), page_tokens)
+def _reseal(file: Path, record: Record, ids: Sequence[PageId]) -> tuple[PageId, bytes]:
+    """Return a page as written now under its id: the payload with another header."""
+    if record.value >= len(ids):
+        raise BadSessionFile(
+            f"{file} is damaged: it has page {record.value}, and its session has {len(ids)}"
+        )
+    page_id = ids[record.value]
+    header = replace(parse_header(record.data), id=page_id, written_at=int(time.time()))
+    return page_id, seal(header, record.data[HEADER_BYTES:])

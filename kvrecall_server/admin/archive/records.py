@@ -108,7 +108,7 @@ async def dump_session(catalog: Catalog, session_id: str) -> SessionDump:
         episodes=episodes,
         segments=tuple(await catalog.episodes.get_segments(session_id)),
         built=tuple(built),
-        history=await catalog.sessions.get_history(session_id),
+        page_ids=await catalog.sessions.get_page_ids(session_id),
     )
 
 
@@ -212,7 +212,7 @@ def _build_dump(by_kind: dict[RecordKind, list[Record]], session_id: str) -> Ses
     calls = [_build_call(each) for each in by_kind.get(RecordKind.CALL, ())]
     repairs = by_kind.get(RecordKind.REPAIR, ())
     return SessionDump(
-        session=replace(session, id=session_id, epoch=session.epoch + 1, worker="", shared=()),
+        session=replace(session, id=session_id, epoch=session.epoch + 1, worker=""),
         worker_state=state.data,
         turns=tuple(_build_turn(each, session_id) for each in by_kind.get(RecordKind.TURN, ())),
         calls=tuple(call for call, _ in calls),

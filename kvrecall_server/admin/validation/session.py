@@ -21,7 +21,7 @@ from kvrecall_server.admin.validation.values import check_values, is_id
 from services.catalog.records import REPAIRS_RETAINED, SessionDump
 from services.catalog.token_log import count_tokens
 
-# A page's sequence number has 32 bits for its writer's epoch.
+# An epoch grows by one with each takeover.
 _MOST_EPOCHS = 1 << 31
 # Pieces of one call's output; more are never taken (`max_output_pieces` is 16,384).
 _MOST_PIECES = 1 << 20

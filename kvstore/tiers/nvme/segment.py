@@ -1,7 +1,7 @@
 """One append-only file of records, and its recovery after a crash.
 
-A record is a header and, for a page, its payload. Records are contiguous. The sequence number of a
-sync marker is the file offset up to which everything was on the disk when it was written.
+A record is a header and, for a page, its payload. Records are contiguous. A sync marker tells up to
+which offset everything in the file was on the disk when it was written.
 """
 
 import errno
@@ -155,7 +155,7 @@ def without_torn_tail(segment: SegmentFile, scan: SegmentScan) -> SegmentScan:
     stays.
     """
     synced = max(
-        (r.header.sequence for r in scan.records if r.header.kind is RecordKind.SYNC), default=0
+        (r.header.synced_bytes for r in scan.records if r.header.kind is RecordKind.SYNC), default=0
     )
     torn = [offset for offset in scan.damaged if offset >= synced]
     torn += [
@@ -174,7 +174,7 @@ def without_torn_tail(segment: SegmentFile, scan: SegmentScan) -> SegmentScan:
 def is_record_intact(segment: SegmentFile, record: Record) -> bool:
     """Return whether the checksum over header and payload of a record matches."""
     try:
-        verify_checksum(segment.read(record.offset, record.header.record_bytes), record.header.key)
+        verify_checksum(segment.read(record.offset, record.header.record_bytes), record.header.id)
     except PageError:
         return False
     return True

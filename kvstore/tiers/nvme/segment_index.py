@@ -1,35 +1,33 @@
 """Index file beside a closed segment: what all its headers say, in one sequential read.
 
-    segment-N.index    header, entries, offsets of damaged stretches, session ids, checksum
+    segment-N.index    header, entries, checksum
 
 It only speeds up the start. It names the size and the time of the last change of the segment that
 it describes; when these or its checksum do not match, the segment's headers are read instead.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
 
-from kvstore.format.page import RecordKind
+from kvstore.format.page import ID_BYTES, PageId, RecordKind
 from kvstore.tiers.nvme.segment import SegmentFile, SegmentScan, scan_segment
 
 _MAGIC = b"KVRX"
-_VERSION = 1
-_HEADER = struct.Struct("<4sHxxIIIQQQ")
+_VERSION = 2
+_HEADER = struct.Struct("<4sHxxIQQ")
 _CHECKSUM = struct.Struct("<I")
 _ENTRY = np.dtype(
     [
-        ("sequence", "<u8"),
+        ("id", f"V{ID_BYTES}"),
         ("offset", "<u8"),
+        ("written_at", "<u8"),
         ("size", "<u4"),
-        ("page", "<u4"),
-        ("session", "<u4"),
         ("kind", "u1"),
         ("padding", "u1", 3),
     ]
@@ -40,40 +38,28 @@ class IndexEntry(NamedTuple):
     """Header of one page or tombstone, and its place in the segment."""
 
     kind: int
-    session: str
-    page: int
-    sequence: int
+    id: PageId
     offset: int
     size: int
+    written_at: int
 
 
-@dataclass(frozen=True)
-class SegmentEntries:
-    """Pages and tombstones of a segment in their order, damaged stretches, end of the records."""
-
-    entries: Sequence[IndexEntry]
-    damaged: tuple[int, ...]
-    end: int
-
-
-def from_scan(scan: SegmentScan) -> SegmentEntries:
-    """Build the entries of a segment whose headers were read."""
-    entries = [
+def from_scan(scan: SegmentScan) -> list[IndexEntry]:
+    """Build the entries of a segment whose headers were read: pages and tombstones in their order."""
+    return [
         IndexEntry(
             int(record.header.kind),
-            record.header.key.session,
-            record.header.key.index,
-            record.header.sequence,
+            record.header.id,
             record.offset,
             record.header.record_bytes,
+            record.header.written_at,
         )
         for record in scan.records
         if record.header.kind is not RecordKind.SYNC
     ]
-    return SegmentEntries(entries, scan.damaged, scan.end)
 
 
-def read_closed(segment: SegmentFile) -> SegmentEntries:
+def read_closed(segment: SegmentFile) -> list[IndexEntry]:
     """Read a segment that is never written again: from its index file, which is added if missing.
 
     Raises as `scan_segment`.
@@ -85,7 +71,7 @@ def read_closed(segment: SegmentFile) -> SegmentEntries:
     return entries
 
 
-def write_index(segment: SegmentFile, entries: SegmentEntries) -> None:
+def write_index(segment: SegmentFile, entries: Sequence[IndexEntry]) -> None:
     """Write a closed segment's index file; without it the next start only takes longer."""
     with suppress(OSError):
         content = _encode(entries, *_get_state(segment))
@@ -114,25 +100,14 @@ def get_path(segment: SegmentFile) -> Path:
     return segment.path.with_suffix(".index")
 
 
-def _encode(entries: SegmentEntries, size: int, changed: int) -> bytes:
-    numbers: dict[str, int] = {}
-    table = np.zeros(len(entries.entries), dtype=_ENTRY)
-    table["session"] = [numbers.setdefault(each.session, len(numbers)) for each in entries.entries]
-    for name in ("kind", "page", "sequence", "offset", "size"):
-        table[name] = [getattr(each, name) for each in entries.entries]
-    names = [name.encode() for name in numbers]
-    counts = (len(table), len(names), len(entries.damaged))
-    parts = (
-        _HEADER.pack(_MAGIC, _VERSION, *counts, size, changed, entries.end),
-        table.tobytes(),
-        np.array(entries.damaged, dtype="<u8").tobytes(),
-        bytes(map(len, names)),
-        *names,
-    )
-    return b"".join(parts)
+def _encode(entries: Sequence[IndexEntry], size: int, changed: int) -> bytes:
+    table = np.zeros(len(entries), dtype=_ENTRY)
+    for name in IndexEntry._fields:
+        table[name] = [getattr(each, name) for each in entries]
+    return _HEADER.pack(_MAGIC, _VERSION, len(table), size, changed) + table.tobytes()
 
 
-def _read_index(segment: SegmentFile) -> SegmentEntries | None:
+def _read_index(segment: SegmentFile) -> list[IndexEntry] | None:
     """Read an index file; None when there is none for the segment as it is now."""
     try:
         content = get_path(segment).read_bytes()
@@ -143,24 +118,11 @@ def _read_index(segment: SegmentFile) -> SegmentEntries | None:
         google_crc32c.value(body)
     ):
         return None
-    magic, version, count, sessions, damaged, *state, end = _HEADER.unpack_from(body)
+    magic, version, count, *state = _HEADER.unpack_from(body)
     if (magic, version) != (_MAGIC, _VERSION) or tuple(state) != _get_state(segment):
         return None
     table = np.frombuffer(body, _ENTRY, count, _HEADER.size)
-    position = _HEADER.size + table.nbytes
-    stretches = np.frombuffer(body, "<u8", damaged, position).tolist()
-    names = list(_split_names(body, position + 8 * damaged, sessions))
-    columns = [table[name].tolist() for name in ("page", "sequence", "offset", "size")]
-    owners = [names[number] for number in table["session"].tolist()]
-    entries = list(map(IndexEntry, table["kind"].tolist(), owners, *columns))
-    return SegmentEntries(entries, tuple(stretches), end)
-
-
-def _split_names(body: bytes, position: int, count: int) -> Iterator[str]:
-    start = position + count
-    for length in body[position:start]:
-        yield body[start : start + length].decode()
-        start += length
+    return list(map(IndexEntry, *(table[name].tolist() for name in IndexEntry._fields)))
 
 
 def _get_state(segment: SegmentFile) -> tuple[int, int]:

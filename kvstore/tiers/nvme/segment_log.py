@@ -1,19 +1,22 @@
 """Log of segment files in a directory: records are appended to the newest, whole files removed.
 
 The index of valid records is in memory and is rebuilt at the start: from the index files of the
-closed segments and the headers of the newest. A segment without valid records is unlinked once the
-records that superseded its own are on the disk. The valid records of a mostly dead segment can be
-moved to the end of the log (`move_records`), so that the segment is unlinked too.
+closed segments and the headers of the newest. Order in the log decides: of a page's copies the last one
+is valid, and a tombstone deletes those before it. What cannot be read is left out: a page is then
+missing, or, where it was a tombstone, a deleted page is there again, with the rows that its id names.
+
+A segment without valid records is unlinked once the records that came after its own are on the disk.
+The valid records of a mostly dead segment can be moved to the end of the log (`move_records`), so that
+the segment is unlinked too.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, RLock
 
 from kvstore.errors import (
-    CorruptPageError,
     InvariantError,
     KvStoreError,
     PageError,
@@ -23,13 +26,13 @@ from kvstore.errors import (
 )
 from kvstore.format.page import (
     HEADER_BYTES,
+    ID_BYTES,
     Blob,
     PageHeader,
-    PageKey,
+    PageId,
     RecordCheck,
     RecordKind,
     parse_header,
-    read_sequence,
     seal,
 )
 from kvstore.tiers.nvme.directory import lock_directory, sync_directory
@@ -37,7 +40,6 @@ from kvstore.tiers.nvme.index import LogIndex, RecordLocation
 from kvstore.tiers.nvme.segment import SegmentFile, map_os_errors, scan_newest
 from kvstore.tiers.nvme.segment_index import (
     IndexEntry,
-    SegmentEntries,
     from_scan,
     read_closed,
     remove_index,
@@ -45,7 +47,6 @@ from kvstore.tiers.nvme.segment_index import (
     write_index,
 )
 
-_SYNC_KEY = PageKey("", 0)
 Located = tuple[RecordLocation, SegmentFile]
 
 
@@ -64,7 +65,6 @@ class SegmentLog:
         self._index = LogIndex()
         self._segments: dict[int, SegmentFile] = {}
         self._newest_entries: list[IndexEntry] = []
-        self._newest_damage: tuple[int, ...] = ()
         self._unmovable: set[int] = set()
         self._unsynced = False
         self._failure: KvStoreError | None = None
@@ -88,61 +88,61 @@ class SegmentLog:
         with self._lock:
             return sum(segment.end for segment in self._segments.values())
 
-    def locate(self, keys: Sequence[PageKey]) -> list[Located | None]:
-        """Locate pages; the returned files stay readable after they were unlinked.
-
-        Raises CorruptPageError for a page that an unreadable record may have superseded.
-        """
+    def locate(self, ids: Sequence[PageId]) -> list[Located | None]:
+        """Locate pages; the returned files stay readable after they were unlinked."""
         with self._lock:
             self._require_open()
-            locations = [self._index.get(key) for key in keys]
-            for key, location in zip(keys, locations, strict=True):
-                if location is not None and self._index.is_suspect(location):
-                    raise CorruptPageError(
-                        f"page {key.index} of session {key.session!r} may be out of date: a later "
-                        f"record in {self._directory} is unreadable; its rows must be computed "
-                        "again"
-                    )
+            locations = [self._index.get(page_id) for page_id in ids]
             return [
                 None if location is None else (location, self._segments[location.segment])
                 for location in locations
             ]
 
-    def headers(self, session: str | None) -> list[PageHeader]:
-        """Return the headers of all pages, or of those of one session."""
-        return self._read_headers(lambda: self._index.locations(session))
-
-    def session_headers(self) -> list[PageHeader]:
-        """Return one header per session, of any of its pages."""
-        return self._read_headers(self._index.one_per_session)
-
-    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Return whether the log has each page."""
+    def headers(self) -> Iterator[PageHeader]:
+        """Yield the headers of all pages; of an unreadable one `page_tokens` is 0."""
         with self._lock:
-            return [self._index.get(key) is not None for key in keys]
+            self._require_open()
+            located = [
+                (page_id, location, self._segments[location.segment])
+                for page_id, location in self._index.locations()
+            ]
+        return (_read_header(*each) for each in located)
 
-    def append_page(self, key: PageKey, record: Blob) -> None:
+    def list_ids(self, written_before: int) -> list[PageId]:
+        """Return the ids of the pages that were written before a time in unix seconds."""
+        with self._lock:
+            self._require_open()
+            locations = self._index.locations()
+        return [page_id for page_id, found in locations if found.written_at < written_before]
+
+    def contains(self, ids: Sequence[PageId]) -> list[bool]:
+        """Return whether the log has each page, and it was not found damaged."""
+        with self._lock:
+            self._require_open()
+            return [self._index.has_intact(page_id) for page_id in ids]
+
+    def mark_damaged(self, page_id: PageId, location: RecordLocation) -> None:
+        """Record that a page's record is damaged: the next copy that is appended replaces it."""
+        with self._lock:
+            self._index.mark_damaged(page_id, location)
+
+    def append_page(self, page_id: PageId, record: Blob) -> None:
         """Append a page."""
-        sequence = read_sequence(record)
+        written_at = parse_header(record).written_at
         with self._lock:
             self._require_usable()
-            self._index.add_page(key, self._append(RecordKind.PAGE, key, record, sequence))
+            copy = self._append(RecordKind.PAGE, page_id, record, written_at)
+            self._index.add_page(page_id, copy)
 
-    def append_tombstones(self, keys: Sequence[PageKey]) -> bool:
-        """Delete pages by tombstones; return whether the log had any of them.
-
-        The tombstones are on the disk after `flush`.
-        """
+    def append_tombstones(self, ids: Sequence[PageId]) -> None:
+        """Delete pages by tombstones, which are on the disk after `flush`; unknown ids are ignored."""
         with self._lock:
             self._require_usable()
-            found = False
-            for key in keys:
-                if (location := self._index.get(key)) is not None:
-                    self._append_tombstone(key, location.sequence)
-                    found = True
-            if found:
+            known = [page_id for page_id in ids if self._index.get(page_id) is not None]
+            for page_id in known:
+                self._append_tombstone(page_id)
+            if known:
                 self._roll_if_dead()
-            return found
 
     def flush(self) -> None:
         """Wait until all records are on the disk, and unlink all removable segments."""
@@ -161,7 +161,7 @@ class SegmentLog:
                 end = self._segments[number].end
                 needed = self._index.needed_bytes(number)
                 is_worthwhile = end - needed >= dead_share * end and needed <= room
-                if is_worthwhile and self._index.may_move(number) and number not in self._unmovable:
+                if is_worthwhile and number not in self._unmovable:
                     return number
         return None
 
@@ -171,12 +171,12 @@ class SegmentLog:
         Yields the bytes of each moved record. An unreadable record stays, and so does its segment.
         An interruption leaves two copies, which is harmless.
         """
-        for key in self._live_keys(number):
-            yield self._move(key, number)
+        for page_id in self._list_live(number):
+            yield self._move(page_id, number)
         with self._lock:
             self._require_usable()
-            for key in self._index.tombstones_in(number):
-                self._append_tombstone(key, 0)
+            for page_id in self._index.tombstones_in(number):
+                self._append_tombstone(page_id)
         self.flush()
         with self._lock:
             if number in self._segments:
@@ -197,13 +197,14 @@ class SegmentLog:
         """Raise InvariantError when the index disagrees with the files."""
         with self._lock:
             self._index.check()
-            for key, location in self._index.locations():
+            for page_id, location in self._index.locations():
                 if (
                     location.segment not in self._segments
                     or location.offset + location.size > self._segments[location.segment].end
                 ):
                     raise InvariantError(
-                        f"tier {self._name}: page {key} lies outside the segment files: {location}"
+                        f"tier {self._name}: page {page_id.hex()} lies outside the segment files: "
+                        f"{location}"
                     )
 
     def close(self) -> None:
@@ -215,56 +216,44 @@ class SegmentLog:
                 os.close(self._lock_descriptor)
                 self._lock_descriptor = -1
 
-    def _read_headers(
-        self, find: Callable[[], list[tuple[PageKey, RecordLocation]]]
-    ) -> list[PageHeader]:
-        with self._lock:
-            self._require_open()
-            located = [
-                (key, location, self._segments[location.segment]) for key, location in find()
-            ]
-        return [_read_header(*each) for each in located]
-
     def _append(
-        self, kind: RecordKind, key: PageKey, record: Blob, sequence: int
+        self, kind: RecordKind, page_id: PageId, record: Blob, written_at: int
     ) -> RecordLocation:
         segment = self._segments[max(self._segments)]
         if segment.end and segment.end + len(record) > self._segment_bytes:
             segment = self._roll()
         offset = segment.append(record)
-        self._newest_entries.append(
-            IndexEntry(int(kind), key.session, key.index, sequence, offset, len(record))
-        )
+        self._newest_entries.append(IndexEntry(int(kind), page_id, offset, len(record), written_at))
         self._unsynced = True
-        return RecordLocation(segment.number, offset, len(record), sequence)
+        return RecordLocation(segment.number, offset, len(record), written_at)
 
-    def _append_tombstone(self, key: PageKey, sequence: int) -> None:
-        record = seal(PageHeader(key, sequence, 0, 0, kind=RecordKind.TOMBSTONE))
-        location = self._append(RecordKind.TOMBSTONE, key, record, sequence)
-        self._index.add_tombstone(key, location.segment)
+    def _append_tombstone(self, page_id: PageId) -> None:
+        record = seal(PageHeader(page_id, kind=RecordKind.TOMBSTONE))
+        location = self._append(RecordKind.TOMBSTONE, page_id, record, 0)
+        self._index.add_tombstone(page_id, location.segment)
 
-    def _live_keys(self, number: int) -> list[PageKey]:
-        """Keys of the pages whose valid record is in a closed segment, in their order in it."""
+    def _list_live(self, number: int) -> list[PageId]:
+        """Pages whose valid record is in a closed segment, in their order in it."""
         with self._lock:
             segment = self._segments.get(number)
         if segment is None:
             return []
         records = [
-            (PageKey(entry.session, entry.page), (number, entry.offset))
-            for entry in read_closed(segment).entries
+            (entry.id, (number, entry.offset))
+            for entry in read_closed(segment)
             if entry.kind == RecordKind.PAGE
         ]
         with self._lock:
             return [
-                key
-                for key, position in records
-                if (location := self._index.get(key)) is not None and location.position == position
+                page_id
+                for page_id, position in records
+                if (found := self._index.get(page_id)) is not None and found.position == position
             ]
 
-    def _move(self, key: PageKey, number: int) -> int:
+    def _move(self, page_id: PageId, number: int) -> int:
         """Copy a page, if it is still in the segment, to the log's end; return its bytes."""
         with self._lock:
-            location = self._index.get(key)
+            location = self._index.get(page_id)
             segment = self._segments.get(number)
         if location is None or segment is None or location.segment != number:
             return 0
@@ -272,16 +261,17 @@ class SegmentLog:
         check = RecordCheck()
         check.add(record)
         try:
-            check.require(key, location.sequence)
+            check.require(page_id)
         except PageError:
+            self.mark_damaged(page_id, location)
             return 0
         with self._lock:
             self._require_usable()
-            # A concurrent write or deletion is newer than this copy.
-            if self._index.get(key) != location:
+            # It may have been deleted, or put anew, meanwhile.
+            if self._index.get(page_id) != location:
                 return 0
-            copy = self._append(RecordKind.PAGE, key, record, location.sequence)
-            self._index.add_page(key, copy)
+            copy = self._append(RecordKind.PAGE, page_id, record, location.written_at)
+            self._index.add_page(page_id, copy)
         return location.size
 
     def _roll(self) -> SegmentFile:
@@ -289,7 +279,7 @@ class SegmentLog:
         # Recovery expects a torn tail only in the newest segment; older ones must be on the disk.
         newest.truncate(newest.end)
         self._fsync(newest)
-        write_index(newest, SegmentEntries(self._newest_entries, self._newest_damage, newest.end))
+        write_index(newest, self._newest_entries)
         segment = self._add_segment(newest.number + 1)
         sync_directory(self._directory)
         return segment
@@ -297,7 +287,7 @@ class SegmentLog:
     def _roll_if_dead(self) -> None:
         """Start a new segment if the newest has no valid record, so that it can be unlinked."""
         newest = self._segments[max(self._segments)]
-        if newest.end and any(True for _ in self._index.removable([newest.number])):
+        if newest.end and self._index.is_removable(newest.number):
             self._roll()
 
     def _sync(self) -> bool:
@@ -308,8 +298,12 @@ class SegmentLog:
             end = newest.end
             unsynced = self._unsynced
             self._unsynced = False
-            # The records that superseded theirs are written, and on the disk after the sync below.
-            removable = list(self._index.removable(sorted(self._segments)[:-1]))
+            # The records that came after theirs are written, and on the disk after the sync below.
+            removable = [
+                number
+                for number in sorted(self._segments)
+                if number != newest.number and self._index.is_removable(number)
+            ]
         if unsynced:
             self._fsync(newest)
         with self._lock:
@@ -317,7 +311,8 @@ class SegmentLog:
             if unsynced and newest.number == max(self._segments):
                 # The marker only speeds up recovery, so a full disk may refuse it.
                 with suppress(TierFullError):
-                    newest.append(seal(PageHeader(_SYNC_KEY, end, 0, 0, kind=RecordKind.SYNC)))
+                    marker = PageHeader(bytes(ID_BYTES), kind=RecordKind.SYNC, synced_bytes=end)
+                    newest.append(seal(marker))
             for number in removable:
                 self._unlink(number)
             if removable:  # Tombstones of pages in these segments are not needed any more.
@@ -350,15 +345,14 @@ class SegmentLog:
         for number in numbers:
             segment = self._add_segment(number)
             if number == numbers[-1]:
-                found = from_scan(scan_newest(segment))
-                segment.truncate(found.end)
-                self._newest_entries = list(found.entries)
-                self._newest_damage = found.damaged
+                scan = scan_newest(segment)
+                segment.truncate(scan.end)
+                # What an earlier process wrote last may be in the system's memory alone.
+                self._unsynced = scan.end > 0
+                entries = self._newest_entries = from_scan(scan)
             else:
-                found = read_closed(segment)
-                if found.end < segment.end:
-                    self._index.add_damage(number, found.end)
-            self._index_entries(number, found)
+                entries = read_closed(segment)
+            self._index_entries(number, entries)
         remove_others(self._directory, [self._segments[number] for number in numbers[:-1]])
         if not numbers:
             self._add_segment(1)
@@ -367,18 +361,15 @@ class SegmentLog:
     def _add_segment(self, number: int) -> SegmentFile:
         segment = SegmentFile(self._directory / f"segment-{number:08d}.kv", number)
         self._segments[number] = segment
-        self._newest_entries, self._newest_damage = [], ()
+        self._newest_entries = []
         return segment
 
-    def _index_entries(self, number: int, found: SegmentEntries) -> None:
-        for offset in found.damaged:
-            self._index.add_damage(number, offset)
-        for kind, session, page, sequence, offset, size in found.entries:
-            key = PageKey(session, page)
+    def _index_entries(self, number: int, entries: Sequence[IndexEntry]) -> None:
+        for kind, page_id, offset, size, written_at in entries:
             if kind == RecordKind.PAGE:
-                self._index.add_page(key, RecordLocation(number, offset, size, sequence))
+                self._index.add_page(page_id, RecordLocation(number, offset, size, written_at))
             else:
-                self._index.add_tombstone(key, number)
+                self._index.add_tombstone(page_id, number)
 
     def _require_open(self) -> None:
         if not self._segments and self._failure is not None:
@@ -389,12 +380,10 @@ class SegmentLog:
             raise self._failure
 
 
-def _read_header(key: PageKey, location: RecordLocation, segment: SegmentFile) -> PageHeader:
-    """Read a page's header; an unreadable one becomes a header without tokens."""
-    try:
+def _read_header(page_id: PageId, location: RecordLocation, segment: SegmentFile) -> PageHeader:
+    """Read a page's header; an unreadable one becomes a header without the fields of a layout."""
+    with suppress(PageError):
         header = parse_header(segment.read(location.offset, HEADER_BYTES))
-    except PageError:
-        return PageHeader(
-            key, location.sequence, valid_tokens=0, payload_bytes=location.size - HEADER_BYTES
-        )
-    return header
+        if header.id == page_id:
+            return header
+    return PageHeader(page_id, location.size - HEADER_BYTES, location.written_at)

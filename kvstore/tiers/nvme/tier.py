@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from kvstore.errors import StoreClosedError, TierError, TierFullError
-from kvstore.format.page import Blob, PageHeader, PageKey, RecordCheck
+from kvstore.errors import CorruptPageError, StoreClosedError, TierError, TierFullError
+from kvstore.format.page import Blob, PageHeader, PageId, RecordCheck
 from kvstore.tiers.arena import BufferPool
 from kvstore.tiers.base import DeviceStatus
 from kvstore.tiers.nvme.segment import map_os_errors
@@ -45,7 +45,7 @@ class NvmeTier:
             one segment's records may exceed it.
         reserve_bytes: Bytes of the file system that pages leave free, by default `RESERVE_BYTES`
             or an eighth of a small file system: for a catalog on the same disk, for tombstones and
-            (half of it) for compaction, so that deleting sessions can empty a full disk.
+            (half of it) for compaction, so that deleting pages can empty a full disk.
         name: Name of the tier for metrics.
         compact_in_background: Whether a thread compacts segments; otherwise records are moved only
             when there is no room.
@@ -57,6 +57,7 @@ class NvmeTier:
 
     durable = True
     shared = False
+    life_seconds = None
 
     def __init__(
         self,
@@ -96,48 +97,39 @@ class NvmeTier:
         """Bytes of the segment files, dead records included."""
         return self._log.file_bytes
 
-    def fence(self, session: str, epoch: int) -> None:
-        """Do nothing: only the process that owns the directory can write here."""
-
-    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
+    def get(self, ids: Sequence[PageId]) -> list[Blob | None]:
         """Read and verify pages, None where there is none. Raises CorruptPageError."""
         # Sequential: parallel reads and kernel read-ahead were both slower from a disk.
         return [
-            None if located is None else self._read(key, located)
-            for key, located in zip(keys, self._log.locate(keys), strict=True)
+            None if located is None else self._read(page_id, located)
+            for page_id, located in zip(ids, self._log.locate(ids), strict=True)
         ]
 
-    def put(
-        self,
-        pages: Sequence[tuple[PageKey, Blob]],
-        *,
-        backed: bool = False,
-        epoch: int | None = None,
-    ) -> None:
+    def put(self, pages: Sequence[tuple[PageId, Blob]], *, backed: bool = False) -> None:
         """Append pages to the log, compacting a segment first when there is no room."""
         with self._writing:
-            for key, blob in pages:
+            for page_id, blob in pages:
                 self._make_room(len(blob))
-                self._log.append_page(key, blob)
+                self._log.append_page(page_id, blob)
 
-    def touch(self, session: str) -> None:
+    def keep(self, ids: Sequence[PageId]) -> None:
         """Do nothing: pages in files do not expire."""
 
-    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+    def contains(self, ids: Sequence[PageId]) -> list[bool]:
         """Return whether the log has each page."""
-        return self._log.contains(keys)
+        return self._log.contains(ids)
 
-    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        """Append tombstones; unknown keys are ignored."""
-        self._log.append_tombstones(keys)
+    def delete(self, ids: Sequence[PageId]) -> None:
+        """Append tombstones; unknown ids are ignored."""
+        self._log.append_tombstones(ids)
 
-    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        """Return the headers of all pages, or of those of one session; broken ones lack tokens."""
-        return iter(self._log.headers(session))
+    def stored(self) -> Iterator[PageHeader]:
+        """Yield the headers of all pages, each read from its file; of broken ones `page_tokens` is 0."""
+        return self._log.headers()
 
-    def session_headers(self) -> Iterator[PageHeader]:
-        """Return one header per session, of any of its pages."""
-        return iter(self._log.session_headers())
+    def list_ids(self, written_before: int) -> list[PageId]:
+        """Return the ids of the pages that were written before a time; reads no file."""
+        return self._log.list_ids(written_before)
 
     def flush(self) -> None:
         """Wait until every page and tombstone is on the disk; wakes the compaction."""
@@ -168,7 +160,7 @@ class NvmeTier:
             self._compaction.join()
         self._log.close()
 
-    def _read(self, key: PageKey, located: Located) -> memoryview:
+    def _read(self, page_id: PageId, located: Located) -> memoryview:
         """Read a page and verify it piece by piece. Raises CorruptPageError."""
         location, segment = located
         record = self._buffers.allocate(location.size)
@@ -176,7 +168,11 @@ class NvmeTier:
         for first in range(0, location.size, _PIECE_BYTES):
             piece = record[first : first + _PIECE_BYTES]
             check.add(segment.read_into(piece, location.offset + first))
-        check.require(key, location.sequence)
+        try:
+            check.require(page_id)
+        except CorruptPageError:
+            self._log.mark_damaged(page_id, location)
+            raise
         return record
 
     def _make_room(self, needed: int) -> None:

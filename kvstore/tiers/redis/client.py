@@ -32,7 +32,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from kvstore.errors import KvStoreError, StaleWriterError, TierFailedError, TierFullError
+from kvstore.errors import KvStoreError, TierFailedError, TierFullError
 from kvstore.tiers.redis.address import RedisAddress
 from kvstore.tiers.redis.zero_copy import Command, run_batch
 
@@ -49,6 +49,7 @@ _RETRY_SECONDS = 2.0
 _REPLY_SECONDS = 0.5
 
 _ONLINE_REPLICA = re.compile(rb"^slave\d+:.*\bstate=online\b", re.MULTILINE)
+_SCAN_KEYS = 1000
 _HISTORY = re.compile(rb"^master_replid:\w+", re.MULTILINE)
 _READ_BYTES = 1 << 18
 _FAILURES = (RedisError, RedisClusterException, OSError)
@@ -82,18 +83,17 @@ class _Topology:
 
 
 class RedisServer:
-    """Runs operations on the server that has a key. Safe to call from several threads.
+    """Runs operations on the servers that have keys. Safe to call from several threads.
 
-    A call takes a few seconds at most, one timeout when the server is silent. After a failure every
-    call fails at once, until `probe` finds that the server answers again. Raises TierFullError when
-    Redis is out of memory, StaleWriterError when a script replied `STALE`, and TierFailedError for
-    every other failure, a refused first connection included.
+    A call takes a few seconds at most, one timeout when a server is silent. After a failure every
+    call fails at once, until `probe` finds that the servers answer again: pages of any session are on
+    all of them. Operations are repeated after transient errors. Raises TierFullError when Redis is out
+    of memory, and TierFailedError for every other failure, a refused first connection included.
     """
 
     def __init__(self, address: RedisAddress, timeout_seconds: float) -> None:
         self._address = address
         self._failure: str | None = None
-        self._failed_key = ""
         self._topology: _Topology | None = None
         self._timeout_seconds = timeout_seconds
         self.repeated_calls = 0
@@ -102,24 +102,27 @@ class RedisServer:
     def __str__(self) -> str:
         return str(self._address)
 
-    def run(self, key: str, operation: Callable[[Redis], T]) -> T:
-        """Run an operation on the server that has `key`; it is repeated after transient errors."""
-        return self._run_with_retries(key, lambda topology: operation(topology.get_client(key)))
+    def run_per_server(
+        self, keys: Sequence[str], operation: Callable[[Redis, list[str]], list[T]]
+    ) -> list[T]:
+        """Run an operation on each server with those of the keys that it has.
+
+        It returns one result per key; returned are all results in order of `keys`.
+        """
+        return self._run_with_retries(lambda topology: _run_per_key(topology, keys, operation))
 
     def run_pipelined(
         self, keys: Sequence[str], build_command: Callable[[str], Command]
     ) -> list[Any]:
         """Run one command per key, pipelined per server; return the replies in order of `keys`."""
-        if not keys:
-            return []
-        return self._run_with_retries(
-            keys[0], lambda topology: _run_per_key(topology, keys, build_command)
+        return self.run_per_server(
+            keys, lambda client, own_keys: run_batch(client, map(build_command, own_keys))
         )
 
     def run_on_all(self, operation: Callable[[Redis], T]) -> list[T]:
         """Run an operation on every server: the one, or each primary of a cluster."""
         return self._run_with_retries(
-            "", lambda topology: [operation(client) for client in topology.get_all()]
+            lambda topology: [operation(client) for client in topology.get_all()]
         )
 
     @property
@@ -132,7 +135,8 @@ class RedisServer:
         try:
             topology = self._get_topology()
             topology.refresh()
-            topology.get_client(self._failed_key).ping()
+            for client in topology.get_all():
+                client.ping()
         except _FAILURES:
             return False
         self._failure = None
@@ -143,7 +147,7 @@ class RedisServer:
         if self._topology is not None:
             self._topology.close()
 
-    def _run_with_retries(self, key: str, operation: Callable[[_Topology], T]) -> T:
+    def _run_with_retries(self, operation: Callable[[_Topology], T]) -> T:
         if self._failure is not None:
             raise TierFailedError(self._failure)
         last_start = time.monotonic() + _RETRY_SECONDS
@@ -157,8 +161,6 @@ class RedisServer:
                     self.repeated_calls += 1
                     self._back_off(attempt)
                     continue
-                if is_transient:
-                    self._failed_key = key
                 raise self._to_store_error(error, is_transient) from error
         raise AssertionError("the last attempt returns or raises")
 
@@ -176,13 +178,11 @@ class RedisServer:
                 self._topology.refresh()
 
     def _to_store_error(self, error: Exception, is_transient: bool) -> KvStoreError:
-        if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
+        if isinstance(error, OutOfMemoryError):
             return TierFullError(
                 f"{self} has no memory left for pages; raise its limit (maxmemory) or delete "
                 "sessions"
             )
-        if str(error).startswith("STALE"):
-            return StaleWriterError(f"{self} refused {str(error).removeprefix('STALE ')}")
         message = f"{self} failed: {error}"
         if is_transient:
             self._failure = message
@@ -209,22 +209,37 @@ def run_replicated(client: Redis, commands: Sequence[Command], timeout_seconds: 
     return replies
 
 
+def scan_names(client: Redis, pattern: str) -> list[str]:
+    """List the keys of one server that match a pattern, each once; it visits all keys in steps.
+
+    Keys that are written or expire meanwhile may be among them or not.
+    """
+    names = set[bytes]()
+    cursor: Any = 0
+    while True:
+        ((cursor, found),) = run_batch(
+            client, [("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_KEYS)]
+        )
+        names.update(found)
+        if not int(cursor):
+            return [name.decode() for name in names]
+
+
 def _is_transient(error: Exception) -> bool:
-    # An error inside a script, for example of a demoted primary, arrives as text.
-    return (isinstance(error, _TRANSIENT) or "-READONLY" in str(error)) and not isinstance(
-        error, AuthenticationError
-    )
+    return isinstance(error, _TRANSIENT) and not isinstance(error, AuthenticationError)
 
 
 def _run_per_key(
-    topology: _Topology, keys: Sequence[str], build_command: Callable[[str], Command]
-) -> list[Any]:
+    topology: _Topology,
+    keys: Sequence[str],
+    operation: Callable[[Redis, list[str]], list[T]],
+) -> list[T]:
     clients = [topology.get_client(key) for key in keys]
-    replies = dict[str, Any]()
+    results = dict[str, T]()
     for client in {id(client): client for client in clients}.values():
         own_keys = [key for key, owner in zip(keys, clients, strict=True) if owner is client]
-        replies |= zip(own_keys, run_batch(client, map(build_command, own_keys)), strict=True)
-    return [replies[key] for key in keys]
+        results |= zip(own_keys, operation(client, own_keys), strict=True)
+    return [results[key] for key in keys]
 
 
 def _connect(address: RedisAddress, timeout_seconds: float) -> _Topology:

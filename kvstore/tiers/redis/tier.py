@@ -1,10 +1,9 @@
 """Tier in a Redis that several workers share: one server, a primary with sentinels, or a cluster.
 
-All keys of a session have one hash tag, so a session is in one slot and its index changes in one
-script; sessions spread over a cluster. A page is first staged under a temporary key, then renamed
-into place together with its entry in the session's index (`scripts/commit.lua`), so no reader sees
-half a page or a page without an entry. A session expires `ttl_seconds` after its last write or
-read: index, pages and the sum of their bytes together.
+A page is the value of one key, which is written whole, so no reader sees half a page. It
+expires `ttl_seconds` after it was last put or kept. Deleting a page condemns it: it expires after two
+minutes, since another worker may have found it and be about to use it; keeping it, or putting it
+again, saves it.
 
 Durable means: `put` returns when the primary has the pages and, where it has replicas, one of these
 has them too. That survives the loss of one server. What survives a restart of all servers is their
@@ -15,41 +14,32 @@ seconds), `min-replicas-to-write 1` stops an isolated primary from accepting wri
 refused.
 """
 
-import time
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import count
-from threading import Lock
 from typing import Any
-from uuid import uuid4
 
 from redis import Redis
 
 from kvstore.errors import (
-    InvariantError,
+    CorruptPageError,
     KvStoreError,
+    PageError,
     StoreClosedError,
-    TierError,
     TierSettingsError,
 )
 from kvstore.format.page import (
     HEADER_BYTES,
     Blob,
     PageHeader,
-    PageKey,
+    PageId,
     PageLayout,
     parse_header,
     verify_checksum,
 )
 from kvstore.tiers.arena import BufferPool
-from kvstore.tiers.base import one_per_session
-from kvstore.tiers.redis import scripts
 from kvstore.tiers.redis.address import parse_address
-from kvstore.tiers.redis.batches import ParsedPage, group_by_session, split_into_batches
-from kvstore.tiers.redis.client import RedisServer, run_replicated
-from kvstore.tiers.redis.keys import KEY_FORMAT, RedisKeys
+from kvstore.tiers.redis.client import RedisServer, run_replicated, scan_names
+from kvstore.tiers.redis.keys import RedisKeys
 from kvstore.tiers.redis.usage import SharedUsage
 from kvstore.tiers.redis.zero_copy import Command, get_large_values
 
@@ -60,11 +50,8 @@ between and reuses buffers of this size; calls of 4 MB and more took two to ten 
 # Memory that pages are received into is reused, which costs less than new memory.
 _BUFFER_BYTES = 1 << 27
 _TTL_SECONDS = 14 * 24 * 3600
-_STAGED_MILLISECONDS = 60_000
+_CONDEMNED_MILLISECONDS = 120_000
 _BATCH_PAGES = 1000
-_TOUCH_SECONDS = 600.0
-# Life of the fence of a session without pages. Connections of late writers end long before.
-_FENCE_MILLISECONDS = 3600_000
 
 
 class RedisTier:
@@ -76,17 +63,16 @@ class RedisTier:
         url: Address of the server in a form of `parse_address`.
         layout: Shape, dtype and fingerprint of the rows.
         namespace: Prefix of all keys, which separates deployments.
-        ttl_seconds: Seconds after its last read or write until a session expires.
+        ttl_seconds: Seconds until a page expires that is neither put again nor kept.
         limit_bytes: Maximum bytes of the pages of this namespace and layout. It is compared with a
-            sum that is a few seconds old, so several writers may exceed it a little. By default
-            `PAGES_SHARE` of the servers' maxmemory, and no page is accepted while a server uses
-            more than `MEMORY_SHARE` of it: the rest is left to a catalog on the same server.
+            sum that is a few seconds old (`SharedUsage`), so several writers may exceed it a little.
+            By default `PAGES_SHARE` of the servers' maxmemory, and no page is accepted while a server
+            uses more than `MEMORY_SHARE` of it: the rest is left to a catalog on the same server.
         timeout_seconds: Seconds after which a silent server counts as failed.
         name: Name of the tier for metrics.
 
     Raises:
-        TierSettingsError: The URL is malformed, the server evicts keys of any kind, or a newer
-            kvrecall wrote the namespace.
+        TierSettingsError: The URL is malformed, or the server evicts keys of any kind.
         TierFailedError: Redis does not answer.
     """
 
@@ -109,18 +95,22 @@ class RedisTier:
         self._timeout_seconds = timeout_seconds
         self._keys = RedisKeys.build(namespace, layout)
         self._ttl_milliseconds = int(1000 * ttl_seconds)
-        self._touch_seconds = min(_TOUCH_SECONDS, ttl_seconds / 8)
         self._get_pages = max(1, BATCH_BYTES // layout.page_bytes)
-        self._writer_id = uuid4().hex
-        self._staged_numbers = count()
         self._buffers = BufferPool(_BUFFER_BYTES)
-        self._lock = Lock()
-        self._touched: OrderedDict[str, float] = OrderedDict()
-        self._usage = SharedUsage(self._server, self._keys, self._ttl_milliseconds, limit_bytes)
+        # Pages whose value this process found damaged.
+        self._damaged = set[PageId]()
+        # Less than the life of any page that was just kept.
+        self._condemned_milliseconds = min(_CONDEMNED_MILLISECONDS, self._ttl_milliseconds // 2)
+        self._usage = SharedUsage(
+            self._server,
+            self._keys,
+            self._ttl_milliseconds,
+            self._condemned_milliseconds,
+            limit_bytes,
+        )
         self._closed = False
         try:
             self._require_no_eviction()
-            self._has_marker = self._check_format(namespace)
             self._usage.start()
         except KvStoreError:
             self.close()
@@ -128,8 +118,13 @@ class RedisTier:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages of all workers, headers included, cached: a few seconds old."""
+        """Bytes of the pages of all workers, headers included, cached: see `SharedUsage`."""
         return self._usage.used_bytes
+
+    @property
+    def life_seconds(self) -> float:
+        """Seconds after which a page expires that is neither put nor kept."""
+        return self._ttl_milliseconds / 1000
 
     @property
     def limit_bytes(self) -> int | None:
@@ -140,98 +135,65 @@ class RedisTier:
         """Return None: the server's disk is not this process's to look at."""
 
     def count_used_bytes(self) -> int:
-        """Count the bytes of all workers' pages now, one session after the other."""
+        """Count the bytes of all workers' pages now, one page after the other."""
         self._require_open()
         return self._usage.count()
 
-    def fence(self, session: str, epoch: int) -> None:
-        """Refuse writes and deletions under earlier epochs. Raises StaleWriterError."""
-        self._require_open()
-        index = self._keys.index(session)
-        self._execute_replicated(
-            index, ("EVAL", scripts.FENCE, 1, index, epoch, self._ttl_milliseconds)
-        )
-
-    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
+    def get(self, ids: Sequence[PageId]) -> list[Blob | None]:
         """Read and verify pages, None where there is none. Raises CorruptPageError."""
         self._require_open()
-        found: dict[PageKey, Blob] = {}
-        for session, session_keys in group_by_session(keys):
-            found |= self._get_session_pages(session, session_keys)
-            self._touch(session)
-        return [found.get(key) for key in keys]
+        blobs = self._server.run_per_server(
+            self._name(ids),
+            lambda client, names: get_large_values(
+                client, names, self._buffers.allocate, self._get_pages
+            ),
+        )
+        for page_id, blob in zip(ids, blobs, strict=True):
+            if blob is not None:
+                self._verify(page_id, blob)
+        return list(blobs)
 
-    def put(
-        self,
-        pages: Sequence[tuple[PageKey, Blob]],
-        *,
-        backed: bool = False,
-        epoch: int | None = None,
-    ) -> None:
+    def put(self, pages: Sequence[tuple[PageId, Blob]], *, backed: bool = False) -> None:
         """Store pages on the primary and, if it has any, on a replica."""
         self._require_open()
-        parsed = [(key, parse_header(blob), blob) for key, blob in pages]
-        for session, batch in split_into_batches(parsed, BATCH_BYTES):
-            self._usage.require_room(sum(len(blob) for _, _, blob in batch))
-            if session not in self._touched:
-                self._register(session)
-            grown = self._server.run(
-                self._keys.index(session), partial(self._put_batch, pages=batch, epoch=epoch)
-            )
-            self._usage.add(grown)
-            self._touch(session)
+        for batch in _split_into_batches(pages):
+            self._put_batch(dict(batch))
 
-    def touch(self, session: str) -> None:
-        """Restart the time to live of a session's pages, at most once in an interval."""
+    def keep(self, ids: Sequence[PageId]) -> None:
+        """Restart the time to live of pages, on the primary and, if it has any, on a replica."""
+        self._expire(ids, self._ttl_milliseconds)
+
+    def contains(self, ids: Sequence[PageId]) -> list[bool]:
+        """Return whether Redis has each page, and it was not found damaged."""
         self._require_open()
-        self._touch(session)
+        found = self._run_in_batches(ids, lambda name: ("EXISTS", name))
+        return [
+            bool(each) and page_id not in self._damaged
+            for page_id, each in zip(ids, found, strict=True)
+        ]
 
-    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Return whether Redis has each page."""
+    def delete(self, ids: Sequence[PageId]) -> None:
+        """Condemn pages, on the primary and, if it has any, on a replica; unknown ids are ignored."""
+        freed = self._expire(ids, self._condemned_milliseconds)
+        self._usage.add(-freed)
+
+    def stored(self) -> Iterator[PageHeader]:
+        """Yield the headers of all pages, those condemned included; of broken ones `page_tokens` is 0."""
         self._require_open()
-        replies = []
-        for first in range(0, len(keys), _BATCH_PAGES):
-            names = [self._keys.page(key) for key in keys[first : first + _BATCH_PAGES]]
-            replies += self._server.run_pipelined(names, lambda name: ("EXISTS", name))
-        return [bool(reply) for reply in replies]
+        found = self._server.run_on_all(lambda client: scan_names(client, self._keys.pages))
+        return self._read_headers([self._keys.read_id(name) for names in found for name in names])
 
-    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        """Delete pages; unknown keys are ignored. Raises StaleWriterError."""
-        self._require_open()
-        for session, session_keys in group_by_session(keys):
-            self._remove(session, session_keys, "all", epoch)
-            with self._lock:
-                self._touched.pop(session, None)
-
-    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        """Return the headers of all pages, or of those of one session."""
-        self._require_open()
-        headers: list[PageHeader] = []
-        for name in self._list_sessions() if session is None else [session]:
-            raw, lost = self._run_script(scripts.HEADERS, name)
-            headers += [parse_header(header) for header in raw]
-            if lost:
-                self._remove(name, [PageKey(name, int(number)) for number in lost], "lost")
-        return iter(headers)
-
-    def session_headers(self) -> Iterator[PageHeader]:
-        """Return one header per session, of any of its pages."""
-        return one_per_session(self.stored())
+    def list_ids(self, written_before: int) -> list[PageId]:
+        """Return the ids of the pages that were written before a time in unix seconds."""
+        return [header.id for header in self.stored() if header.written_at < written_before]
 
     def flush(self) -> None:
         """Do nothing: `put` and `delete` return when primary and replica have completed them."""
         self._require_open()
 
     def check(self) -> None:
-        """Raise InvariantError when a session's index disagrees with its pages."""
+        """Do nothing: beside the pages there is only the sum of their bytes, which is not exact."""
         self._require_open()
-        for session in self._list_sessions():
-            if discrepancies := self._run_script(scripts.AUDIT, session):
-                details = "; ".join(text.decode() for text in discrepancies[:3])
-                raise InvariantError(
-                    f"tier {self.name}: session {session!r}: {details}; if Redis evicts pages, "
-                    "set its maxmemory-policy to noeviction"
-                )
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
@@ -239,148 +201,106 @@ class RedisTier:
         self._closed = True
         self._server.close()
 
-    def _get_session_pages(self, session: str, keys: Sequence[PageKey]) -> dict[PageKey, Blob]:
-        names = [self._keys.page(key) for key in keys]
-        blobs = self._server.run(
-            self._keys.index(session),
-            lambda client: get_large_values(client, names, self._buffers.allocate, self._get_pages),
-        )
-        found: dict[PageKey, Blob] = {
-            key: blob for key, blob in zip(keys, blobs, strict=True) if blob is not None
-        }
-        for key, blob in found.items():
-            verify_checksum(blob, key)
-        if lost := [key for key in keys if key not in found]:
-            with suppress(TierError):  # The index can be corrected later; the read is urgent.
-                self._remove(session, lost, "lost")
-        return found
+    def _name(self, ids: Sequence[PageId]) -> list[str]:
+        return [self._keys.page(page_id) for page_id in ids]
 
-    def _put_batch(self, client: Redis, pages: Sequence[ParsedPage], epoch: int | None) -> int:
-        """Store pages of one session; return the bytes by which it grew."""
-        index = self._keys.index(pages[0][0].session)
-        staged = [f"{index}:put:{self._writer_id}:{next(self._staged_numbers)}" for _ in pages]
-        stage: list[Command] = [
-            ("SET", name, memoryview(blob), "PX", _STAGED_MILLISECONDS)
-            for name, (_, _, blob) in zip(staged, pages, strict=True)
-        ]
-        names = [
-            name
-            for (key, _, _), staged_name in zip(pages, staged, strict=True)
-            for name in (self._keys.page(key), staged_name)
-        ]
-        entries = [
-            part
-            for key, header, blob in pages
-            for part in (key.index, header.sequence, len(blob), bytes(blob[:HEADER_BYTES]))
-        ]
-        commit: Command = (
-            "EVAL",
-            scripts.COMMIT,
-            1 + len(names),
-            index,
-            *names,
-            self._ttl_milliseconds,
-            _to_epoch_argument(epoch),
-            *entries,
-        )
-        return int(run_replicated(client, [*stage, commit], self._timeout_seconds)[-1])
+    def _verify(self, page_id: PageId, blob: Blob) -> None:
+        try:
+            verify_checksum(blob, page_id)
+        except CorruptPageError:
+            self._damaged.add(page_id)
+            raise
+        self._damaged.discard(page_id)  # another worker has put it again
 
-    def _remove(
-        self, session: str, keys: Sequence[PageKey], which: str, epoch: int | None = None
-    ) -> None:
-        index = self._keys.index(session)
-        for first in range(0, len(keys), _BATCH_PAGES):
-            batch = keys[first : first + _BATCH_PAGES]
-            command: Command = (
-                "EVAL",
-                scripts.DELETE,
-                1 + len(batch),
-                index,
-                *map(self._keys.page, batch),
-                which,
-                _to_epoch_argument(epoch),
-                _FENCE_MILLISECONDS,
-                *(key.index for key in batch),
+    def _put_batch(self, pages: Mapping[PageId, Blob]) -> None:
+        blobs = {self._keys.page(page_id): blob for page_id, blob in pages.items()}
+        self._usage.require_room(sum(map(len, pages.values())))
+
+        def put(client: Redis, names: list[str]) -> list[int]:
+            """Store pages of one server; returns the bytes that each key counted before."""
+            commands = self._usage.list_size_commands(names)
+            commands += [
+                ("SET", name, memoryview(blobs[name]), "PX", self._ttl_milliseconds)
+                for name in names
+            ]
+            replies = run_replicated(client, commands, self._timeout_seconds)
+            return self._usage.read_sizes(replies[: -len(names)])
+
+        replaced = self._server.run_per_server(list(blobs), put)
+        self._usage.add(sum(map(len, pages.values())) - sum(replaced))
+        self._damaged.difference_update(pages)
+
+    def _expire(self, ids: Sequence[PageId], milliseconds: int) -> int:
+        """Set the time to live of pages; returns when a replica, if any, has it.
+
+        Returns the bytes that the pages counted before.
+        """
+        self._require_open()
+
+        def expire(client: Redis, names: list[str]) -> list[int]:
+            commands = self._usage.list_size_commands(names)
+            commands += [("PEXPIRE", name, milliseconds) for name in names]
+            replies = run_replicated(client, commands, self._timeout_seconds)
+            return self._usage.read_sizes(replies[: -len(names)])
+
+        counted = 0
+        for first in range(0, len(ids), _BATCH_PAGES):
+            names = self._name(ids[first : first + _BATCH_PAGES])
+            counted += sum(self._server.run_per_server(names, expire))
+        return counted
+
+    def _read_headers(self, ids: Sequence[PageId]) -> Iterator[PageHeader]:
+        for first in range(0, len(ids), _BATCH_PAGES):
+            batch = ids[first : first + _BATCH_PAGES]
+            headers = self._run_in_batches(
+                batch, lambda name: ("GETRANGE", name, 0, HEADER_BYTES - 1)
             )
-            self._usage.add(-int(self._execute_replicated(index, command)))
+            for page_id, header in zip(batch, headers, strict=True):
+                if header:  # it has not expired
+                    yield _parse(page_id, header)
 
-    def _touch(self, session: str) -> None:
-        """Restart a session's time to live at intervals; an error must not fail the read."""
-        if not self._forget_old_touches(session):
-            return
-        with suppress(TierError):
-            if self._run_script(scripts.TOUCH, session, self._ttl_milliseconds):
-                self._register(session)
-                with self._lock:
-                    self._touched[session] = time.monotonic()
-                    self._touched.move_to_end(session)
-
-    def _forget_old_touches(self, session: str) -> bool:
-        """Forget touches that are longer ago than the interval; return whether `session` is due."""
-        begin = time.monotonic() - self._touch_seconds
-        with self._lock:
-            while self._touched and next(iter(self._touched.values())) <= begin:
-                self._touched.popitem(last=False)
-            return session not in self._touched
+    def _run_in_batches(
+        self, ids: Sequence[PageId], build_command: Callable[[str], Command]
+    ) -> list[Any]:
+        replies = []
+        for first in range(0, len(ids), _BATCH_PAGES):
+            names = self._name(ids[first : first + _BATCH_PAGES])
+            replies += self._server.run_pipelined(names, build_command)
+        return replies
 
     def _require_no_eviction(self) -> None:
-        """Raise TierSettingsError if Redis may evict indexes and fences, not only old pages."""
-        info = self._server.run(self._keys.format, lambda client: client.info("memory"))
-        policy = info.get("maxmemory_policy", "")
-        if policy.startswith("allkeys-"):
-            raise TierSettingsError(
-                f"{self._server} evicts keys (maxmemory-policy {policy}): it would drop indexes and "
-                "fences of sessions with pages; set maxmemory-policy to noeviction"
-            )
-
-    def _check_format(self, namespace: str) -> bool:
-        """Return whether the namespace has the format marker.
-
-        Raises TierSettingsError for another format.
-        """
-        marker = self._execute(self._keys.format, "GET", self._keys.format)
-        if marker is not None and marker != str(KEY_FORMAT).encode():
-            raise TierSettingsError(
-                f"namespace {namespace!r} of {self._server} has key format "
-                f"{marker.decode(errors='replace')}, but this kvrecall reads format {KEY_FORMAT}; "
-                "use the kvrecall that wrote it, or choose another namespace"
-            )
-        return marker is not None
-
-    def _register(self, session: str) -> None:
-        """Add a session to the set of sessions, before its first page so that none is missed."""
-        if not self._has_marker:
-            self._execute_replicated(
-                self._keys.format, ("SET", self._keys.format, KEY_FORMAT, "NX")
-            )
-            self._has_marker = True
-        sessions = self._keys.sessions
-        self._execute_replicated(
-            sessions, ("EVAL", scripts.REGISTER, 1, sessions, session, self._ttl_milliseconds)
-        )
-
-    def _list_sessions(self) -> list[str]:
-        return [name for names in self._usage.scan_sessions() for name in names]
-
-    def _run_script(self, script: str, session: str, *arguments: str | int) -> Any:
-        index = self._keys.index(session)
-        return self._execute(index, "EVAL", script, 1, index, *arguments)
-
-    def _execute(self, key: str, *command: str | int) -> Any:
-        """Run a command on the server that has `key`."""
-        return self._server.run(key, lambda client: client.execute_command(*command))
-
-    def _execute_replicated(self, key: str, command: Command) -> Any:
-        """Run a write on the server that has `key`; returns when a replica, if any, has it."""
-        return self._server.run(
-            key, lambda client: run_replicated(client, [command], self._timeout_seconds)
-        )[-1]
+        """Raise TierSettingsError if Redis may evict any key."""
+        for info in self._server.run_on_all(lambda client: client.info("memory")):
+            policy = info.get("maxmemory_policy", "")
+            if policy.startswith("allkeys-"):
+                raise TierSettingsError(
+                    f"{self._server} evicts keys (maxmemory-policy {policy}): it would drop pages "
+                    "that were acknowledged as durable; set maxmemory-policy to noeviction"
+                )
 
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosedError(f"tier {self.name} is closed")
 
 
-def _to_epoch_argument(epoch: int | None) -> int | str:
-    """Encode an optional epoch as scripts expect it: empty for none."""
-    return "" if epoch is None else epoch
+def _parse(page_id: PageId, header: bytes) -> PageHeader:
+    """Parse a page's header; an unreadable one becomes a header without the fields of a layout."""
+    with suppress(PageError):
+        parsed = parse_header(header)
+        if parsed.id == page_id:
+            return parsed
+    return PageHeader(page_id)
+
+
+def _split_into_batches(
+    pages: Sequence[tuple[PageId, Blob]],
+) -> Iterator[list[tuple[PageId, Blob]]]:
+    """Split pages into batches of at most BATCH_BYTES, unless a page is larger."""
+    batch: list[tuple[PageId, Blob]] = []
+    for page in pages:
+        if batch and sum(len(blob) for _, blob in batch) + len(page[1]) > BATCH_BYTES:
+            yield batch
+            batch = []
+        batch.append(page)
+    if batch:
+        yield batch

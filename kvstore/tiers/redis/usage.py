@@ -1,17 +1,19 @@
 """Bytes of the pages in Redis: a cached sum, kept up to date by a thread of its own.
 
-The sum of all workers is one key. Each worker adds its own changes to it every few seconds and
-takes over the result, so a reading costs nothing however many sessions there are. Expired sessions change
-the sum unseen, and a worker that is killed takes its unpublished changes with it: one worker counts
-all sessions again from time to time, and soon after a start, a failure, a call that was sent again
-or a full tier. A count adds the difference to the sum, so that it keeps what others publish meanwhile.
-What they changed before and publish after is then in the sum twice, but such a count differs from the
-sum: it is repeated by one of those who doubt the sum, after ever longer times, until one agrees.
+The sum of all workers is one key. Each worker adds the pages that it stored to it every few seconds and
+takes over the result, so a reading costs nothing however many pages there are. Pages that are condemned no
+longer count. That others expire is unseen. So one worker counts all pages from time to time, and soon after
+a start, a failure, a call that was sent again or a full tier, and sets the sum.
+
+Exact is what one worker alone has stored and deleted since a count. The sum of several is too small by what
+others have not published yet, for good if they are killed before; too large by what has expired since the
+last count; and off, until the next one, by what was stored while a count ran, and by condemned pages that
+were saved.
 """
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
@@ -20,10 +22,9 @@ from typing import Any
 from redis import Redis
 
 from kvstore.errors import KvStoreError, TierFullError
-from kvstore.tiers.redis import scripts
-from kvstore.tiers.redis.client import RedisServer
+from kvstore.tiers.redis.client import RedisServer, scan_names
 from kvstore.tiers.redis.keys import RedisKeys
-from kvstore.tiers.redis.zero_copy import run_batch
+from kvstore.tiers.redis.zero_copy import Command, run_batch
 
 PAGES_SHARE = 0.7
 """Default limit of the pages, as a share of Redis' `maxmemory`."""
@@ -33,14 +34,9 @@ MEMORY_SHARE = 0.85
 _PUBLISH_SECONDS = 5.0
 _PROBE_SECONDS = 0.5
 _COUNT_SECONDS = 600.0
-# A sum that is in doubt is counted again once the last count is this old, then twice as old.
-_RECOUNT_SECONDS = 30.0
-_MAX_RECOUNT_SECONDS = 60.0
-# Share of the sum by which a count may differ from it: changes that are under way.
-_TOLERANCE = 1e-3
-_AGREED = "agreed"
-_UNREGISTER_SECONDS = 3600
-_SCAN_SESSIONS = 1000
+# A sum that is in doubt is counted again once the last count is this old.
+_RECOUNT_SECONDS = 60.0
+_SIZES = 1000
 
 _MEMORY_FIELD = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
@@ -54,18 +50,25 @@ class ServerMemory:
 
 
 class SharedUsage:
-    """Cached sum of the bytes of all sessions, the limit for it, and the thread behind both.
+    """Cached sum of the bytes of all pages, the limit for it, and the thread behind both.
 
     The thread also probes a server that does not answer, so that no call waits for it meanwhile.
-    `limit_bytes` is the operator's limit; None derives one from the servers' `maxmemory`.
+    A page that expires within `condemned_milliseconds` does not count. `limit_bytes` is the operator's limit;
+    None derives one from the servers' `maxmemory`.
     """
 
     def __init__(
-        self, server: RedisServer, keys: RedisKeys, ttl_milliseconds: int, limit_bytes: int | None
+        self,
+        server: RedisServer,
+        keys: RedisKeys,
+        ttl_milliseconds: int,
+        condemned_milliseconds: int,
+        limit_bytes: int | None,
     ) -> None:
         self._server = server
         self._keys = keys
         self._ttl_milliseconds = ttl_milliseconds
+        self._condemned_milliseconds = condemned_milliseconds
         self._explicit_limit = limit_bytes
         self._published = 0
         self._changed = 0
@@ -74,15 +77,9 @@ class SharedUsage:
         self._refresh_wanted = Event()
         # The monotonic time since which the sum may be wrong by more than what is unpublished.
         self._doubted_at: float | None = None
-        self._recount_seconds = _RECOUNT_SECONDS
         self._repeated_calls = 0
         self._closing = Event()
         self._thread = Thread(target=self._run, name="kvstore-redis-usage", daemon=True)
-
-    @property
-    def _lease(self) -> str:
-        """Key that the last count holds for a while; its value tells whether it agreed."""
-        return f"{self._keys.used}:counted"
 
     @property
     def used_bytes(self) -> int:
@@ -100,20 +97,20 @@ class SharedUsage:
     def start(self) -> None:
         """Read the sum, or count if there is none, and start the thread. Raises a tier's error."""
         self.refresh()
-        self._doubt()  # a worker that was killed before may not have published its changes
+        self._doubt()  # a worker that was killed before may not have published what it stored
         self._thread.start()
 
     def add(self, amount: int) -> None:
-        """Add the bytes by which this worker changed the sum."""
+        """Add the bytes of pages that this worker stored, or take off those that it condemned."""
         with self._lock:
             self._changed += amount
 
     def require_room(self, needed: int) -> None:
         """Raise TierFullError unless `needed` bytes fit, as of the last refresh."""
-        shortage = self._describe_shortage(needed)
+        shortage = self._describe_shortage(needed) if needed else None
         if shortage is None:
             return
-        self._doubt()  # expired sessions may have made room
+        self._doubt()  # expired pages may have made room
         self._refresh_wanted.set()
         raise TierFullError(
             f"{self._server}: {needed} bytes do not fit, {shortage}; raise its limit or delete "
@@ -121,9 +118,9 @@ class SharedUsage:
         )
 
     def refresh(self) -> None:
-        """Publish this worker's changes and read the sum and the servers' memory.
+        """Publish what this worker stored, and read the sum and the servers' memory.
 
-        Counts all sessions when no sum is there or the last count is old. Raises a tier's error.
+        Counts all pages when no sum is there or the last count is old. Raises a tier's error.
         """
         if self._explicit_limit is None:
             self._memory = self._server.run_on_all(_read_memory)
@@ -136,46 +133,25 @@ class SharedUsage:
         self._take_over(int(total), changed)
 
     def count(self) -> int:
-        """Sum the bytes of all sessions and return them; correct the sum, unregister ended sessions.
-
-        Raises a tier's error.
-        """
+        """Sum the bytes of all pages, set the sum to that and return it. Raises a tier's error."""
         started = time.monotonic()
         changed = self._changed
-        published = self._execute("GET", self._keys.used)
-        before = int(published or 0)
-        total = 0
-        ended: list[str] = []
-        for names in self.scan_sessions():
-            sums = self._server.run_pipelined(
-                [self._keys.index(name) for name in names], lambda index: ("HGET", index, "bytes")
-            )
-            total += sum(int(used or 0) for used in sums)
-            ended += [name for name, used in zip(names, sums, strict=True) if used is None]
-        self._take_over(self._correct(published, total - before), changed)
-        if self._judge(abs(total - before - changed) <= _TOLERANCE * total, started):
-            self._execute("SET", self._lease, _AGREED, "XX", "KEEPTTL", key=self._lease)
-        sessions = self._keys.sessions
-        for first in range(0, len(ended), _SCAN_SESSIONS):
-            batch = ended[first : first + _SCAN_SESSIONS]
-            self._execute(
-                "EVAL", scripts.UNREGISTER, 1, sessions, _UNREGISTER_SECONDS, *batch, key=sessions
-            )
+        total = sum(self._server.run_on_all(self._sum_sizes))
+        self._take_over(total, changed)
+        with suppress(TierFullError):  # a server without memory refuses this as well
+            self._execute("SET", self._keys.used, total, "PX", self._ttl_milliseconds)
+        if self._doubted_at is not None and self._doubted_at <= started:
+            self._doubted_at = None
         return total
 
-    def scan_sessions(self) -> Iterator[list[str]]:
-        """Yield the registered sessions in batches, each session once. Raises a tier's error."""
-        seen = set[bytes]()
-        cursor: Any = 0
-        while True:
-            cursor, reply = self._scan(cursor)
-            found = list(dict.fromkeys(reply[::2]))
-            names = [name for name in found if name not in seen]
-            seen.update(names)
-            if names:
-                yield [name.decode() for name in names]
-            if not int(cursor):
-                return
+    def list_size_commands(self, names: Sequence[str]) -> list[Command]:
+        """List the commands whose replies `read_sizes` reads."""
+        return [(command, name) for name in names for command in ("STRLEN", "PTTL")]
+
+    def read_sizes(self, replies: Sequence[int]) -> list[int]:
+        """Read how many bytes each page counts: none if it is not there, or condemned."""
+        pairs = zip(replies[::2], replies[1::2], strict=True)
+        return [size if left > self._condemned_milliseconds else 0 for size, left in pairs]
 
     def close(self) -> None:
         """Publish the last changes and stop the thread. May be called twice."""
@@ -198,7 +174,7 @@ class SharedUsage:
             if self._server.failure is not None:
                 if not self._server.probe():
                     continue
-                self._doubt()  # calls without a reply may have changed pages
+                self._doubt()  # calls without a reply may have stored pages
             if self._server.repeated_calls != self._repeated_calls:
                 self._repeated_calls = self._server.repeated_calls
                 self._doubt()  # so may the first of two
@@ -208,30 +184,20 @@ class SharedUsage:
                 refreshed_at = time.monotonic()
 
     def _doubt(self) -> None:
-        if self._doubted_at is None:
-            self._doubted_at = time.monotonic()
-            self._recount_seconds = _RECOUNT_SECONDS
-
-    def _judge(self, agreed: bool, counted_at: float) -> bool:
-        """Keep or end the doubt after a count of one's own; return `agreed`."""
-        self._doubted_at = None if agreed else counted_at
-        self._recount_seconds = min(2 * self._recount_seconds, _MAX_RECOUNT_SECONDS)
-        return agreed
+        self._doubted_at = time.monotonic()
 
     def _is_count_due(self) -> bool:
         """Return whether this worker counts now: one does in each interval, and after a doubt."""
-        lease = self._lease
-        take = ("SET", lease, "counting", "PX", int(1000 * _COUNT_SECONDS))
-        if self._execute(*take, "NX", key=lease) is not None:
+        take = ("SET", self._keys.counted, 1, "PX", int(1000 * _COUNT_SECONDS))
+        if self._execute(*take, "NX") is not None:
             return True
         if self._doubted_at is None:
             return False
-        outcome = self._execute("GET", lease, key=lease)
-        age = _COUNT_SECONDS - int(self._execute("PTTL", lease, key=lease)) / 1000
-        if outcome == _AGREED.encode() and time.monotonic() - age > self._doubted_at:
+        age = _COUNT_SECONDS - int(self._execute("PTTL", self._keys.counted)) / 1000
+        if time.monotonic() - age > self._doubted_at:
             self._doubted_at = None  # another worker has counted since
             return False
-        return age >= self._recount_seconds and self._execute(*take, key=lease) is not None
+        return age >= _RECOUNT_SECONDS and self._execute(*take) is not None
 
     def _describe_shortage(self, needed: int) -> str | None:
         limit = self.limit_bytes
@@ -243,30 +209,24 @@ class SharedUsage:
                     return f"its memory is in use: {memory.used} of {memory.limit} bytes"
         return None
 
-    def _correct(self, published: bytes | None, difference: int) -> int:
-        """Add to the sum the difference between a count and what was published before it."""
-        key, lifetime = self._keys.used, self._ttl_milliseconds
-        if published is not None:
-            total = int(self._execute("INCRBY", key, difference))
-            self._execute("PEXPIRE", key, lifetime)
-            return total
-        if self._execute("SET", key, difference, "PX", lifetime, "NX") is not None:
-            return difference
-        return int(self._execute("GET", key) or 0)  # another worker has counted at the same time
-
     def _take_over(self, total: int, changed: int) -> None:
         """Continue from the published sum, which has `changed` bytes of this worker's changes."""
         with self._lock:
             self._published = total
             self._changed -= changed
 
-    def _scan(self, cursor: Any) -> Any:
-        sessions = self._keys.sessions
-        return self._execute("ZSCAN", sessions, cursor, "COUNT", _SCAN_SESSIONS, key=sessions)
+    def _sum_sizes(self, client: Redis) -> int:
+        """Sum the bytes of the pages that one server has."""
+        names = scan_names(client, self._keys.pages)
+        total = 0
+        for first in range(0, len(names), _SIZES):
+            batch = names[first : first + _SIZES]
+            total += sum(self.read_sizes(run_batch(client, self.list_size_commands(batch))))
+        return total
 
-    def _execute(self, *command: str | int, key: str | None = None) -> Any:
+    def _execute(self, command: str, key: str, *arguments: str | int) -> Any:
         # As a raw command: redis-py would convert the replies of some.
-        return self._server.run_pipelined([key or self._keys.used], lambda _: command)[0]
+        return self._server.run_pipelined([key], lambda _: (command, key, *arguments))[0]
 
 
 def _read_memory(client: Redis) -> ServerMemory:

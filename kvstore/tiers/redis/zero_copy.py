@@ -8,6 +8,7 @@ in place and received into their final memory.
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from redis import Redis
@@ -37,24 +38,29 @@ def run_batch(client: Redis, commands: Iterable[Command]) -> list[Any]:
 def get_large_values(
     client: Redis, names: Sequence[str], allocate: Callable[[int], memoryview], batch: int
 ) -> list[memoryview | None]:
-    """Run `MGET`, receiving each value into memory from `allocate(bytes)`; None for no value.
+    """Get values by name, receiving each into memory from `allocate(bytes)`; None for no value.
 
-    Requests `batch` values per command, and the next batch before the previous one is received.
+    Requests `batch` values at a time, and the next batch before the previous one is received.
     """
-    commands: list[Command] = [("MGET", *names[i : i + batch]) for i in range(0, len(names), batch)]
+    batches = [names[i : i + batch] for i in range(0, len(names), batch)]
     values: list[memoryview | None] = []
     with _connection(client) as connection:
-        connection.send_packed_command(_pack(commands[:1]))
+        connection.send_packed_command(_pack_gets(batches[:1]))
         # redis-py reads nothing ahead, so the socket has these replies only.
         replies = _Replies(connection._get_socket())
-        for following in (*commands[1:], None):
+        for requested, following in zip_longest(batches, batches[1:]):
             if following is not None:
-                connection.send_packed_command(_pack([following]))
-            line = replies.read_line()
-            if line.startswith(b"-"):
-                raise connection._parser.parse_error(line[1:].decode(errors="replace"))
-            values += [replies.read_value(allocate) for _ in range(_parse_count(line, b"*"))]
+                connection.send_packed_command(_pack_gets([following]))
+            for _ in requested:
+                line = replies.read_line()
+                if line.startswith(b"-"):
+                    raise connection._parser.parse_error(line[1:].decode(errors="replace"))
+                values.append(replies.read_value(_parse_count(line, b"$"), allocate))
     return values
+
+
+def _pack_gets(batches: Sequence[Sequence[str]]) -> list[bytes | memoryview]:
+    return _pack([("GET", name) for batch in batches for name in batch])
 
 
 class _Replies:
@@ -74,9 +80,8 @@ class _Replies:
         self._ahead = self._ahead[end + 2 :]
         return line
 
-    def read_value(self, allocate: Callable[[int], memoryview]) -> memoryview | None:
-        """Read a bulk string into memory from `allocate`; None for a null reply."""
-        size = _parse_count(self.read_line(), b"$")
+    def read_value(self, size: int, allocate: Callable[[int], memoryview]) -> memoryview | None:
+        """Read a bulk string into memory from `allocate`; None for a null reply, of size -1."""
         if size < 0:
             return None
         value = allocate(size)

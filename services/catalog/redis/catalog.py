@@ -3,7 +3,7 @@
 All keys of a session have one hash tag, so a session lies in one slot, and each commit is one
 script there, which checks the epoch. A commit carries an id that is stored with the session: sent
 again, because a connection was cut or a primary replaced, it changes nothing and returns the first
-result. What lies in other slots (indexes, sums, page references) is written in such an order that a
+result. What lies in other slots (indexes, sums, the tree of pages) is written in such an order that a
 crash in between leaves at worst an entry too many, which is verified when it is read and swept in
 time. A session goes only by a deletion; idempotency records expire after a day.
 
@@ -33,11 +33,10 @@ from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes.indexes import RedisIndexes
-from services.catalog.redis.indexes.owner_refs import OwnerRefs
-from services.catalog.redis.indexes.page_runs import RedisPageRuns
+from services.catalog.redis.indexes.page_tree import RedisPageTree
 from services.catalog.redis.indexes.tenant_use import RedisTenantUse, SessionGrowth
 from services.catalog.redis.leases import RedisLeases
-from services.catalog.redis.page_refs import RedisPageRefs
+from services.catalog.redis.pages import RedisPages
 from services.catalog.redis.repairs import RedisRepairs
 from services.catalog.redis.responses import RedisConversations, RedisResponses
 from services.catalog.redis.sessions import RedisSessions
@@ -47,7 +46,7 @@ from services.catalog.redis.turns import RedisTurns
 from services.catalog.versions import build_catalog_version
 
 # The version of the keys and values that this program writes and reads.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 
 class RedisCatalog:
@@ -61,31 +60,27 @@ class RedisCatalog:
         growth = SessionGrowth(slots, use)
         indexes = RedisIndexes(redis, keys, slots, use)
         self.expiry = RedisExpiry(redis, keys, slots, indexes)
-        refs = OwnerRefs(redis, slots)
-        runs = RedisPageRuns(redis, keys, slots)
-        deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, refs, runs)
+        tree = RedisPageTree(redis, keys, slots)
+        deletion = SessionDeletion(redis, keys, slots, indexes, self.expiry, tree)
         self._redis = redis
         self.idempotency = RedisIdempotency(redis, keys)
         self.api_keys = RedisApiKeys(redis, keys)
-        self.page_refs = RedisPageRefs(redis, slots, refs, runs, deletion)
+        self.pages = RedisPages(tree, deletion)
         self.sessions = RedisSessions(
             slots,
             indexes,
             self.expiry,
             self.idempotency,
-            self.page_refs,
             deletion,
             use,
             growth,
-            runs,
+            tree,
         )
         self.leases = RedisLeases(redis, keys, slots)
         self.histories = RedisHistories(redis, keys)
         self.responses = RedisResponses(redis, keys, use)
         self.conversations = RedisConversations(redis, keys, use)
-        self.turns = RedisTurns(
-            slots, indexes, self.page_refs, self.histories, self.expiry, growth, runs
-        )
+        self.turns = RedisTurns(slots, indexes, self.histories, self.expiry, growth, tree)
         self.tool_calls = RedisToolCalls(slots, indexes, growth)
         self.repairs = RedisRepairs(slots, growth)
         self.episodes = RedisEpisodes(slots)

@@ -87,7 +87,7 @@ class RedisExpiry:
         name = self._keys.expiring
         words = ("-inf", repr(now), "WITHSCORES", "LIMIT", first, count)
         reply = await self._redis.read(name, "ZRANGEBYSCORE", name, *words)
-        return [_decode_entry(member, at) for member, at in decode_scored(reply)]
+        return [_Entry(*decode_member(member), at) for member, at in decode_scored(reply)]
 
     async def _check(self, due: list[_Entry], now: float) -> tuple[list[Session], int]:
         """Return the sessions that have expired, and the number of entries that were wrong.
@@ -131,6 +131,7 @@ def encode_member(session_id: str, tenant: str) -> str:
     return f"{quote(tenant, safe='')} {session_id}"
 
 
-def _decode_entry(member: str, at: float) -> _Entry:
+def decode_member(member: str) -> tuple[str, str]:
+    """Return the session and the tenant that `encode_member` was given."""
     tenant, _, session = member.partition(" ")
-    return _Entry(session, unquote(tenant), at)
+    return session, unquote(tenant)

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pydantic import TypeAdapter
 
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.sessions.commit_points import CommitPoint
-from kvrecall.domain.sessions.session import Session, SharedPages, Turn
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.records import (
     CallPosition,
@@ -28,7 +27,6 @@ from services.catalog.serialization import (
     unseal_text,
 )
 
-SHARED = TypeAdapter(tuple[SharedPages, ...])
 CALL = TypeAdapter(PendingCall)
 RECORD = TypeAdapter(RepairRecord)
 TURN = TypeAdapter(Turn)
@@ -47,7 +45,6 @@ SESSION_FIELDS = (
     "turns",
     "memory",
     "output_due",
-    "shared",
     "worker",
 )
 
@@ -75,7 +72,6 @@ def to_session_fields(
         "turns": session.turns,
         "memory": MEMORY.dump_json(session.memory),
         "output_due": session.output_due,
-        "shared": SHARED.dump_json(session.shared),
         "worker": session.worker,
         "state": worker_state,
         "page_ids": page_ids,
@@ -103,15 +99,8 @@ def from_session_parts(
         calls=tuple(from_call_parts(parts) for parts in calls),
         repairs=tuple(RECORD.validate_json(entry).report for entry in repairs),
         output_due=int(fields["output_due"]),
-        shared=SHARED.validate_json(fields["shared"]),
         worker=fields["worker"].decode(),
     )
-
-
-def from_history(flat: Sequence[bytes]) -> tuple[CommitPoint, ...]:
-    """Convert from HISTORY as a flat hash."""
-    points = [CommitPoint(int(epoch), int(length)) for epoch, length in to_hash(flat).items()]
-    return tuple(sorted(points, key=lambda point: point.epoch))
 
 
 def to_turn_entries(turn: Turn) -> tuple[bytes, bytes]:

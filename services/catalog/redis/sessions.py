@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from kvrecall.domain.errors import CatalogError, QuotaExceeded, UnknownSession, UnknownTurn
-from kvrecall.domain.sessions.commit_points import CommitPoint
 from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
@@ -19,7 +18,6 @@ from services.catalog.records import (
     EpisodeSet,
     ForkCommit,
     IdempotencyRecord,
-    OrphanedPages,
     SegmentsCommit,
     SessionDump,
     SessionPage,
@@ -28,7 +26,6 @@ from services.catalog.redis import mapping, scripts
 from services.catalog.redis.connection.keys import (
     CALLS,
     EPISODE_SET,
-    HISTORY,
     META,
     REPAIRS,
     TOKENS,
@@ -38,9 +35,8 @@ from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes.indexes import RedisIndexes
-from services.catalog.redis.indexes.page_runs import RedisPageRuns
+from services.catalog.redis.indexes.page_tree import RedisPageTree
 from services.catalog.redis.indexes.tenant_use import RedisTenantUse, SessionGrowth
-from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.slot.commits import (
     RedisCommit,
     build_create,
@@ -59,21 +55,19 @@ class RedisSessions:
         indexes: RedisIndexes,
         expiry: RedisExpiry,
         idempotency: RedisIdempotency,
-        page_refs: RedisPageRefs,
         deletion: SessionDeletion,
         use: RedisTenantUse,
         growth: SessionGrowth,
-        runs: RedisPageRuns,
+        tree: RedisPageTree,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
         self._expiry = expiry
         self._idempotency = idempotency
-        self._page_refs = page_refs
         self._deletion = deletion
         self._use = use
         self._growth = growth
-        self._runs = runs
+        self._tree = tree
 
     async def create(
         self,
@@ -106,13 +100,6 @@ class RedisSessions:
         if not exists:
             raise UnknownSession(session_id)
         return bytes(page_ids)
-
-    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
-        """Return the committed length at the end of each epoch. Raises UnknownSession."""
-        exists, history = await self._slots.read(session_id, ("HGETALL", HISTORY))
-        if not exists:
-            raise UnknownSession(session_id)
-        return mapping.from_history(history)
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""
@@ -147,11 +134,9 @@ class RedisSessions:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
         await run_to_completion(self._restore(dump))
 
-    async def delete(
-        self, session_id: str, record: IdempotencyRecord | None
-    ) -> list[OrphanedPages]:
-        """Delete the session and return the orphaned pages. Raises UnknownSession."""
-        return await run_to_completion(self._deletion.delete(session_id, record))
+    async def delete(self, session_id: str, record: IdempotencyRecord | None) -> None:
+        """Delete the session; its pages may be dead then. Raises UnknownSession."""
+        await run_to_completion(self._deletion.delete(session_id, record))
 
     async def _fork(
         self, commit: ForkCommit, record: IdempotencyRecord | None, limits: TenantLimits
@@ -159,15 +144,12 @@ class RedisSessions:
         child = commit.session
         now = await self._indexes.get_time()
         changes = await _build_fork(self._slots, commit, now)
-        before = await self._page_refs.reserve_all(child.id, child.shared)
-        await self._add(child, changes, record, limits, before)
-        await self._runs.extend(child.id, child.settings.tenant, commit.page_ids)
-        await self._page_refs.confirm(child.id, child.shared)
-        await self._deletion.end_creation(child.id)
+        async with self._tree.proposed(child.id, commit.page_ids):
+            await self._add(child, changes, record, limits)
 
     async def _restore(self, dump: SessionDump) -> None:
-        await self._add(dump.session, _build_restore(dump), None, UNLIMITED)
-        await self._runs.extend(dump.session.id, dump.session.settings.tenant, dump.page_ids)
+        async with self._tree.proposed(dump.session.id, dump.page_ids):
+            await self._add(dump.session, _build_restore(dump), None, UNLIMITED)
 
     async def _add(
         self,
@@ -175,7 +157,6 @@ class RedisSessions:
         commit: RedisCommit,
         record: IdempotencyRecord | None,
         limits: TenantLimits,
-        before: str = "",
     ) -> None:
         """Add a session: list it first, then commit it, then list it again if that took long."""
         async with self._idempotency.reserved(record, session.id):
@@ -189,7 +170,6 @@ class RedisSessions:
                     limits=limits,
                     tenant=session.settings.tenant,
                     epoch=NEW,
-                    before=before,
                 )
             except QuotaExceeded:
                 await self._indexes.remove(session.id, session.settings.tenant)

@@ -14,9 +14,8 @@ from services.catalog.redis.connection.keys import META, STATES, TOKENS, TURNS
 from services.catalog.redis.expiry import RedisExpiry
 from services.catalog.redis.histories import RedisHistories
 from services.catalog.redis.indexes.indexes import RedisIndexes
-from services.catalog.redis.indexes.page_runs import RedisPageRuns
+from services.catalog.redis.indexes.page_tree import RedisPageTree
 from services.catalog.redis.indexes.tenant_use import SessionGrowth
-from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.slot.commits import build_settled, build_turn
 from services.catalog.redis.slot.slot import SessionSlots, build_incomplete
 from services.catalog.serialization import decode_tokens, unpack
@@ -29,19 +28,17 @@ class RedisTurns:
         self,
         slots: SessionSlots,
         indexes: RedisIndexes,
-        page_refs: RedisPageRefs,
         histories: RedisHistories,
         expiry: RedisExpiry,
         growth: SessionGrowth,
-        runs: RedisPageRuns,
+        tree: RedisPageTree,
     ) -> None:
         self._slots = slots
         self._indexes = indexes
-        self._page_refs = page_refs
         self._histories = histories
         self._expiry = expiry
         self._growth = growth
-        self._runs = runs
+        self._tree = tree
 
     async def commit(
         self,
@@ -88,10 +85,11 @@ class RedisTurns:
         return decode_tokens(b"".join(tokens))
 
     async def _commit_settled(self, session_id: str, commit: SettleCommit, epoch: int) -> None:
-        changes = build_settled(commit, epoch)
+        changes = build_settled(commit)
         tokens = commit.memory.length
-        applied = await self._growth.apply(session_id, changes, tokens=tokens, epoch=epoch)
-        await self._runs.extend(session_id, applied.tenant, commit.page_ids)
+        async with self._tree.proposed(session_id, commit.page_ids) as proposal:
+            await self._growth.apply(session_id, changes, tokens=tokens, epoch=epoch)
+        await self._tree.settle(session_id, proposal)
 
     async def _commit(
         self,
@@ -102,21 +100,16 @@ class RedisTurns:
     ) -> None:
         turn = commit.turn
         at = await self._indexes.get_time() if commit.calls else time.time()
-        changes = build_turn(commit, epoch, at)
+        changes = build_turn(commit, at)
         if commit.calls:
             await self._indexes.add_pause(turn.session, turn.number, changes.at)
-        for shared in commit.shared or ():
-            await self._page_refs.add_ref(turn.session, shared)
         tokens = turn.outcome.memory.length
-        applied = await self._growth.apply(
-            turn.session, changes, tokens=tokens, limits=limits, epoch=epoch, record=record
-        )
+        async with self._tree.proposed(turn.session, commit.page_ids) as proposal:
+            applied = await self._growth.apply(
+                turn.session, changes, tokens=tokens, limits=limits, epoch=epoch, record=record
+            )
         # The commit stands from here on, whatever becomes of the indexes.
-        followups: list[Awaitable[object]] = [
-            self._runs.extend(turn.session, applied.tenant, commit.page_ids)
-        ]
-        if commit.shared is not None:
-            followups.append(self._page_refs.reconcile(turn.session, commit.shared))
+        followups: list[Awaitable[object]] = [self._tree.settle(turn.session, proposal)]
         if commit.history:
             entry = HistoryEntry(commit.history, turn.session, turn.number)
             followups.append(self._histories.add(entry))

@@ -9,7 +9,7 @@ from services.catalog.sqlite.expiry import SqliteExpiry
 from services.catalog.sqlite.histories import SqliteHistories
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
-from services.catalog.sqlite.page_refs import SqlitePageRefs
+from services.catalog.sqlite.pages import SqlitePages
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.responses import SqliteConversations, SqliteResponses
 from services.catalog.sqlite.sessions import SqliteSessions
@@ -39,7 +39,7 @@ class SqliteCatalog:
         self.tool_calls = SqliteToolCalls(database, self.idempotency)
         self.repairs = SqliteRepairs(database)
         self.episodes = SqliteEpisodes(database)
-        self.page_refs = SqlitePageRefs(database)
+        self.pages = SqlitePages(database)
         self.api_keys = SqliteApiKeys(database)
 
     @classmethod

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import RepairReport
-from kvrecall.domain.sessions.session import Session, SharedPages, Turn
+from kvrecall.domain.sessions.session import Session, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.records import (
     CallPosition,
@@ -59,10 +59,7 @@ def to_session_row(session: Session) -> Row:
 
 
 def from_session_row(
-    row: sqlite3.Row,
-    calls: tuple[PendingCall, ...],
-    repairs: tuple[RepairReport, ...],
-    shared: tuple[SharedPages, ...],
+    row: sqlite3.Row, calls: tuple[PendingCall, ...], repairs: tuple[RepairReport, ...]
 ) -> Session:
     """Convert from a row of `sessions` and the values of other tables."""
     return Session(
@@ -76,7 +73,6 @@ def from_session_row(
         calls=calls,
         repairs=repairs,
         output_due=row["output_due"],
-        shared=shared,
         worker=row["worker"],
     )
 

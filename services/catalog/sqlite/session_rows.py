@@ -7,21 +7,13 @@ import sqlite3
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.sessions.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.records import KeptState, SessionPage
-from services.catalog.serialization import (
-    COMMIT_POINTS,
-    MEMORY,
-    REPAIR,
-    decode_cursor,
-    encode_cursor,
-    seal,
-)
-from services.catalog.sqlite import mapping, page_refs
-from services.catalog.sqlite.page_refs import RESERVED
-from services.catalog.sqlite.page_runs import set_pages
+from services.catalog.serialization import MEMORY, REPAIR, decode_cursor, encode_cursor, seal
+from services.catalog.sqlite import mapping
+from services.catalog.sqlite.pages import set_pages
 from services.catalog.sqlite.storage.queries import Row, fetch_value, insert
 from services.catalog.sqlite.tool_calls import IS_OPEN
 
@@ -33,25 +25,13 @@ def add_session(
     now: float,
     page_ids: bytes = b"",
 ) -> None:
-    """Add a session without turns, with the pages it references. `now` is in Unix seconds."""
+    """Add a session without turns, with its pages. `now` is in Unix seconds."""
     lifetime = session.settings.get_lifetime(session.turns)
     expiry = {"expires_at": None if lifetime is None else now + lifetime}
     insert(db, "sessions", [{**mapping.to_session_row(session), **expiry}])
     state = {"session": session.id, "state": seal(worker_state), "page_ids": seal(page_ids)}
     insert(db, "worker_states", [state])
     set_pages(db, session.id, page_ids)
-    page_refs.replace_refs(db, session.id, session.shared)
-    add_commit_point(db, session.id, session.epoch, session.memory.written_rows)
-
-
-def add_commit_point(db: sqlite3.Connection, session_id: str, epoch: int, length: int) -> None:
-    """Record that `length` tokens are committed under `epoch`; no tokens leave no record."""
-    if length:
-        db.execute(
-            "REPLACE INTO commit_points (session, epoch, length)"
-            " VALUES (:session, :epoch, :length)",
-            {"session": session_id, "epoch": epoch, "length": length},
-        )
 
 
 def replace_worker_state(db: sqlite3.Connection, session_id: str, state: bytes) -> None:
@@ -148,7 +128,6 @@ def _read_whole_session(db: sqlite3.Connection, row: sqlite3.Row) -> Session:
         row,
         _read_open_calls(db, session_id),
         _read_reports_since(db, session_id, row["turns"]),
-        _read_refs(db, session_id),
     )
 
 
@@ -166,16 +145,3 @@ def _read_reports_since(
     query = "SELECT report FROM repairs WHERE session = ? AND turn > ? ORDER BY number"
     rows = db.execute(query, (session_id, turns))
     return tuple(REPAIR.validate_json(row["report"]) for row in rows)
-
-
-def _read_refs(db: sqlite3.Connection, session_id: str) -> tuple[SharedPages, ...]:
-    """Read the pages of other sessions that the session starts with, without reservations."""
-    query = (
-        "SELECT owner, pages, history FROM page_refs WHERE session = ? AND position > ?"
-        " ORDER BY position"
-    )
-    rows = db.execute(query, (session_id, RESERVED))
-    return tuple(
-        SharedPages(row["owner"], row["pages"], COMMIT_POINTS.validate_json(row["history"]))
-        for row in rows
-    )

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Literal
 
 from kvrecall.domain.errors import CatalogError, UnknownSession, UnknownTurn
-from kvrecall.domain.sessions.commit_points import CommitPoint
 from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.sessions.state_machine import SessionState
 from services.catalog.claims import Claims
@@ -16,14 +15,14 @@ from services.catalog.records import (
     EpisodeSet,
     ForkCommit,
     IdempotencyRecord,
-    OrphanedPages,
     SegmentsCommit,
     SessionDump,
     SessionPage,
 )
 from services.catalog.serialization import unseal
-from services.catalog.sqlite import episodes, mapping, page_refs, tool_calls
+from services.catalog.sqlite import episodes, mapping, tool_calls
 from services.catalog.sqlite.idempotency import SqliteIdempotency
+from services.catalog.sqlite.pages import drop_pages
 from services.catalog.sqlite.session_rows import (
     add_session,
     count_by_state,
@@ -39,7 +38,6 @@ from services.catalog.sqlite.storage.queries import (
     fetch_one,
     insert,
     read_use,
-    require_session,
 )
 from services.catalog.sqlite.storage.reader import SnapshotReader
 
@@ -97,17 +95,6 @@ class SqliteSessions:
         """Return the ids of the session's pages, joined. Raises UnknownSession."""
         return await self._read_sealed(session_id, "page_ids")
 
-    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
-        """Return the committed length at the end of each epoch. Raises UnknownSession."""
-        query = "SELECT epoch, length FROM commit_points WHERE session = :session ORDER BY epoch"
-
-        def read(db: sqlite3.Connection) -> tuple[CommitPoint, ...]:
-            require_session(db, session_id)
-            rows = fetch_all(db, query, {"session": session_id})
-            return tuple(CommitPoint(row["epoch"], row["length"]) for row in rows)
-
-        return await self._database.read(read)
-
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""
         return await self._reader.read(lambda db: read_page(db, limit, cursor, tenant))
@@ -159,19 +146,19 @@ class SqliteSessions:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
         await self._database.write(lambda db: _restore(db, dump, self._database.now()))
 
-    async def delete(
-        self, session_id: str, record: IdempotencyRecord | None
-    ) -> list[OrphanedPages]:
-        """Delete the session and return the orphaned pages. Raises UnknownSession."""
+    async def delete(self, session_id: str, record: IdempotencyRecord | None) -> None:
+        """Delete the session; its pages may be dead then. Raises UnknownSession."""
 
-        def change(db: sqlite3.Connection) -> list[OrphanedPages]:
-            orphaned = page_refs.delete_session(db, session_id)
+        def change(db: sqlite3.Connection) -> None:
+            query = "DELETE FROM sessions WHERE id = :session RETURNING last_page"
+            deleted = fetch_one(db, query, {"session": session_id})
+            if deleted is None:
+                raise UnknownSession(session_id)
+            drop_pages(db, deleted["last_page"])
             self._idempotency.store(db, record)
-            return orphaned
 
-        orphaned = await self._database.write(change, session_id, grows=False)
+        await self._database.write(change, session_id, grows=False)
         self._claims.discard(session_id)
-        return orphaned
 
     async def _read_sealed(self, session_id: str, column: Literal["state", "page_ids"]) -> bytes:
         query = f"SELECT {column} FROM worker_states WHERE session = :session"
@@ -196,8 +183,6 @@ def _fork(db: sqlite3.Connection, commit: ForkCommit, now: float) -> None:
         raise UnknownSession(parent)
     if not 0 <= turns <= row["turns"]:
         raise UnknownTurn(parent, turns)
-    page_refs.require_pages(db, commit.session.shared)
-    page_refs.clear_orphaned(db, child)
     add_session(db, commit.session, commit.worker_state, now, commit.page_ids)
     _copy(db, "turns", commit, "number <= :turns")
     for table in _TABLES_OF_CALLS:
@@ -228,9 +213,6 @@ def _restore(db: sqlite3.Connection, dump: SessionDump, now: float) -> None:
     query = "SELECT 1 FROM sessions WHERE id = :session"
     if fetch_one(db, query, {"session": session_id}) is not None:
         raise CatalogError(f"there is a session {session_id!r} already")
-    # The restored rows are stored already: they must not be deleted as orphans of an earlier
-    # session of that id.
-    page_refs.clear_orphaned(db, session_id)
     add_session(db, dump.session, dump.worker_state, now, dump.page_ids)
     insert(db, "turns", [mapping.to_turn_row(turn) for turn in dump.turns])
     tool_calls.add_calls(db, session_id, dump.calls)

@@ -9,7 +9,6 @@ from services.catalog.serialization import decode_tokens, unpack, unseal
 from services.catalog.sqlite import (
     episodes,
     mapping,
-    page_refs,
     repairs,
     session_rows,
     tool_calls,
@@ -43,7 +42,7 @@ class SqliteTurns:
         """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch, QuotaExceeded."""
 
         def change(db: sqlite3.Connection) -> None:
-            _add_turn(db, commit, epoch, self._database.now())
+            _add_turn(db, commit, self._database.now())
             self._idempotency.store(db, record)
             check_session_use(db, commit.turn.session, limits, "tokens", "bytes")
 
@@ -55,7 +54,6 @@ class SqliteTurns:
         def change(db: sqlite3.Connection) -> None:
             session_rows.replace_pages(db, session_id, commit.worker_state, commit.page_ids)
             session_rows.replace_memory(db, session_id, commit.memory)
-            session_rows.add_commit_point(db, session_id, epoch, commit.memory.written_rows)
 
         await self._database.write_fenced(session_id, epoch, change)
 
@@ -95,7 +93,7 @@ class SqliteTurns:
         return await self._database.read(read)
 
 
-def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float) -> None:
+def _add_turn(db: sqlite3.Connection, commit: TurnCommit, now: float) -> None:
     turn = commit.turn
     outcome = turn.outcome
     insert(db, "turns", [mapping.to_turn_row(turn)])
@@ -111,7 +109,6 @@ def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float
         },
     )
     session_rows.replace_memory(db, turn.session, outcome.memory)
-    session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.written_rows)
     session_rows.replace_pages(db, turn.session, commit.worker_state, commit.page_ids)
     if commit.kept is not None:
         session_rows.keep_state(db, turn.session, turn.number, commit.kept)
@@ -120,7 +117,5 @@ def _add_turn(db: sqlite3.Connection, commit: TurnCommit, epoch: int, now: float
     tool_calls.begin_pause(db, turn, commit.calls, now)
     if outcome.own_repair is not None:
         repairs.add_record(db, turn.session, turn.number, outcome.own_repair, commit.repaired)
-    if commit.shared is not None:
-        page_refs.replace_refs(db, turn.session, commit.shared)
     if commit.history:
         add_history(db, HistoryEntry(commit.history, turn.session, turn.number))

@@ -1,15 +1,15 @@
-"""Commands on the data of a stopped server: checks find damaged and orphaned states, sessions move as files."""
+"""Commands on the data of a stopped server: checks find damaged and left states, sessions move as files."""
 
-import sqlite3
+import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from kvrecall_server.admin.fsck import DELETED, REBUILT
+from kvrecall_server.admin.fsck import DEAD, REBUILT
 from kvrecall_server.cli.commands import app
+from services.catalog.sqlite.catalog import SqliteCatalog
 from tests.end_to_end.models.conversation import Begin, Conversation, Undisturbed
 from tests.end_to_end.models.kinds import RECURRENT_KIND
 from tests.end_to_end.servers import Server
@@ -83,21 +83,24 @@ def test_a_missing_state_is_found(used: tuple[Server, Conversation], run: Run) -
 
 
 @HYBRID
-def test_states_of_no_session_are_found_and_deleted(
+def test_states_of_deleted_sessions_are_found_and_deleted(
     used: tuple[Server, Conversation], run: Run
 ) -> None:
-    server, conversation = used
-    with closing(sqlite3.connect(server.data / "catalog.sqlite3")) as catalog:
-        catalog.execute("PRAGMA foreign_keys=ON")
-        catalog.execute("DELETE FROM sessions")
-        catalog.execute("DELETE FROM retained_pages")
-        catalog.commit()
+    server, _ = used
+
+    async def delete_all() -> None:
+        catalog = await SqliteCatalog.open(server.data / "catalog.sqlite3")
+        for session in await catalog.sessions.get_ids():
+            await catalog.sessions.delete(session, None)
+        await catalog.close()
+
+    asyncio.run(delete_all())
     code, output = run("fsck", data=server.data)
-    assert code == 1
-    assert f"owner {conversation.session} state" in output
-    assert DELETED in output
+    assert code == 0
+    assert "states of no session" in output
+    assert DEAD in output
     assert "states of no session deleted now" in run("fsck", "--repair", data=server.data)[1]
-    assert run("fsck", data=server.data)[0] == 0
+    assert "of no session" not in run("fsck", data=server.data)[1]
 
 
 def test_a_session_goes_on_where_its_file_was_imported(

@@ -12,8 +12,10 @@ import pytest
 
 from kvrecall.domain.events import TurnFinished
 from kvrecall.domain.messages import Message, Sampling
+from kvrecall.domain.page_ids import PageId, split_ids
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
+from kvrecall_server.app.catalog import open_catalog
 from kvrecall_server.app.local_service import build_service
 from kvrecall_server.app.settings import Settings
 from reference import MODEL_PATH
@@ -129,6 +131,20 @@ def served(served_once: Served, tmp_path: Path) -> Served:
 def pages_of(served: Served) -> Callable[[], list[Path]]:
     """The segment files, oldest first."""
     return lambda: sorted((served.data / "pages").glob("segment-*.kv"))
+
+
+@pytest.fixture
+def ids_of() -> Callable[[Path, str], list[PageId]]:
+    """The ids of a session's pages, as the catalog of a data directory has them."""
+
+    async def read(data: Path, session: str) -> list[PageId]:
+        catalog = await open_catalog(_settings(data))
+        try:
+            return list(split_ids(await catalog.sessions.get_page_ids(session)))
+        finally:
+            await catalog.close()
+
+    return lambda data, session: asyncio.run(read(data, session))
 
 
 @pytest.fixture(scope="session")

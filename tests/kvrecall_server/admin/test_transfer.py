@@ -13,6 +13,7 @@ import torch
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.page_ids import is_random, split_ids
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
@@ -107,9 +108,10 @@ def test_all_stored_state_is_transferred(
         read_dump(data, served.parent, settings_of) for data in (served.data, elsewhere)
     )
     moved = replace(after.session, epoch=before.session.epoch, worker=before.session.worker)
-    # The pages are written anew, under the epoch of the import.
-    assert {point.length for point in after.history} == {before.session.memory.rows}
-    assert replace(after, session=moved, history=before.history) == before
+    # The pages have ids that no other session has.
+    assert len(after.page_ids) == len(before.page_ids)
+    assert all(is_random(page_id) for page_id in split_ids(after.page_ids))
+    assert replace(after, session=moved, page_ids=before.page_ids) == before
     assert after.session.epoch > before.session.epoch
     assert len(after.turns) == 4
     assert after.session.settings.cache_salt == "ann"
@@ -244,6 +246,31 @@ def rewrite(file: Path, change: Callable[[Record], Record]) -> None:
     with write_archive(file) as writer:
         for record in some:
             writer.add(record)
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"), [(1, "stands behind page 1"), (900, "has page 900")]
+)
+def test_pages_in_another_order_and_pages_that_the_session_does_not_have_are_refused(
+    number: int, sentence: str, command: Command, served: Any, export: Any, elsewhere: Path
+) -> None:
+    def renumber(record: Record) -> Record:
+        is_third = record.kind is RecordKind.PAGE and record.value == 2
+        return replace(record, value=number) if is_third else record
+
+    def cut(record: Record) -> bool:
+        return record.kind is not RecordKind.PAGE or record.value <= 2
+
+    file = export(served.parent)
+    some = [renumber(record) for record in read_records(file) if cut(record)]
+    with write_archive(file) as writer:
+        for record in some:
+            writer.add(record)
+    refused = command("import", file, "--data", elsewhere)
+    assert (refused.exit_code, sentence in " ".join(refused.output.split())) == (2, True)
+    if elsewhere.exists():
+        with closing(NvmeTier(elsewhere / "pages")) as files:
+            assert not list(files.stored())
 
 
 def test_another_models_session_is_refused(

@@ -12,6 +12,7 @@ from kvrecall_server.app.tiers import durable_tiers
 from kvrecall_server.app.wiring import build_store
 from kvstore.format.page import PageLayout
 from reference import MODEL_PATH
+from tests.kvstore.page_ids import make_ids
 from workers.model.loader import load_model
 
 
@@ -24,7 +25,7 @@ def test_codecs_of_tiers_come_from_the_environment(
     rows = torch.randn(
         store.layout.rows_shape(128), generator=torch.Generator().manual_seed(1), dtype=model.dtype
     )
-    store.append("a", rows)
+    store.append("a", rows, make_ids(range(2)))
     store.flush("a")
     used = store.usage()
     store.close()

@@ -23,7 +23,7 @@ from services.cluster.worker_client import Worker
 from services.service import SessionService
 from workers.engine.settings import WorkerSettings
 
-LIMITS = ServiceLimits(orphan_seconds=0.2, reconcile_seconds=0.1, drain_seconds=5)
+LIMITS = ServiceLimits(unknown_page_seconds=1e-3, sweep_seconds=0.1, drain_seconds=5)
 OPTIONS = CreateSession(budget=64, method="snapkv", repair_rows=8)
 
 
@@ -72,7 +72,7 @@ def vanishing(
 async def service_at(
     data: Path, vanishing: Vanishing
 ) -> AsyncIterator[tuple[SessionService, Worker]]:
-    """A service over a real worker that looks for unknown sessions ten times a second."""
+    """A service over a real worker that looks for unknown pages ten times a second."""
     catalog = await vanishing.open()
     settings = WorkerSettings(max_budget=256)
     calls = build_worker_service(MODEL_PATH, data, settings, ram_bytes=1 << 24)
@@ -103,7 +103,7 @@ async def test_no_page_goes_and_nothing_is_created_until_the_catalog_is_back(
     async with service_at(tmp_path / "data", vanishing) as (service, worker):
         await service.status.check_catalog()
         vanishing.vanish()
-        await service.worker_joined("local")  # so all of its sessions are looked up again
+        await service.worker_joined("local")  # so it is swept again
         for refused in (
             lambda: service.create(OPTIONS),
             lambda: service.get(sessions[0]),
@@ -112,7 +112,7 @@ async def test_no_page_goes_and_nothing_is_created_until_the_catalog_is_back(
         ):
             with pytest.raises(CatalogReplaced):
                 await refused()
-        while "reconciliation incomplete" not in capsys.readouterr().out:  # noqa: ASYNC110
+        while "sweep incomplete" not in capsys.readouterr().out:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         vanishing.come_back()
         await service.status.check_catalog()

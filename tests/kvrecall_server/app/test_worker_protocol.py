@@ -337,11 +337,13 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
         await worker.delete(pb.DeleteRequest(session="s"))
         assert await talked(worker, method="snapkv") == said
         assert (await worker.memory("s")).length == len(said)
-        # It was used just now: the catalog may not know it yet.
-        unknown = pb.DeleteUnknownRequest(sessions=[pb.DeleteRequest(session="s")], idle_seconds=60)
-        assert (await worker.delete_unknown("", unknown)).deleted == 0
+        listed = await worker.list_pages("", pb.ListPagesRequest(limit=100))
+        pages = pb.DeletePagesRequest(page_ids=listed.page_ids)
+        await worker.delete_pages(pages)  # the cancelled turn's
+        assert (await worker.delete_pages(pages)).deleted == 0, "the session has the others"
         assert (await worker.memory("s")).length == len(said)
         await worker.delete(pb.DeleteRequest(session="s"))
+        assert (await worker.delete_pages(pages)).deleted > 0
         (stats,) = (await worker.stats()).values()
         assert sum(tier.bytes for tier in stats.tiers.values()) == 0
 

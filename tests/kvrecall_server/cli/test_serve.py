@@ -25,6 +25,7 @@ from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from reference import MODEL_PATH
+from tests.kvstore.page_ids import make_ids
 from workers.model.loader import load_model
 
 
@@ -70,7 +71,7 @@ def test_a_data_directory_of_another_model_is_refused(
         n_layers=1, n_kv_heads=1, head_dim=2, dtype=torch.float32, fingerprint="another"
     )
     store = RowStore(layout, [NvmeTier(tmp_path / "pages")])
-    store.append("some-session", torch.zeros(1, 2, 1, 64, 2))
+    store.append("some-session", torch.zeros(1, 2, 1, 64, 2), make_ids(range(1)))
     store.flush("some-session")
     store.close()
     found = command("serve", "--data", tmp_path, "--port", "0")
@@ -83,7 +84,9 @@ def test_rows_of_another_quantization_are_refused(
     layout = page_layout(load_model(MODEL_PATH, dtype=torch.bfloat16, device="cpu"))
     store = RowStore(layout, [NvmeTier(tmp_path / "pages")])
     store.append(
-        "some-session", torch.zeros(layout.rows_shape(layout.page_tokens), dtype=torch.bfloat16)
+        "some-session",
+        torch.zeros(layout.rows_shape(layout.page_tokens), dtype=torch.bfloat16),
+        make_ids(range(1)),
     )
     store.flush("some-session")
     store.close()

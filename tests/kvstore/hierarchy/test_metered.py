@@ -9,6 +9,7 @@ from torch import Tensor
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
+from tests.kvstore.stored_rows import append
 
 MakeRows = Callable[..., Tensor]
 
@@ -19,7 +20,7 @@ def test_tier_calls_are_counted_and_timed_with_their_errors(
     store = RowStore(layout, [RamTier(1 << 20), blocked_tier])
     blocked_tier.release.set()
     blocked_tier.failing = True
-    store.append("a", make_rows(8))
+    append(store, "a", make_rows(8))
     assert not store.flush("a")
     blocked_tier.failing = False
     assert store.flush("a")

@@ -16,6 +16,7 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis.tier import RedisTier
+from tests.kvstore.stored_rows import append, write
 
 MakeRows = Callable[..., Tensor]
 Until = Callable[..., None]
@@ -54,14 +55,12 @@ def test_turns_end_and_statistics_are_answered_while_redis_is_silent(
     until: Until,
 ) -> None:
     store = open_worker(files)
-    for session in "abcdefgh":
-        store.open(session, epoch=1, length=0)
-        store.append(session, make_rows(29))
-        assert store.flush(session)
+    for seed, session in enumerate("abcdefgh"):
+        write(store, session, make_rows(29, seed=seed))
     server.signal(signal.SIGSTOP)
     began = monotonic()
     for session in "abcdefgh":
-        store.append(session, make_rows(3))
+        append(store, session, make_rows(3))
         assert store.flush(session) == (files is not None), "durable in the files, if there are any"
     assert monotonic() - began < 15, "one timeout of 2 s for all of them"
     began = monotonic()

@@ -1,96 +1,86 @@
-"""Opening a session under an epoch restores exactly its committed rows."""
+"""Opening a session gives it exactly the pages that it is opened with."""
 
 from collections.abc import Callable
+from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from kvstore.errors import MissingPageError, StaleWriterError
-from kvstore.format.commit_history import CommitHistory, CommitPoint
-from kvstore.format.page import PageKey
-from kvstore.format.page_table import SharedPages
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
+from kvstore.tiers.ram import RamTier
+from tests.kvstore.stored_rows import append, get_pages, list_stored, name_pages, read_all, write
 
 OpenStore = Callable[..., RowStore]
 MakeRows = Callable[..., Tensor]
 
 
-def read_all(store: RowStore, session: str) -> Tensor:
-    return store.gather(session, torch.arange(store.length(session)))
-
-
-def write_first_turn(store: RowStore, session: str, rows: Tensor) -> None:
-    """Open a session, append rows and flush them."""
-    store.open(session, epoch=1, length=0)
-    store.append(session, rows)
-    assert store.flush(session)
-
-
-def stored_tokens(store: RowStore, session: str) -> dict[int, int]:
-    """Token count of each page of a session in the lowest tier, by index."""
-    return {
-        header.key.index: header.valid_tokens
-        for header in store._stack.tiers.lowest.stored(session)
-    }
-
-
-def test_reopening_a_session_restores_the_committed_rows(
+def test_reopening_a_session_discards_what_it_was_not_opened_with(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
     rows = make_rows(24)
-    write_first_turn(store, "a", rows)
-    for epoch in (1, 1, 2, 3, 7):
-        store.append("a", make_rows(20, seed=epoch))
-        store.open("a", epoch=epoch, length=24, history=CommitHistory([CommitPoint(1, 24)]))
+    ids = write(store, "a", rows)
+    for seed in range(5):
+        append(store, "a", make_rows(20, seed=seed + 1))
+        store.open("a", ids)
         assert torch.equal(read_all(store, "a"), rows)
+        assert store.flush("a")
         store.check()
-    with pytest.raises(StaleWriterError):
-        store.open("a", epoch=6, length=24)
-    assert torch.equal(read_all(store, "a"), rows)
 
 
-def test_rows_truncated_at_opening_are_deleted_from_the_files(
-    open_store: OpenStore, make_rows: MakeRows
-) -> None:
-    store = open_store()
-    write_first_turn(store, "a", make_rows(60))
-    assert stored_tokens(store, "a") == dict.fromkeys(range(7), 8), "no file has an unfinished page"
-    store.open("a", epoch=2, length=24)
-    assert stored_tokens(store, "a") == {0: 8, 1: 8, 2: 8}
-
-
-def test_opening_references_the_prefix_of_another_session(
+def test_a_session_may_be_opened_with_pages_of_another_one(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
     rows = make_rows(29)
-    write_first_turn(store, "a", rows)
-    store.open("b", epoch=1, length=0)
-    store.open("b", epoch=1, length=16, shared=[SharedPages("a", 2)])
+    ids = write(store, "a", rows)
+    store.open("b", [])
+    store.open("b", ids[:2])
     assert torch.equal(read_all(store, "b"), rows[:, :, :, :16])
     assert store.missing_pages("b") == []
-    store.open("b", epoch=1, length=0)
+    store.open("b", [])
     assert store.length("b") == 0
-    store.append("b", rows)
+    append(store, "b", rows)
     assert store.flush("b")
     store.check()
 
 
-def test_pages_behind_a_missing_page_stay_readable(
-    open_store: OpenStore, make_rows: MakeRows
+def test_pages_of_an_aborted_turn_that_no_tier_accepted_are_not_written_any_more(
+    layout: PageLayout, make_rows: MakeRows, blocked_tier: Any
 ) -> None:
-    store = open_store()
-    rows = make_rows(29)
-    write_first_turn(store, "a", rows)
-    store._stack.tiers.lowest.delete([PageKey("a", 1)])
+    store = RowStore(layout, [blocked_tier])
+    blocked_tier.release.set()
+    rows = make_rows(16)
+    ids = write(store, "a", rows)
+    blocked_tier.failing = True
+    append(store, "a", make_rows(16, seed=1))
+    assert not store.flush("a")
+    store.open("a", ids)
+    append(store, "a", make_rows(16, seed=2))
+    assert not store.flush("a")
+    store.truncate("a", 16)
+    kept = make_rows(8, seed=3)
+    append(store, "a", kept)
+    blocked_tier.failing = False
+    assert store.flush("a")
+    expected = torch.cat([rows, kept], 3)
+    assert list_stored(store) == set(name_pages(expected, layout.page_tokens))
+    assert torch.equal(read_all(store, "a"), expected)
     store.close()
-    again = open_store()
-    again.open("a", epoch=2, length=40)
-    assert again.missing_pages("a") == [1, 3, 4], "page 3 was never finished"
-    assert torch.equal(again.gather("a", torch.arange(16, 24)), rows[:, :, :, 16:24])
-    with pytest.raises(MissingPageError):
-        again.gather("a", torch.tensor([9]))
-    with pytest.raises(MissingPageError):
-        list(again.scan_keys("a"))
+
+
+def test_pages_of_an_aborted_turn_that_another_session_has_are_written(
+    layout: PageLayout, make_rows: MakeRows, blocked_tier: Any
+) -> None:
+    store = RowStore(layout, [RamTier(1 << 20), blocked_tier])
+    rows = make_rows(16)
+    for session in "ab":
+        append(store, session, rows)
+    store.truncate("a", 0)
+    store.open("b", get_pages(store, "b"))
+    blocked_tier.release.set()
+    assert store.flush("b")
+    assert torch.equal(read_all(store, "b"), rows)
+    assert list_stored(store) == set(name_pages(rows, layout.page_tokens))
+    store.close()

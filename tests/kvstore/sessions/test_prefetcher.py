@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvstore.format.page import PageKey, PageLayout
 from kvstore.store import RowStore
+from tests.kvstore.stored_rows import write
 
 OpenStore = Callable[..., RowStore]
 MakeRows = Callable[..., Tensor]
@@ -14,18 +14,16 @@ Until = Callable[..., None]
 
 
 def test_prefetched_pages_are_read_from_memory(
-    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout, until: Until
+    open_store: OpenStore, make_rows: MakeRows, until: Until
 ) -> None:
     store = open_store(ram_pages=8)
     rows = make_rows(80)
-    store.append("a", rows)
-    store.append("b", rows)
-    assert store.flush("a")
-    assert store.flush("b")
+    ids = write(store, "a", rows)
+    write(store, "b", make_rows(80, seed=1))
     for _ in range(2):
         store.prefetch("a")
     store.prefetch("unknown")
-    hot = [PageKey("a", index) for index in range(6, 10)]
+    hot = ids[6:]
     until(
         lambda: all(store._stack.tiers.all[0].contains(hot)),
         "half of the memory holds the last pages",

@@ -9,23 +9,24 @@ import torch
 
 from kvstore.errors import TierFullError, TierSettingsError
 from kvstore.format.codec import Codec, decode_page, encode_page
-from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header
-from kvstore.format.page_table import PageVersion
+from kvstore.format.page import HEADER_BYTES, PageId, PageLayout, parse_header
 from kvstore.tiers.ram import RamTier
+from tests.kvstore.page_ids import make_id, make_ids
 
-MakePage = Callable[..., tuple[PageKey, bytes]]
+MakePage = Callable[..., tuple[PageId, bytes]]
+NUMBERS = {make_id(number): number for number in range(100)}
 
 
-def stored_indices(tier: RamTier) -> list[int]:
-    return sorted(header.key.index for header in tier.stored())
+def stored_numbers(tier: RamTier) -> list[int]:
+    return sorted(NUMBERS[header.id] for header in tier.stored())
 
 
 def test_the_coldest_backed_page_is_dropped_first(layout: PageLayout, make_page: MakePage) -> None:
     tier = RamTier(3 * layout.page_bytes)
-    tier.put([make_page(index) for index in range(3)], backed=True)
-    tier.get([PageKey("s", 0)])
+    tier.put([make_page(number) for number in range(3)], backed=True)
+    tier.get([make_id(0)])
     tier.put([make_page(3)], backed=True)
-    assert stored_indices(tier) == [0, 2, 3]
+    assert stored_numbers(tier) == [0, 2, 3]
     tier.check()
 
 
@@ -34,11 +35,11 @@ def test_an_unbacked_page_is_never_dropped(layout: PageLayout, make_page: MakePa
     tier.put([make_page(0)])
     tier.put([make_page(1)], backed=True)
     tier.put([make_page(2)], backed=True)
-    assert stored_indices(tier) == [0, 2]
+    assert stored_numbers(tier) == [0, 2]
     tier.put([make_page(3)])
     with pytest.raises(TierFullError):
         tier.put([make_page(4)], backed=True)
-    assert stored_indices(tier) == [0, 3]
+    assert stored_numbers(tier) == [0, 3]
     tier.check()
 
 
@@ -47,25 +48,26 @@ def test_a_page_that_became_backed_may_be_dropped(layout: PageLayout, make_page:
     tier.put([make_page(0)])
     tier.put([make_page(0)], backed=True)
     tier.put([make_page(1)], backed=True)
-    assert stored_indices(tier) == [1]
+    assert stored_numbers(tier) == [1]
 
 
-def test_a_longer_version_replaces_its_page_within_the_limit(
+def test_a_page_that_no_lower_tier_has_any_more_is_kept(
     layout: PageLayout, make_page: MakePage
 ) -> None:
     tier = RamTier(2 * layout.page_bytes)
-    tier.put([make_page(0, 1, tokens=3), make_page(1)])
-    tier.put([make_page(0, 2)])
-    assert tier.used_bytes == tier.limit_bytes
+    tier.put([make_page(0), make_page(1)], backed=True)
+    tier.put([make_page(0)])
+    tier.put([make_page(2)], backed=True)
+    assert stored_numbers(tier) == [0, 2]
     tier.check()
 
 
 def test_a_refused_put_drops_nothing(layout: PageLayout, make_page: MakePage) -> None:
     tier = RamTier(layout.page_bytes)
-    tier.put([make_page(0, tokens=2)], backed=True)
+    tier.put([make_page(0)], backed=True)
     with pytest.raises(TierFullError):
-        tier.put([(PageKey("s", 1), make_page(1)[1] + b"\0")])
-    assert stored_indices(tier) == [0]
+        tier.put([(make_id(1), make_page(1)[1] + b"\0")])
+    assert stored_numbers(tier) == [0]
 
 
 def test_a_page_that_is_read_stays_intact_after_it_was_dropped(
@@ -73,14 +75,14 @@ def test_a_page_that_is_read_stays_intact_after_it_was_dropped(
 ) -> None:
     tier = RamTier(2 * layout.page_bytes)
     tier.put([make_page(0), make_page(1)])
-    (read,) = tier.get([PageKey("s", 0)])
+    (read,) = tier.get([make_id(0)])
     assert read is not None
     rows = decode_page(layout, parse_header(read), read)
     expected = rows.clone()
     del read
-    for sequence in range(2, 9):
-        tier.delete([PageKey("s", 0)])
-        tier.put([make_page(0, sequence)])
+    for number in range(2, 9):
+        tier.delete(make_ids(range(number)))
+        tier.put([make_page(number)])
     assert torch.equal(rows, expected)
     tier.check()
 
@@ -90,7 +92,7 @@ def test_get_returns_views_without_copying(layout: PageLayout, make_page: MakePa
     tier.put([make_page(0)])
     addresses = []
     for _ in range(2):
-        (read,) = tier.get([PageKey("s", 0)])
+        (read,) = tier.get([make_id(0)])
         assert read is not None
         addresses.append(decode_page(layout, parse_header(read), read).data_ptr())
     assert addresses[0] == addresses[1]
@@ -110,23 +112,23 @@ def test_an_impossible_memory_limit_is_refused_at_the_start() -> None:
         RamTier(1 << 60)
 
 
-def address_of(tier: RamTier, index: int) -> int:
+def address_of(tier: RamTier, number: int) -> int:
     """Where the rows of a resident page lie."""
-    (blob,) = tier.get([PageKey("s", index)])
+    (blob,) = tier.get([make_id(number)])
     assert blob is not None
     return torch.frombuffer(blob, dtype=torch.uint8).data_ptr() + HEADER_BYTES
 
 
 def test_pages_have_what_readers_do_not_reserve(layout: PageLayout, make_page: MakePage) -> None:
     tier = RamTier(8 * layout.page_bytes)
-    tier.put([make_page(index) for index in range(8)], backed=True)
+    tier.put([make_page(number) for number in range(8)], backed=True)
     assert tier.reserve(5 * layout.page_bytes)
-    assert stored_indices(tier) == [5, 6, 7]
+    assert stored_numbers(tier) == [5, 6, 7]
     tier.put([make_page(8)], backed=True)
-    assert stored_indices(tier) == [6, 7, 8]
+    assert stored_numbers(tier) == [6, 7, 8]
     assert tier.reserve(0)
-    tier.put([make_page(index) for index in range(5)], backed=True)
-    assert stored_indices(tier) == [0, 1, 2, 3, 4, 6, 7, 8]
+    tier.put([make_page(number) for number in range(5)], backed=True)
+    assert stored_numbers(tier) == [0, 1, 2, 3, 4, 6, 7, 8]
     tier.check()
 
 
@@ -134,19 +136,19 @@ def test_a_held_page_counts_once_and_is_not_dropped(
     layout: PageLayout, make_page: MakePage
 ) -> None:
     tier = RamTier(8 * layout.page_bytes)
-    tier.put([make_page(index) for index in range(5)], backed=True)
+    tier.put([make_page(number) for number in range(5)], backed=True)
     assert tier.reserve(3 * layout.page_bytes)
-    places = [address_of(tier, index) for index in range(3)]
-    for index, place in enumerate(places):
-        tier.hold(PageVersion(PageKey("s", index), 1), place)
-    tier.put([make_page(index) for index in range(5, 11)], backed=True)
-    assert stored_indices(tier) == [0, 1, 2, 6, 7, 8, 9, 10]
+    places = [address_of(tier, number) for number in range(3)]
+    for number, place in enumerate(places):
+        tier.hold(make_id(number), place)
+    tier.put([make_page(number) for number in range(5, 11)], backed=True)
+    assert stored_numbers(tier) == [0, 1, 2, 6, 7, 8, 9, 10]
     tier.check()
-    tier.release(PageVersion(PageKey("s", 0), 1))
+    tier.release(make_id(0))
     assert tier.room_bytes == 6 * layout.page_bytes
-    for index in range(11, 17):
-        tier.put([make_page(index)], backed=True)
-    assert stored_indices(tier) == [1, 2, *range(11, 17)]
+    for number in range(11, 17):
+        tier.put([make_page(number)], backed=True)
+    assert stored_numbers(tier) == [1, 2, *range(11, 17)]
     tier.check()
 
 
@@ -157,10 +159,10 @@ def test_a_page_whose_reader_has_it_elsewhere_is_as_any_other(
     tier.put([make_page(0), make_page(1)], backed=True)
     assert tier.reserve(2 * layout.page_bytes)
     elsewhere = torch.empty(layout.page_bytes, dtype=torch.uint8)
-    tier.hold(PageVersion(PageKey("s", 0), 1), elsewhere.data_ptr())
-    tier.hold(PageVersion(PageKey("s", 9), 1), elsewhere.data_ptr())
+    tier.hold(make_id(0), elsewhere.data_ptr())
+    tier.hold(make_id(9), elsewhere.data_ptr())
     tier.put([make_page(2)], backed=True)
-    assert stored_indices(tier) == [1, 2]
+    assert stored_numbers(tier) == [1, 2]
     tier.check()
 
 
@@ -174,10 +176,10 @@ def test_readers_leave_a_quarter_to_pages_that_no_lower_tier_has(
     with pytest.raises(TierFullError, match="by open sessions"):
         tier.put([make_page(2)])
     assert tier.reserve(3 * layout.page_bytes), "less is never refused"
-    tier.put([make_page(index) for index in range(2, 5)])
+    tier.put([make_page(number) for number in range(2, 5)])
     assert tier.reservable_bytes == 3 * layout.page_bytes
     assert not tier.reserve(3 * layout.page_bytes + 1)
-    assert stored_indices(tier) == [0, 1, 2, 3, 4]
+    assert stored_numbers(tier) == [0, 1, 2, 3, 4]
     tier.check()
 
 
@@ -188,13 +190,13 @@ def test_a_held_page_stays_where_it_is_when_a_lower_tier_has_it_too(
     tier.put([make_page(0)])
     assert tier.reserve(layout.page_bytes)
     place = address_of(tier, 0)
-    tier.hold(PageVersion(PageKey("s", 0), 1), place)
+    tier.hold(make_id(0), place)
     assert tier.reservable_bytes == 3 * layout.page_bytes
     tier.put([make_page(0)], backed=True)
     assert address_of(tier, 0) == place
-    tier.release(PageVersion(PageKey("s", 0), 1))
-    tier.put([make_page(index) for index in range(1, 5)], backed=True)
-    assert stored_indices(tier) == [1, 2, 3, 4]
+    tier.release(make_id(0))
+    tier.put([make_page(number) for number in range(1, 5)], backed=True)
+    assert stored_numbers(tier) == [1, 2, 3, 4]
     tier.check()
 
 
@@ -203,46 +205,42 @@ def test_memory_that_readers_have_elsewhere_is_given_back() -> None:
     layout = PageLayout(4, 4, 64, torch.float32, "large", 64)
     tier = RamTier(64 * layout.page_bytes)
     rows = torch.ones(layout.rows_shape(layout.page_tokens))
-    for index in range(64):
-        key = PageKey("s", index)
-        tier.put([(key, encode_page(layout, key, 1, rows))], backed=True)
+    for number in range(64):
+        page_id = make_id(number)
+        tier.put([(page_id, encode_page(layout, page_id, rows, written_at=1))], backed=True)
     before = psutil.Process().memory_info().rss
     assert tier.reserve(48 * layout.page_bytes)
     given_back = before - psutil.Process().memory_info().rss
     assert given_back > 40 * layout.page_bytes
-    assert len(stored_indices(tier)) == 16
+    assert len(stored_numbers(tier)) == 16
 
 
 def test_pages_that_are_here_when_their_bytes_are_reserved_are_not_dropped_for_them(
     layout: PageLayout, make_rows: Callable[..., torch.Tensor], make_page: MakePage
 ) -> None:
-    """But for encoded ones and those of another version: what readers get of these lies elsewhere."""
+    """But for encoded ones: what readers get of these lies elsewhere."""
     tier = RamTier(8 * layout.page_bytes)
-    encoded = PageKey("s", 1)
     rows = make_rows(layout.page_tokens)
-    tier.put([make_page(0)], backed=True)
-    tier.put([(encoded, encode_page(layout, encoded, 1, rows, Codec.INT8))], backed=True)
-    tier.put([make_page(2, 2)], backed=True)
-    tier.put([make_page(index) for index in range(3, 8)], backed=True)
-    versions = [PageVersion(PageKey("s", index), 1) for index in (0, 1, 2, 9)]
-    assert tier.reserve(4 * layout.page_bytes, versions)
-    tier.put([make_page(index) for index in range(10, 14)], backed=True)
-    assert stored_indices(tier) == [0, 10, 11, 12, 13]
+    encoded = encode_page(layout, make_id(1), rows, Codec.INT8, written_at=1)
+    tier.put([make_page(0), (make_id(1), encoded)], backed=True)
+    tier.put([make_page(number) for number in range(2, 8)], backed=True)
+    assert tier.reserve(4 * layout.page_bytes, [make_id(number) for number in (0, 1, 9)])
+    tier.put([make_page(number) for number in range(10, 14)], backed=True)
+    assert stored_numbers(tier) == [0, 10, 11, 12, 13]
     tier.check()
 
 
-def test_a_page_that_was_written_anew_is_not_let_go_with_its_old_version(
+def test_a_page_that_was_deleted_and_put_again_is_held_by_nobody(
     layout: PageLayout, make_page: MakePage
 ) -> None:
+    """Its reader has the memory of the page that was deleted."""
     tier = RamTier(4 * layout.page_bytes)
-    old, new = (PageVersion(PageKey("s", 0), sequence) for sequence in (1, 2))
-    tier.put([make_page(0, 1)], backed=True)
-    assert tier.reserve(layout.page_bytes, [old])
-    tier.put([make_page(0, 2)], backed=True)
-    assert tier.held_bytes == 0
-    assert tier.reserve(2 * layout.page_bytes, [new])
-    tier.release(old)
+    tier.put([make_page(0)], backed=True)
+    assert tier.reserve(layout.page_bytes, [make_id(0)])
     assert tier.held_bytes == layout.page_bytes
-    tier.put([make_page(index) for index in range(1, 6)], backed=True)
-    assert tier.contains([new.key]) == [True]
+    tier.delete([make_id(0)])
+    tier.put([make_page(0)], backed=True)
+    assert tier.held_bytes == 0
+    tier.release(make_id(0))
+    assert tier.room_bytes == 3 * layout.page_bytes
     tier.check()

@@ -1,10 +1,11 @@
 """Sessions' pages as plain lists, which a tree of page ids is compared with."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
-from services.catalog.page_tree import Run
+# The pages of a tree: the one before each (None: none), and its number of references.
+Tree = Mapping[bytes, tuple[bytes | None, int]]
 
 
 def name_chain(tokens: Sequence[int]) -> tuple[bytes, ...]:
@@ -16,55 +17,49 @@ def name_chain(tokens: Sequence[int]) -> tuple[bytes, ...]:
     return tuple(ids)
 
 
-class StoredRuns:
-    """`services.catalog.page_tree.Runs` in memory."""
+class StoredNodes:
+    """`services.catalog.page_tree.Nodes` in memory."""
 
     def __init__(self) -> None:
-        self.by_id: dict[int, Run] = {}
-        self._next = 1
+        self.tree: dict[bytes, tuple[bytes | None, int]] = {}
+        self.dead: set[bytes] = set()
 
-    def find(self, first: bytes) -> Run | None:
-        """The run that begins with a page."""
-        found = [run for run in self.by_id.values() if run.pages[0] == first]
-        assert len(found) < 2, "no two runs begin with the same page"
-        return found[0] if found else None
+    def has(self, page: bytes) -> bool:
+        """Whether the page is in the tree."""
+        return page in self.tree
 
-    def get(self, run_id: int) -> Run:
-        """A run that exists."""
-        return self.by_id[run_id]
+    def add(self, page: bytes, before: bytes | None) -> None:
+        """Add a page with one reference."""
+        assert page not in self.tree
+        assert before is None or before in self.tree
+        self.tree[page] = (before, 1)
+        self.dead.discard(page)
 
-    def add(self, parent: int | None, refs: int, pages: Sequence[bytes]) -> int:
-        """Add a run."""
-        run_id, self._next = self._next, self._next + 1
-        self.by_id[run_id] = Run(run_id, parent, refs, tuple(pages))
-        return run_id
+    def hold(self, page: bytes) -> None:
+        """Add a reference to a page."""
+        before, refs = self.tree[page]
+        self.tree[page] = (before, refs + 1)
 
-    def put(self, run: Run) -> None:
-        """Replace a run."""
-        assert run.id in self.by_id
-        self.by_id[run.id] = run
-
-    def remove(self, run_id: int) -> None:
-        """Remove a run."""
-        del self.by_id[run_id]
-
-
-def list_pages(runs: dict[int, Run], leaf: int | None) -> tuple[bytes, ...]:
-    """The pages up to the end of a run."""
-    pages: tuple[bytes, ...] = ()
-    while leaf is not None:
-        pages = runs[leaf].pages + pages
-        leaf = runs[leaf].parent
-    return pages
+    def release(self, page: bytes) -> bytes | None:
+        """Take a reference from a page; without any it is dead."""
+        before, refs = self.tree.pop(page)
+        if refs > 1:
+            self.tree[page] = (before, refs - 1)
+            return None
+        self.dead.add(page)
+        return before
 
 
-def check_runs(
-    runs: dict[int, Run], leaves: dict[str, int | None], chains: dict[str, tuple[bytes, ...]]
-) -> None:
-    """Check that the runs are those of the chains: each page once, each count right."""
-    assert {name: list_pages(runs, leaf) for name, leaf in leaves.items()} == chains
-    pages = [page for run in runs.values() for page in run.pages]
-    assert Counter(pages) == Counter({page for chain in chains.values() for page in chain})
-    refs = Counter(leaf for leaf in leaves.values() if leaf is not None)
-    refs.update(run.parent for run in runs.values() if run.parent is not None)
-    assert {run.id: run.refs for run in runs.values()} == refs
+def check_tree(tree: Tree, chains: Iterable[tuple[bytes, ...]]) -> None:
+    """Check that the tree has the pages of the chains alone, each count right."""
+    ends = [chain[-1] for chain in chains if chain]
+    pages = {page for chain in chains for page in chain}
+    assert tree.keys() == pages
+    refs = Counter([*ends, *(before for before, _ in tree.values() if before is not None)])
+    assert {page: count for page, (_, count) in tree.items()} == refs
+    befores = {
+        page: before
+        for chain in chains
+        for before, page in zip((None, *chain), chain, strict=False)
+    }
+    assert {page: before for page, (before, _) in tree.items()} == befores

@@ -1,14 +1,10 @@
-"""A catalog has an id and a secret of its own, and says which sessions it does not know."""
+"""A catalog has an id and a secret of its own."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 from kvrecall.domain.page_ids import KEY_BYTES
-from kvrecall.domain.sessions.session import Session, SharedPages
-from services.catalog.base import Catalog
-from services.catalog.records import ForkCommit, OrphanedPages, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.sqlite.catalog import SqliteCatalog
 
@@ -36,25 +32,3 @@ async def test_gateways_of_one_namespace_share_its_id_and_its_secret(
     assert one.id == same.id != other.id
     assert one.secret == same.secret != other.secret
     assert len(one.secret) == KEY_BYTES
-
-
-async def test_sessions_that_do_not_exist_are_found_with_their_shared_pages(
-    catalog: Catalog,
-    make_session: Callable[..., Session],
-    make_turn: Callable[..., TurnCommit],
-) -> None:
-    for session in ("kept", "parent", "gone"):
-        await catalog.sessions.create(make_session(session), b"", None)
-    await catalog.turns.commit(make_turn("parent", 1), 1, None)
-    shared = (SharedPages("parent", 3),)
-    child = replace(await catalog.sessions.get("parent"), id="child", shared=shared)
-    await catalog.sessions.fork(ForkCommit(child, "parent", 1, b"child"), None)
-    for session in ("parent", "gone"):
-        await catalog.sessions.delete(session, None)
-    found = await catalog.page_refs.find_unknown(["kept", "parent", "gone", "never", "child"])
-    assert sorted(found, key=lambda each: each.session) == [
-        OrphanedPages("gone", 0),
-        OrphanedPages("never", 0),
-        OrphanedPages("parent", 3),
-    ]
-    assert await catalog.page_refs.find_unknown([]) == []

@@ -10,7 +10,7 @@ from kvrecall.domain.errors import UnknownCall, UnknownEpisode, UnknownSession, 
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.tool_calls import CallStatus, PendingCall, ToolOutput
 from services.catalog.base import Catalog
 from services.catalog.records import (
@@ -74,7 +74,7 @@ def build_child(parent: Session, **changes: Any) -> Session:
 async def test_a_fork_at_the_last_turn_copies_all_state_of_its_parent(
     catalog: Catalog, parent: Session
 ) -> None:
-    child = build_child(parent, shared=(SharedPages("parent", 2),))
+    child = build_child(parent)
     await catalog.sessions.fork(ForkCommit(child, "parent", 3, b"child's"), None)
     assert await catalog.sessions.get("child") == child
     assert await catalog.sessions.get_worker_state("child") == b"child's"
@@ -164,14 +164,13 @@ async def test_a_fork_at_an_earlier_turn_continues_from_that_turn(
 
 
 async def test_a_fork_that_fails_leaves_nothing(catalog: Catalog, parent: Session) -> None:
-    child = build_child(parent, shared=(SharedPages("parent", 1),))
+    child = build_child(parent)
     for turns in (-1, 4):
         with pytest.raises(UnknownTurn):
             await catalog.sessions.fork(ForkCommit(child, "parent", turns, b""), None)
     with pytest.raises(UnknownSession):
         await catalog.sessions.fork(ForkCommit(child, "unknown", 1, b""), None)
     assert await catalog.sessions.get_ids() == ["parent"]
-    assert (await catalog.sessions.delete("parent", None))[0].keep_pages == 0
 
 
 async def test_a_fork_s_stored_response_is_valid_as_long_as_the_child_exists(

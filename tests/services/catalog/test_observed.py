@@ -21,7 +21,7 @@ AGGREGATES = {
     "histories": base.Histories,
     "idempotency": base.Idempotency,
     "leases": base.Leases,
-    "page_refs": base.PageRefs,
+    "pages": base.Pages,
     "repairs": base.Repairs,
     "responses": Responses,
     "sessions": base.Sessions,
@@ -34,23 +34,24 @@ KINDS: dict[Kind, str] = {
     """,
     "list": """
         api_keys.get_all conversations.get_all expiry.get_expired expiry.get_next
-        page_refs.get_orphaned page_refs.get_retained sessions.get_ids sessions.get_page
+        pages.get_dead sessions.get_ids sessions.get_page
         tool_calls.get_idle_sessions
     """,
     "commit": """
         api_keys.add api_keys.revoke api_keys.touch conversations.add_items conversations.create
         conversations.delete conversations.delete_item conversations.update episodes.clear
-        episodes.commit_build episodes.commit_segments page_refs.begin_creation
-        page_refs.confirm_deleted page_refs.reserve repairs.commit responses.delete responses.store
+        episodes.commit_build episodes.commit_segments
+        pages.confirm_deleted repairs.commit responses.delete responses.store
         sessions.create sessions.delete sessions.fork sessions.restore tool_calls.commit
         turns.commit turns.commit_settled
     """,
     "read": """
         api_keys.exist api_keys.get conversations.get conversations.get_item
         conversations.get_items episodes.get episodes.get_built episodes.get_segments
-        histories.find idempotency.get page_refs.find_prefix page_refs.find_unknown
+        histories.find idempotency.get pages.count_dead pages.find_live
+        pages.find_unknown
         repairs.get_latest responses.get sessions.count sessions.count_by_state sessions.get
-        sessions.get_history sessions.get_page_ids sessions.get_use sessions.get_worker_state
+        sessions.get_page_ids sessions.get_use sessions.get_worker_state
         tool_calls.get tool_calls.get_pieces tool_calls.get_time turns.get_after turns.get_state
         turns.get_token_ids
     """,

@@ -11,13 +11,13 @@ import pytest
 from kvrecall.domain.errors import CatalogReplaced
 from kvrecall.domain.sessions.session import Session
 from services.catalog.base import Catalog
-from services.catalog.records import OrphanedPages
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.responses import StoredConversation
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]
 Open = Callable[..., Awaitable[RedisCatalog]]
+PAGE = bytes(16)
 
 
 @pytest.fixture
@@ -31,9 +31,8 @@ async def assert_refused(catalog: Catalog, session: Session) -> None:
     for refused in (
         lambda: catalog.sessions.create(session, b"", None),
         lambda: catalog.sessions.get("kept"),
-        lambda: catalog.page_refs.find_unknown(["kept"]),
-        lambda: catalog.page_refs.get_orphaned(),
-        lambda: catalog.page_refs.begin_creation("child"),
+        lambda: catalog.pages.find_unknown([PAGE]),
+        lambda: catalog.pages.get_dead(1),
         lambda: catalog.conversations.create(StoredConversation("conv_1", "", 1), ()),
         lambda: catalog.api_keys.exist(),
         lambda: catalog.sessions.count(""),
@@ -66,7 +65,7 @@ async def test_an_emptied_redis_is_refused_and_takes_no_key_until_the_data_are_b
     for server, key, value in saved:
         server.client.restore(key, 0, value)
     await catalog.sessions.create(make_session("new"), b"", None)
-    assert await catalog.page_refs.find_unknown(["kept", "gone"]) == [OrphanedPages("gone", 0)]
+    assert await catalog.pages.find_unknown([PAGE]) == [PAGE]
 
 
 def take_keys(servers: list[Any], namespace: str) -> list[tuple[Any, bytes, bytes]]:
@@ -124,6 +123,6 @@ async def test_a_file_that_is_deleted_or_replaced_is_refused_until_it_is_back(
     else:
         (aside / path.name).rename(path)
     await catalog.sessions.create(make_session("new"), b"", None)
-    assert await catalog.page_refs.find_unknown(["kept", "gone"]) == [OrphanedPages("gone", 0)]
+    assert await catalog.pages.find_unknown([PAGE]) == [PAGE]
     assert sorted(await catalog.sessions.get_ids()) == ["kept", "new"]
     await catalog.close()

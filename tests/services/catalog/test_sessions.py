@@ -24,6 +24,7 @@ from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.tool_calls import CallStatus
 from services.catalog.base import Catalog
 from services.catalog.records import (
+    ForkCommit,
     IdempotencyKey,
     IdempotencyRecord,
     RepairCommit,
@@ -310,3 +311,36 @@ async def test_a_restored_session_is_as_it_was_in_the_other_catalog(
     assert await catalog.repairs.get_latest("t", 9) == repairs
     assert [await catalog.tool_calls.get("t", "b"), await catalog.tool_calls.get("t", "a")] == known
     assert (await catalog.sessions.get_use("")).tokens == session.memory.length
+
+
+async def test_a_tenant_s_tokens_are_those_of_its_sessions(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    for id, tenant in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "")):
+        await catalog.sessions.create(make_session(id, tenant=tenant), b"", None)
+    for id in ("a", "b", "c"):
+        await catalog.turns.commit(make_turn(id, 1), 1, None)
+    child = replace(await catalog.sessions.get("b"), id="e")
+    await catalog.sessions.fork(ForkCommit(child, "b", 1, b""), None)
+    assert [(await catalog.sessions.get_use(tenant)).tokens for tenant in ("x", "y", "", "z")] == [
+        21,
+        7,
+        0,
+        0,
+    ]
+    await catalog.sessions.delete("a", None)
+    assert [(await catalog.sessions.get_use(tenant)).tokens for tenant in ("x", "y")] == [14, 7]
+
+
+async def test_the_response_of_a_request_that_created_a_session_is_deleted_with_it(
+    catalog: Catalog, make_session: MakeSession
+) -> None:
+    key = IdempotencyKey("POST /sessions", "k", "body")
+    await catalog.sessions.create(make_session("s"), b"", IdempotencyRecord(key, "s"))
+    assert await catalog.idempotency.get(key) == "s"
+    removal = IdempotencyKey("DELETE /sessions/s", "k", "", session="s")
+    await catalog.sessions.delete("s", IdempotencyRecord(removal, "gone"))
+    assert await catalog.idempotency.get(key) is None
+    assert await catalog.idempotency.get(removal) == "gone"
+    await catalog.sessions.create(make_session("t"), b"", IdempotencyRecord(key, "t"))
+    assert await catalog.idempotency.get(key) == "t"

@@ -98,7 +98,7 @@ async def test_a_new_namespace_has_the_version_of_the_program(
 
 
 @pytest.mark.parametrize("server", ["redis_url", "redis_cluster_url"])
-@pytest.mark.parametrize("version", ["8", "6", "7>8", "0", "unknown", "", "\N{SNOWMAN}"])
+@pytest.mark.parametrize("version", ["9", "7", "8>9", "0", "unknown", "", "\N{SNOWMAN}"])
 async def test_a_namespace_of_another_version_is_refused_and_left_alone(
     server: str, version: str, request: pytest.FixtureRequest, open_catalog: Open
 ) -> None:

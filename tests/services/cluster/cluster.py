@@ -62,16 +62,31 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         return Empty()
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> Empty:
-        if self.refuses:
-            await context.abort(
-                grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),)
-            )
+        await self._refuse(context)
         self.calls.append(f"delete {request.session}")
         return Empty()
 
     async def Fork(self, request: pb.ForkRequest, context: Any) -> pb.ForkResult:
-        self.calls.append(f"fork {request.parent}")
+        self.calls.append(f"fork {request.spec.session}")
         return pb.ForkResult()
+
+    async def ListPages(self, request: pb.ListPagesRequest, context: Any) -> pb.PageList:
+        await self._refuse(context)
+        self.calls.append(f"list {request.limit}")
+        return pb.PageList(page_ids=b"p" * 16)
+
+    async def DeletePages(
+        self, request: pb.DeletePagesRequest, context: Any
+    ) -> pb.DeletePagesResult:
+        await self._refuse(context)
+        self.calls.append(f"delete {request.page_ids.decode()}")
+        return pb.DeletePagesResult(deleted=2)
+
+    async def _refuse(self, context: Any) -> None:
+        if self.refuses:
+            await context.abort(
+                grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),)
+            )
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResult:
         self.calls.append("embed")

@@ -28,11 +28,11 @@ async def test_a_chosen_worker_counts_from_the_next_open(cluster: Cluster) -> No
     assert cluster.servicers["a"].calls == ["open s", "memory s"]
 
 
-async def test_a_fork_is_where_its_parent_is(cluster: Cluster) -> None:
-    await cluster.open("s", "b")
-    await cluster.pool.fork(pb.ForkRequest(parent="s", spec=pb.SessionSpec(session="child")))
+async def test_a_fork_is_where_it_was_placed(cluster: Cluster) -> None:
+    assert cluster.pool.choose_worker("child", "b") == "b"
+    await cluster.pool.fork(pb.ForkRequest(spec=pb.SessionSpec(session="child")))
     await cluster.pool.memory("child")
-    assert cluster.servicers["b"].calls == ["open s", "fork s", "memory child"]
+    assert cluster.servicers["b"].calls == ["fork child", "memory child"]
 
 
 async def test_a_session_that_this_gateway_never_opened_is_unknown_to_it(cluster: Cluster) -> None:
@@ -156,15 +156,39 @@ async def test_a_deletion_goes_to_all_workers(cluster: Cluster) -> None:
             await call
 
 
-async def test_a_worker_that_lost_the_session_does_not_hinder_its_deletion(
-    cluster: Cluster,
-) -> None:
-    cluster.servicers["a"].refuses = "stale_epoch"
-    await cluster.pool.delete(pb.DeleteRequest(session="s"))
-    assert cluster.servicers["b"].calls == ["delete s"]
+async def test_pages_are_deleted_in_all_workers_or_in_a_named_one(cluster: Cluster) -> None:
+    request = pb.DeletePagesRequest(page_ids=b"pages")
+    assert (await cluster.pool.delete_pages(request)).deleted == 4
+    assert (await cluster.pool.delete_pages(request, "b")).deleted == 2
+    assert [len(each.calls) for each in cluster.servicers.values()] == [1, 2]
+    listed = await cluster.pool.list_pages("a", pb.ListPagesRequest(limit=3))
+    assert listed.page_ids == b"p" * 16
+    assert cluster.servicers["a"].calls == ["delete pages", "list 3"]
+
+
+async def test_a_deletion_of_pages_that_one_worker_did_not_do_is_not_done(cluster: Cluster) -> None:
+    request = pb.DeletePagesRequest(page_ids=b"pages")
     cluster.servicers["a"].refuses = "storage_failed"
     with pytest.raises(WorkerRefused):
-        await cluster.pool.delete(pb.DeleteRequest(session="s"))
+        await cluster.pool.delete_pages(request)
+    assert cluster.servicers["b"].calls == ["delete pages"]
+    cluster.servicers["a"].refuses = ""
+    await cluster.servers["b"].aclose()
+    with pytest.raises(WorkerLost):
+        await cluster.pool.delete_pages(request)
+    assert cluster.servicers["a"].calls == ["delete pages"]
+    await cluster.servers["a"].aclose()
+    await cluster.refreshed()
+    with pytest.raises(WorkerLost):
+        await cluster.pool.delete_pages(request)
+
+
+async def test_a_worker_with_pages_of_another_catalog_is_left_out(cluster: Cluster) -> None:
+    cluster.servicers["a"].refuses = "catalog_mismatch"
+    with pytest.raises(WorkerRefused):
+        await cluster.pool.list_pages("a", pb.ListPagesRequest())
+    with pytest.raises(WorkerLost, match="gone"):
+        await cluster.pool.list_pages("a", pb.ListPagesRequest())
 
 
 async def test_a_worker_that_was_away_gets_its_releases_when_it_is_back(cluster: Cluster) -> None:

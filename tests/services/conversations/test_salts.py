@@ -65,7 +65,8 @@ async def test_a_history_with_another_salt_begins_a_new_session(harness, own, ot
     match, built, _ = await ask(harness, other, *said)
     assert (match, built != session) == ("built", True)
     assert await get_salt(harness, built) == other
-    assert harness.worker.prefixes == []
+    pages = [{*await harness.get_pages(each)} for each in (session, built)]
+    assert not pages[0] & pages[1]
     match, again, _ = await ask(harness, own, *said)
     assert (match, again) == ("continued", session)
 

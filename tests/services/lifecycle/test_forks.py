@@ -50,7 +50,7 @@ async def test_a_fork_begins_as_its_parent_stands_and_both_go_on_by_themselves(h
     assert await harness.selection(child.id) != await harness.selection(parent)
     await harness.say(parent, HELLO)
     assert await harness.selection(child.id) == await harness.selection(parent)
-    assert harness.worker.call_log == ["open 0", "fork state"]
+    assert harness.worker.call_log == ["open 0", "open 22"]
 
 
 async def test_a_fork_has_its_parents_settings_and_metadata_of_its_own(harness) -> None:
@@ -67,40 +67,40 @@ async def test_a_fork_has_its_parents_settings_and_metadata_of_its_own(harness) 
     }
 
 
-async def test_a_fork_names_whose_pages_it_has(harness) -> None:
+async def test_a_fork_has_the_pages_that_its_parent_had_then(harness) -> None:
     parent = await spoken(harness)
+    pages = await harness.get_pages(parent)
     child = await fork(harness, parent)
+    assert await harness.get_pages(child) == pages
     await harness.say(child, LONG)
+    assert (await harness.get_pages(child))[:5] == pages
+    assert await harness.get_pages(parent) == pages
     grandchild = await fork(harness, child)
-    found = (await harness.service.get(grandchild))[0]
-    assert harness.get_shared_pages(found) == [(parent, 5), (child, 8)]
-    assert harness.get_shared_pages(harness.worker.specs[grandchild]) == [
-        (parent, 5),
-        (child, 8),
-    ]
+    assert await harness.get_pages(grandchild) == await harness.get_pages(child)
     early = await fork(harness, grandchild, 1)
-    assert harness.get_shared_pages((await harness.service.get(early))[0]) == [(parent, 2)]
+    assert await harness.get_pages(early) == pages[:2]
     middle = await fork(harness, grandchild, 2)
-    assert harness.get_shared_pages((await harness.service.get(middle))[0]) == [(parent, 5)]
+    assert await harness.get_pages(middle) == pages
 
 
-async def test_a_fork_within_a_shorter_page_than_its_parents_own_shares_no_page_twice(
-    harness,
-) -> None:
-    parent = await spoken(harness, 1)
-    child = await fork(harness, parent)
-    found = (await harness.service.get(await fork(harness, child)))[0]
-    assert harness.get_shared_pages(found) == [(parent, 2)]
-
-
-async def test_a_fork_is_opened_with_its_lineage_after_a_restart(harness) -> None:
+async def test_a_fork_is_opened_with_its_pages_after_a_restart(harness) -> None:
     parent = await spoken(harness)
     child = await fork(harness, parent)
     await harness.crash()
     await harness.say(child, HELLO)
     await harness.say(parent, HELLO)
-    assert harness.get_shared_pages(harness.worker.specs[child]) == [(parent, 5)]
+    assert await harness.get_pages(child) == await harness.get_pages(parent)
     assert await harness.selection(child) == await harness.selection(parent)
+
+
+async def test_a_fork_is_opened_where_its_parent_is(harness) -> None:
+    harness.worker.names = ["one", "two"]
+    harness.worker.draining = {"one"}
+    parent = await spoken(harness)
+    harness.worker.draining = set()
+    assert (await harness.service.fork(parent, ForkRequest())).worker == "two"
+    harness.worker.draining = {"two"}
+    assert (await harness.service.fork(parent, ForkRequest())).worker == "one"
 
 
 async def test_a_fork_where_a_tool_was_asked_for_may_be_told_another_result(harness, call) -> None:
@@ -187,18 +187,13 @@ async def test_a_fork_that_cannot_be_committed_leaves_nothing_behind(harness) ->
     with pytest.raises(CatalogError):
         await harness.service.fork(session, ForkRequest())
     harness.catalog.sessions.fork = commit
-    for child in harness.worker.sessions.keys() - {session}:
-        harness.worker.opened_at[child] = 0.0  # long ago: it is not in creation
-    await harness.reconcile()
     assert list(harness.worker.sessions) == [session]
     assert await harness.catalog.sessions.get_ids() == [session]
-    await harness.service.delete(session)
-    assert harness.worker.dropped[-1] == (session, 0)
 
 
 async def test_a_fork_that_its_worker_loses_stands_and_is_opened_by_its_next_turn(harness) -> None:
     session = await spoken(harness)
-    harness.worker.faults["fork"] = WorkerLost("gone")
+    harness.worker.faults["open"] = WorkerLost("gone")
     child = await fork(harness, session)
     assert set(await harness.catalog.sessions.get_ids()) == {session, child}
     assert (await harness.say(child, HELLO)).turn == 3
@@ -206,17 +201,19 @@ async def test_a_fork_that_its_worker_loses_stands_and_is_opened_by_its_next_tur
     assert await harness.selection(child) == await harness.selection(session)
 
 
-async def test_a_fork_is_in_the_catalog_before_the_worker_writes_its_pages(harness) -> None:
+async def test_a_fork_is_in_the_catalog_before_the_worker_opens_it(harness) -> None:
     session = await spoken(harness)
     known: list[set[str]] = []
-    make = harness.worker.fork
+    opens = harness.worker.open
 
-    async def fork_in_worker(request: Any) -> Any:
+    async def open_in_worker(request: Any) -> Any:
         known.append(set(await harness.catalog.sessions.get_ids()))
-        return await make(request)
+        return await opens(request)
 
-    harness.worker.fork = fork_in_worker
-    assert await fork(harness, session) in known[0], "a gateway killed now leaves no unknown pages"
+    harness.worker.open = open_in_worker
+    assert await fork(harness, session) in known[0], (
+        "a gateway killed now leaves no unknown session"
+    )
 
 
 async def test_a_repeated_fork_is_made_once(harness) -> None:
@@ -231,28 +228,26 @@ async def test_a_repeated_fork_is_made_once(harness) -> None:
         )
 
 
-async def test_a_deleted_parent_leaves_the_pages_that_its_forks_share(harness) -> None:
+async def test_a_deleted_parent_leaves_the_pages_that_its_forks_have(harness) -> None:
     parent = await spoken(harness)
     child = await fork(harness, parent)
     other = await fork(harness, parent, 1)
+    pages = await harness.get_pages(parent)
+    await harness.say(parent, LONG)
     await harness.service.delete(parent)
-    assert harness.worker.dropped == [(parent, 5)]
+    await harness.collect()
     with pytest.raises(UnknownSession):
         await harness.service.get(parent)
     await harness.crash()
-    await harness.reconcile()
-    assert harness.worker.dropped == [(parent, 5)]
-    assert harness.worker.stored == {child, other}
-    harness.worker.dropped.clear()
+    await harness.collect()
+    assert harness.worker.pages.keys() == {*pages}
     assert (await harness.say(child, HELLO)).turn == 3
     await harness.service.delete(child)
-    await harness.sweep()
-    assert set(harness.worker.dropped) == {(child, 0), (parent, 2)}
-    harness.worker.dropped.clear()
+    await harness.collect()
+    assert harness.worker.pages.keys() == {*pages[:2]} == {*await harness.get_pages(other)}
     await harness.service.delete(other)
-    await harness.sweep()
-    assert set(harness.worker.dropped) == {(other, 0), (parent, 0)}
-    assert not harness.worker.retained
+    await harness.collect()
+    assert not harness.worker.pages
 
 
 async def test_who_watches_is_told_of_forks(harness) -> None:

@@ -38,7 +38,7 @@ async def test_a_fork_at_the_last_turn_by_its_number_does_not_wait_for_the_one_t
     stream = harness.service.turn(session, TurnRequest((HELLO,), sampling=Sampling(50)))
     await harness.worker.reached["token"].wait()
     child = await harness.service.fork(session, ForkRequest(2, queue=queue))
-    assert harness.worker.call_log[-1] == "fork state"
+    assert harness.worker.call_log[-1] == "open 22"
     assert (child.turns, child.settings.forked_from) == (2, ForkOrigin(session, 2))
     assert await harness.selection(child.id) == then
     with pytest.raises(SessionBusy):

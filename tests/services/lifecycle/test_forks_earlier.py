@@ -1,16 +1,12 @@
 """Forks at earlier turns: the states of some turns are kept, and no replay is needed there."""
 
-from typing import Any
-
 import pytest
 
-from kvrecall.domain.errors import (
-    CatalogError,
-    WorkerLost,
-)
+from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.page_ids import join_ids, make_random_id
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.catalog.sqlite import page_refs
+from services.catalog.records import SettleCommit
 from services.lifecycle.forks import ForkRequest
 from tests.services.lifecycle.forking import HELLO, LONG, fork, spoken
 
@@ -20,12 +16,9 @@ async def test_a_fork_at_an_earlier_turn_takes_the_state_that_was_kept_there(har
     then = await harness.selection(parent)
     await harness.say(parent, HELLO)
     child = await harness.service.fork(parent, ForkRequest(1))
-    assert harness.worker.call_log[-1] == "fork state"
-    assert (child.turns, child.memory.length, harness.get_shared_pages(child)) == (
-        1,
-        11,
-        [(parent, 2)],
-    )
+    assert harness.worker.call_log[-1] == "open 11"
+    assert (child.turns, child.memory.length) == (1, 11)
+    assert await harness.get_pages(child.id) == (await harness.get_pages(parent))[:2]
     assert child.memory == (await harness.service.turns(parent, 0, 1))[0].outcome.memory
     assert await harness.selection(child.id) == then
     assert [turn.number for turn in await harness.service.turns(child.id, 0, 10)] == [1]
@@ -40,7 +33,7 @@ async def test_a_fork_of_a_fork_at_its_parents_turn_takes_the_parents_state(harn
     child = await fork(harness, parent)
     await harness.say(child, LONG)
     grandchild = await fork(harness, child, 1)
-    assert harness.worker.call_log[-1] == "fork state"
+    assert harness.worker.call_log[-1] == "open 11"
     assert await harness.selection(grandchild) == then
     await harness.service.delete(parent)
     await fork(harness, child, 1)
@@ -54,6 +47,7 @@ async def test_a_fork_at_an_earlier_turn_has_no_active_episode(harness) -> None:
     kept.patched_prompt.append(3)
     kept.segments.add(start=1, stop=2)
     await harness.say(parent, HELLO)
+    kept.page_ids = (await harness.get_pages(parent))[1]
     states = {1: kept.SerializeToString()}
 
     async def get_state(session: str, number: int) -> bytes:
@@ -64,6 +58,19 @@ async def test_a_fork_at_an_earlier_turn_has_no_active_episode(harness) -> None:
     state = pb.SessionState.FromString(await harness.catalog.sessions.get_worker_state(child))
     assert (state.episode, list(state.patched_prompt), list(state.segments)) == ("", [], [])
     assert state.length == kept.length
+
+
+async def test_a_fork_where_the_parent_s_pages_were_rewritten_since_is_said_again(harness) -> None:
+    parent = await spoken(harness, 1)
+    first, *others = await harness.get_pages(parent)
+    packed = await harness.catalog.sessions.get_worker_state(parent)
+    written = join_ids([first, *(make_random_id() for _ in others)])
+    commit = SettleCommit(packed, (await harness.service.get(parent))[0].memory, written)
+    await harness.catalog.turns.commit_settled(parent, commit, 1)
+    await harness.crash()
+    await harness.say(parent, LONG)
+    await fork(harness, parent, 1)
+    assert harness.worker.call_log[-1] == "fork 1"
 
 
 class TestOlderTurns:
@@ -92,11 +99,8 @@ class TestWithoutKeptStates:
         await harness.say(parent, HELLO)
         child = await harness.service.fork(parent, ForkRequest(1))
         assert harness.worker.call_log[-1] == "fork 1"
-        assert (child.turns, child.memory.length, harness.get_shared_pages(child)) == (
-            1,
-            11,
-            [(parent, 2)],
-        )
+        assert (child.turns, child.memory.length) == (1, 11)
+        assert await harness.get_pages(child.id) == (await harness.get_pages(parent))[:2]
         assert await harness.selection(child.id) == then
         assert [turn.number for turn in await harness.service.turns(child.id, 0, 10)] == [1]
 
@@ -109,23 +113,3 @@ class TestWithoutKeptStates:
             await harness.service.fork(session, ForkRequest(1))
         assert await harness.catalog.sessions.get_ids() == [session]
         assert (await harness.service.fork(session, ForkRequest(1))).turns == 1
-
-    async def test_pages_of_a_fork_whose_gateway_was_killed_before_its_commit_are_deleted(
-        self, harness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        session = await spoken(harness)
-        commit = harness.catalog.sessions.fork
-
-        async def is_killed(*_: Any) -> None:
-            raise CatalogError("killed")
-
-        monkeypatch.setattr(harness.catalog.sessions, "fork", is_killed)
-        with pytest.raises(CatalogError):
-            await harness.service.fork(session, ForkRequest(1))
-        monkeypatch.setattr(harness.catalog.sessions, "fork", commit)
-        (child,) = harness.worker.sessions.keys() - {session}
-        await harness.sweep()
-        assert harness.worker.dropped == [], "it may be in creation"
-        monkeypatch.setattr(page_refs, "CREATION_SECONDS", 0.0)
-        await harness.sweep()
-        assert harness.worker.dropped == [(child, 0)]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.messages import Sampling
-from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.engine.accelerator import (
     ACCELERATOR,
@@ -29,7 +28,7 @@ from workers.generation.sampling import Sampler, sample
 from workers.generation.steps import Steps
 from workers.model.loader import load_model
 from workers.repair.repair import run_pause_repair
-from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open, run_rebuild
+from workers.tasks.open import run_fork, run_open, run_rebuild
 from workers.tasks.turn import run_turn
 
 
@@ -97,6 +96,7 @@ def opened(engine: Engine, name: str = "s", **spec: Any) -> ResidentSession:
         "budget": 60,
         "method": "snapkv",
         "layer_budgets": "uniform",
+        "row_key": b"one tenant",
     } | spec
     request = pb.SessionSpec(session=name, **fields)
     return engine.swap_in(engine.open(request, pb.SessionState()))
@@ -246,17 +246,12 @@ def test_opens_forks_rebuilds_and_prefixes_run_on_an_accelerator(
     )
     child = pb.SessionSpec()
     child.CopyFrom(spec)
-    child.session = "copied"
-    child.shared.add(owner="s", pages=first.state.length // engine.store.layout.page_tokens)
-    request = pb.ForkRequest(parent="s", spec=child, state=first.state)
-    copied = engine.create_empty(child, first.state)
-    run(engine, None, run_fork_from_state(engine, copied, request))
     child.session = "replayed"
-    request = pb.ForkRequest(parent="s", spec=child, turns=[logged])
+    request = pb.ForkRequest(spec=child, turns=[logged], page_ids=first.state.page_ids)
     replayed = engine.create_empty(child, pb.SessionState())
     engine.swap_out(resident.session)
     slot = engine.swap_in(replayed)
-    run(engine, slot, run_fork_replaying(engine, slot, request))
+    run(engine, slot, run_fork(engine, slot, request))
     engine.discard(replayed)
     reopened = engine.create_empty(spec, first.state)
     run(engine, None, run_open(engine, reopened, pb.OpenRequest(spec=spec, state=first.state)))
@@ -266,10 +261,4 @@ def test_opens_forks_rebuilds_and_prefixes_run_on_an_accelerator(
     rebuild = pb.RebuildRequest(spec=spec, state=first.state, turns=[logged])
     assert run(engine, emptied, run_rebuild(engine, emptied, rebuild)).pages == 1
     sharing = opened(engine, "sharing", method="full", budget=256)
-    committed = pb.CommitPoint(epoch=1, length=first.state.length)
-    pages = len(first.state.page_ids) // ID_BYTES
-    prefix = pb.Prefix(
-        page_ids=first.state.page_ids,
-        shared=[pb.SharedPages(owner="s", pages=pages, history=[committed])],
-    )
-    assert turn(engine, sharing, words(150), prefix=prefix).shared_pages >= 1
+    assert turn(engine, sharing, words(150)).shared_pages >= 1

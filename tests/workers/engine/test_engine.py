@@ -222,6 +222,8 @@ def test_missing_committed_rows_are_detected(
     worker.open()
     state = worker.turn("s", words(30), max_tokens=4).state
     worker.scheduler.delete(pb.DeleteRequest(session="s")).result(600)
+    pages = pb.DeletePagesRequest(page_ids=state.page_ids)
+    assert worker.scheduler.delete_pages(pages).result(600) > 0
     with pytest.raises(RowsMissing, match="lost pages 0"):
         worker.open(state=state)
     with pytest.raises(UnknownSession):
@@ -312,11 +314,11 @@ def test_a_store_that_fails_ends_the_turn_and_loses_nothing_that_was_committed(
     append = worker.engine.store.append
     calls = []
 
-    def failing(session: str, rows: torch.Tensor, *, final: bool) -> int:
+    def failing(session: str, rows: torch.Tensor, pages: list[bytes], *, final: bool) -> int:
         calls.append(session)
         if len(calls) == 2:
             raise TierFailedError("the disk does not answer")
-        return append(session, rows, final=final)
+        return append(session, rows, pages, final=final)
 
     monkeypatch.setattr(worker.engine.store, "append", failing)
     with pytest.raises(StorageFailed):

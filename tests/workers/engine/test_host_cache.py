@@ -106,18 +106,16 @@ def test_no_job_leaves_its_session_pinned(
 def test_sessions_over_one_beginning_hold_its_pages_once(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """Forks here; a second conversation of an agent refers to the first one's pages in the same way."""
+    """Forks here; a second conversation of an agent has the first one's pages in the same way."""
     worker = make_worker(**LIMITS)
     worker.open("s", **SPEC)
     done = worker.turn("s", words(300), max_tokens=8)
     pages = done.state.length // worker.engine.store.layout.page_tokens
     used = worker.engine.host_cache.used_bytes
     names = [f"f{number}" for number in range(4)]
-    shared = [pb.SharedPages(owner="s", pages=pages)]
     answers = []
     for name in names:
-        spec = pb.SessionSpec(session=name, epoch=1, shared=shared, **SPEC)
-        worker.scheduler.fork(pb.ForkRequest(parent="s", spec=spec, state=done.state)).result(600)
+        worker.open(name, state=done.state, **SPEC)
         answers.append(list(worker.turn(name, words(5, seed=1), max_tokens=8).token_ids))
     assert all(answer == answers[0] for answer in answers)
     held = [worker.engine.sessions[name].host_copy.rows.addresses.tolist() for name in names]

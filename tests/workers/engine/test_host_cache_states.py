@@ -8,22 +8,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
+from kvrecall.domain.page_ids import ID_BYTES, PageId
 from kvstore.errors import TierFullError
 from kvstore.format.codec import Codec, decode_page, encode_page
-from kvstore.format.page import PageKey, PageLayout, parse_header
-from kvstore.format.page_table import PageVersion
+from kvstore.format.page import PageLayout, parse_header
 from kvstore.tiers.ram import RamTier
 from workers.engine.host_cache import HostCache
 
 LIMIT = 100
 PAGE = 10
 SESSIONS = st.sampled_from("abcde")
-Held = dict[str, tuple[frozenset[PageVersion], int]]
+Held = dict[str, tuple[frozenset[PageId], int]]
 
 
-def pages(*indices: int, owner: str = "o") -> list[PageVersion]:
-    """Versions of pages of one owner."""
-    return [PageVersion(PageKey(owner, index), 1) for index in indices]
+def name_page(index: int, number: int = 1) -> PageId:
+    """The id of the page that is written as number so many in a place."""
+    return bytes([index, number % 256, number // 256]).ljust(ID_BYTES, b"i")
+
+
+def pages(*indices: int, number: int = 1) -> list[PageId]:
+    """Ids of pages in some places."""
+    return [name_page(index, number) for index in indices]
 
 
 def owned(limit: int) -> tuple[HostCache, Held]:
@@ -81,7 +86,7 @@ def test_sessions_whose_pages_others_hold_too_make_room_together() -> None:
     for name in "ab":
         assert cache.reserve(name, pages(*range(8)))
         held[name] = frozenset(pages(*range(8))), 0
-    assert cache.reserve("c", pages(*range(5), owner="c"))
+    assert cache.reserve("c", pages(*range(5), number=2))
     assert not held
     assert cache.used_bytes == 5 * PAGE
 
@@ -106,11 +111,10 @@ def test_a_page_is_read_once_while_a_session_holds_it() -> None:
 
 def test_a_page_that_may_change_is_read_by_each_session() -> None:
     cache, _ = owned(LIMIT)
-    page = PageVersion(PageKey("a", 3), None)
-    cache.reserve("a", [page])
-    cache.put([page], [torch.zeros(1)])
-    assert cache.get(page) is None
-    assert cache.used_bytes == PAGE
+    cache.reserve("a", [None, None])
+    cache.put([None], [torch.zeros(1)])
+    assert cache.get(None) is None
+    assert cache.used_bytes == 2 * PAGE
 
 
 LAYOUT = PageLayout(1, 1, 8, torch.float32, "states", 2)
@@ -124,23 +128,21 @@ def test_a_page_that_is_held_where_the_tier_has_it_takes_memory_once() -> None:
     cache = HostCache(memory, LAYOUT.page_bytes)
     versions = pages(*range(16))
     for page in versions:
-        memory.put([(page.key, encode_page(LAYOUT, page.key, 1, rows_of(page)))], backed=True)
+        memory.put([(page, encode(page))], backed=True)
     held = versions[:12]
     for name in "ab":
         assert cache.reserve(name, held)
-        blobs = [blob for blob in memory.get([page.key for page in held]) if blob is not None]
+        blobs = [blob for blob in memory.get(held) if blob is not None]
         cache.put(held, [decode_page(LAYOUT, parse_header(blob), blob) for blob in blobs])
-        assert all(memory.contains([page.key for page in versions])[: len(held)])
+        assert all(memory.contains(versions)[: len(held)])
         memory.check()
     for page in versions[12:]:
-        memory.put([(page.key, encode_page(LAYOUT, page.key, 1, rows_of(page)))], backed=True)
-    assert all(memory.contains([page.key for page in versions]))
+        memory.put([(page, encode(page))], backed=True)
+    assert all(memory.contains(versions))
     for name in "ab":
         cache.free(name)
     assert memory.room_bytes == memory.limit_bytes
-    assert all(memory.contains([page.key for page in versions])), (
-        "nothing is dropped when it is let go"
-    )
+    assert all(memory.contains(versions)), "nothing is dropped when it is let go"
     memory.check()
 
 
@@ -154,22 +156,22 @@ class Memory(RuleBasedStateMachine):
         super().__init__()
         self.tier = RamTier(PAGES * LAYOUT.page_bytes)
         self.cache = HostCache(self.tier, LAYOUT.page_bytes)
-        self.lent: dict[str, tuple[dict[PageVersion, Tensor], int]] = {}
+        self.lent: dict[str, tuple[dict[PageId, Tensor], int]] = {}
         self.cache.register(self.lent.__delitem__)
         self.pinned: set[str] = set()
-        self.sequences = dict.fromkeys(range(12), 1)
+        self.numbers = dict.fromkeys(range(12), 1)
         self.unbacked: set[int] = set()
 
-    def version(self, index: int) -> PageVersion:
-        return PageVersion(PageKey("o", index), self.sequences[index])
+    def version(self, index: int) -> PageId:
+        return name_page(index, self.numbers[index])
 
     @rule(index=INDICES, backed=st.booleans(), codec=st.sampled_from(Codec), later=st.booleans())
     def write(self, index: int, backed: bool, codec: Codec, later: bool) -> None:
-        """A page, in this version or another one; without a lower tier that has it, it stays."""
+        """A page, the one in this place or the next one; without a lower tier that has it, it stays."""
         if later:
-            self.tier.delete([PageKey("o", index)])
+            self.tier.delete([self.version(index)])
             self.unbacked.discard(index)
-            self.sequences[index] += 1
+            self.numbers[index] += 1
         if not self.put(index, backed, codec):
             return
         self.unbacked.discard(index)
@@ -177,10 +179,9 @@ class Memory(RuleBasedStateMachine):
             self.unbacked.add(index)
 
     def put(self, index: int, backed: bool, codec: Codec) -> bool:
-        version = self.version(index)
-        blob = encode_page(LAYOUT, version.key, self.sequences[index], rows_of(version), codec)
+        page = self.version(index)
         with suppress(TierFullError):
-            self.tier.put([(version.key, blob)], backed=backed)
+            self.tier.put([(page, encode(page, codec))], backed=backed)
             return True
         return False
 
@@ -200,16 +201,16 @@ class Memory(RuleBasedStateMachine):
         self.cache.put(wanted, rows)
         self.lent[session] = dict(zip(wanted, rows, strict=True)), own
 
-    def read(self, version: PageVersion) -> Tensor:
+    def read(self, version: PageId) -> Tensor:
         """Rows that a session has, that lie in memory, or that come from below."""
         rows = self.cache.get(version)
         if rows is not None:
             return rows
         for _ in range(2):
-            blob = self.tier.get([version.key])[0]
+            blob = self.tier.get([version])[0]
             if blob is not None:
                 return decode_page(LAYOUT, parse_header(blob), blob)
-            self.put(version.key.index, True, Codec.RAW)
+            self.put(version[0], True, Codec.RAW)
         return rows_of(version)
 
     @rule(session=SESSIONS)
@@ -229,7 +230,7 @@ class Memory(RuleBasedStateMachine):
 
     @rule(index=INDICES)
     def delete(self, index: int) -> None:
-        self.tier.delete([PageKey("o", index)])
+        self.tier.delete([self.version(index)])
         self.unbacked.discard(index)
 
     @invariant()
@@ -247,9 +248,9 @@ class Memory(RuleBasedStateMachine):
     def the_tier_holds_what_sessions_have_of_it_and_nothing_else(self) -> None:
         where = {version: rows for held, _ in self.lent.values() for version, rows in held.items()}
         held_here = {
-            version.key
+            version
             for version, rows in where.items()
-            if (blob := self.tier.get([version.key])[0]) is not None
+            if (blob := self.tier.get([version])[0]) is not None
             and lies_in(rows, torch.frombuffer(blob, dtype=torch.uint8))
         }
         assert self.tier.held_bytes == len(held_here) * LAYOUT.page_bytes
@@ -262,15 +263,18 @@ class Memory(RuleBasedStateMachine):
 
     @invariant()
     def pages_that_no_lower_tier_has_stay(self) -> None:
-        assert all(self.tier.contains([PageKey("o", index) for index in self.unbacked]))
+        assert all(self.tier.contains([self.version(index) for index in self.unbacked]))
 
 
-def rows_of(version: PageVersion) -> Tensor:
-    """The rows of a page's version; int8 has them exactly."""
-    assert version.sequence is not None
-    return torch.full(
-        LAYOUT.rows_shape(LAYOUT.page_tokens), version.key.index + 0.01 * version.sequence
-    )
+def encode(page: PageId, codec: Codec = Codec.RAW) -> memoryview:
+    """The page as a tier stores it."""
+    return encode_page(LAYOUT, page, rows_of(page), codec, written_at=0)
+
+
+def rows_of(page: PageId) -> Tensor:
+    """The rows of a page; int8 has them exactly."""
+    index, low, high = page[:3]
+    return torch.full(LAYOUT.rows_shape(LAYOUT.page_tokens), index + 0.01 * (low + 256 * high))
 
 
 def lies_in(rows: Tensor, memory: Tensor) -> bool:

@@ -22,7 +22,7 @@ def committed(make_worker: Callable[..., Any], words: Callable[..., str]) -> Any
 
 def test_a_committed_state_has_the_current_version(committed: Any) -> None:
     _, state = committed
-    assert state.state_version == STATE_VERSION == 3
+    assert state.state_version == STATE_VERSION == 4
 
 
 @pytest.mark.parametrize("version", [0, STATE_VERSION - 1])
@@ -31,7 +31,7 @@ def test_an_older_state_is_refused_and_changes_nothing(committed: Any, version: 
     older = pb.SessionState()
     older.CopyFrom(state)
     older.state_version = version
-    with pytest.raises(IncompatibleState, match=f"version {version}, this worker reads version 3"):
+    with pytest.raises(IncompatibleState, match=f"version {version}, this worker reads version 4"):
         worker.open(state=older, **SPEC)
     assert worker.engine.snapshot(worker.engine.session("s")) == state
 
@@ -41,7 +41,7 @@ def test_a_newer_state_is_refused_and_changes_nothing(committed: Any) -> None:
     newer = pb.SessionState()
     newer.CopyFrom(state)
     newer.state_version = STATE_VERSION + 1
-    with pytest.raises(IncompatibleState, match="version 4, this worker reads version 3"):
+    with pytest.raises(IncompatibleState, match="version 5, this worker reads version 4"):
         worker.open(state=newer, **SPEC)
     assert worker.engine.snapshot(worker.engine.session("s")) == state
     with pytest.raises(IncompatibleState, match="upgrade this worker"):

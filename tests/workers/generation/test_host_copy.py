@@ -25,9 +25,9 @@ def test_memory_is_taken_before_the_rows_are_copied(
     # Of the second one there is room for some pages, but not for all.
     room = (pages + pages // 2) * layout.page_bytes
     worker = make_worker(held_bytes=room, **limits)
-    for name in ("s", "t"):
+    for seed, name in enumerate(("s", "t")):
         worker.open(name, budget=2048)
-        worker.turn(name, words(400), generate=False)
+        worker.turn(name, words(400, seed=seed), generate=False)
     engine = worker.engine
     sessions = [engine.session(name) for name in ("s", "t")]
     for session in sessions:

@@ -107,9 +107,9 @@ def test_prefill_waits_for_a_store_that_falls_behind(
     go = Event()
     append = worker.engine.store.append
 
-    def slowly(session: str, rows: torch.Tensor, *, final: bool) -> int:
+    def slowly(session: str, rows: torch.Tensor, pages: list[bytes], *, final: bool) -> int:
         assert go.wait(600)
-        return append(session, rows, final=final)
+        return append(session, rows, pages, final=final)
 
     monkeypatch.setattr(worker.engine.store, "append", slowly)
     turn = worker.submit("s", words(100), max_tokens=2)

@@ -150,7 +150,7 @@ def test_repairs_of_an_evicting_session_keep_its_cache_whole(family: Family) -> 
 def test_a_fork_at_the_last_turn_says_what_its_parent_says(family: Family) -> None:
     family.open("parent")
     first = family.turn("parent", words(60, 4))
-    family.fork("parent", "child", first.state)
+    family.open("child", state=first.state)
     child = family.turn("child", words(24, 5))
     parent = family.turn("parent", words(24, 5))
     assert list(child.token_ids) == list(parent.token_ids)

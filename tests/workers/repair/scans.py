@@ -12,6 +12,7 @@ from torch import Tensor
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
+from tests.kvstore.page_ids import make_ids
 from workers.cache.transfers import Transfers
 from workers.engine.host_cache import HostCache
 from workers.generation.host_copy import PageTaker
@@ -58,7 +59,8 @@ def stored(keys: Tensor, *, page_tokens: int = 8) -> Iterator[RowStore]:
     n_layers, n_kv_heads, _, head_dim = keys.shape
     layout = PageLayout(n_layers, n_kv_heads, head_dim, keys.dtype, "keys", page_tokens)
     store = RowStore(layout, [RamTier(1 << 30)])
-    store.append("s", torch.stack([keys, torch.zeros_like(keys)], 1))
+    ids = make_ids(range(keys.shape[2] // page_tokens))
+    store.append("s", torch.stack([keys, torch.zeros_like(keys)], 1), ids)
     store.flush("s")
     yield store
     store.close()

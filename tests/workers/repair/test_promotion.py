@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvstore.store import RowStore
+from tests.kvstore.page_ids import make_ids
 from workers import methods
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 from workers.engine.selection import Selection
@@ -40,7 +41,7 @@ def stored(
         rows = torch.randn(
             store.layout.rows_shape(tokens), generator=torch.Generator().manual_seed(1)
         )
-        store.append("s", rows)
+        store.append("s", rows, make_ids(range(tokens // store.layout.page_tokens)))
         return store, rows
 
     return make

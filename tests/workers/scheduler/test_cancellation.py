@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvrecall.domain.page_ids import join_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.conftest import build_spec
 from workers.engine.engine import Engine, Parts
 from workers.errors import BadSettings, Cancelled, Overloaded, StaleEpoch, UnknownSession
 from workers.scheduler.scheduler import Scheduler
@@ -106,8 +108,7 @@ def test_a_fork_that_is_cancelled_before_it_began_leaves_no_open_session(
     gate = Gate()
     running = worker.submit("s", words(5), emit=gate)
     assert gate.reached.wait(600)
-    spec = pb.SessionSpec(session="child", epoch=1, method="full", budget=1024)
-    fork = worker.scheduler.fork(pb.ForkRequest(parent="s", spec=spec, turns=[turn]))
+    fork = worker.scheduler.fork(pb.ForkRequest(spec=build_spec("child"), turns=[turn]))
     assert fork.cancel()
     gate.go.set()
     running.result(600)
@@ -217,8 +218,11 @@ def test_deleting_a_session_ends_its_turn_and_frees_slot_and_rows(
         running.result(600)
     assert worker.scheduler.slots_in_use() == 0
     assert worker.engine.store.sessions() == []
-    assert sum(worker.engine.store.usage().values()) == 0
     worker.scheduler.delete(pb.DeleteRequest(session="s")).result(600)
+    pages = worker.scheduler.list_pages(pb.ListPagesRequest(limit=100)).result(600)
+    request = pb.DeletePagesRequest(page_ids=join_ids(pages))
+    assert worker.scheduler.delete_pages(request).result(600) == len(pages) > 0, "held by none"
+    assert sum(worker.engine.store.usage().values()) == 0
     worker.check()
 
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from tests.workers.tasks.turn_log import logged
 from workers.engine.session import WorkerSession
 from workers.errors import NotComparable, UnknownSession
 from workers.scheduler.idle import IdleSessions
@@ -114,32 +113,6 @@ def test_a_session_is_not_released_while_a_job_of_it_runs_or_waits(
     assert all(turn.result(600).output_tokens for turn in turns)
 
 
-def test_the_parent_of_a_fork_that_waits_for_a_slot_is_not_released(
-    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unloaded: list[str] = []
-    before: list[str] = []
-    worker = make_worker(block_tokens=8, recent=8, slots=1)
-    worker.open("parent", **SPEC)
-    done = worker.turn("parent", words(30), max_tokens=4)
-    turn = logged(done, words(30))
-    child = spec_of("child")
-    child.shared.add(owner="parent", pages=done.state.length // 64)
-    with held(worker):
-        worker.scheduler.open(pb.OpenRequest(spec=spec_of("other")))
-        running = worker.submit("other", words(60), max_tokens=30)
-        request = pb.ForkRequest(parent="parent", spec=child, turns=[turn])
-        fork = worker.scheduler.fork(request)
-        fork.add_done_callback(lambda _: before.extend(unloaded))
-        # Released as soon as it is idle.
-        worker.scheduler._loop._idle = IdleSessions(0.001, 1 << 30)
-        worker.scheduler._loop._idle.use("parent", 0.0)
-        monkeypatch.setattr(worker.engine, "unload", unloaded.append)
-    assert running.result(600).output_tokens
-    assert fork.result(600).state.length == done.state.length
-    assert "parent" not in before
-
-
 def held_by_sessions() -> int:
     """Bytes that the engine, the scheduler and the store's sessions have allocated.
 
@@ -172,28 +145,11 @@ def test_a_released_session_holds_less_than_four_kibibytes(
     held = held_by_sessions() - before
     tracemalloc.stop()
     assert held / count < 4096
-    states = worker.engine.store._sessions.states()
-    assert not any(state.loaded or state.behind for state in states)
+    assert not worker.engine.store.sessions()
     assert not worker.engine.sessions
     # Other tests' sessions may be alive in this process: only this test's count.
     alive = (each for each in gc.get_objects() if type(each) is WorkerSession)
     assert not names & {each.config.name for each in alive}
-
-
-def test_a_fork_of_a_released_session_is_refused_until_it_is_open_again(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    worker = make_worker(block_tokens=24, recent=8, idle_seconds=0.2)
-    worker.open(**SPEC)
-    state = worker.turn("s", words(70), max_tokens=4).state
-    await_release(worker, "s")
-    spec = pb.SessionSpec(session="child", epoch=1, method_settings="{}", **SPEC)
-    spec.shared.add(owner="s", pages=state.length // 64)
-    request = pb.ForkRequest(parent="s", spec=spec, state=state)
-    with pytest.raises(UnknownSession):
-        worker.scheduler.fork(request).result(60)
-    worker.open(**SPEC, state=state, epoch=2)
-    assert worker.scheduler.fork(request).result(60).state.length == state.length
 
 
 def test_a_released_session_cannot_be_compared_with(

@@ -60,7 +60,7 @@ def test_each_jobs_phases_are_below_its_own_callers_span(
         assert {span.context.trace_id for span in below} == {own.trace_id}
         seconds = turn.result().seconds
         # Three sessions for two slots: one of them waited, and all were swapped in.
-        expected = ["queued", "swap in", "prefill", "decode", "evict", "flush"]
+        expected = ["queued", "swap in", "share", "prefill", "decode", "evict", "flush"]
         assert [span.name for span in sorted(below, key=lambda each: each.start_time)] == expected
         decode = next(span for span in below if span.name == "decode")
         recorded = (decode.end_time - decode.start_time) / 1e9

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvrecall.domain.page_ids import join_ids, split_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvstore.format.page import PageKey
 from workers.errors import StaleEpoch, UnknownSession
 
 SMALL = {
@@ -196,10 +196,11 @@ def test_the_first_token_after_a_restart_waits_for_copies_only_if_a_repair_reads
     again = make_worker(directory="restarted", ram_pages=64)
     again.open(state=state, **spec)
     memory = again.engine.store._stack.tiers.memory
+    first = split_ids(state.page_ids)[:1]
     seen = list[bool]()
 
     def is_in_memory() -> bool:
-        return bool(memory.contains([PageKey("s", 0)])[0])
+        return bool(memory.contains(first)[0])
 
     def look(_: pb.TurnEvent) -> None:
         seen.append(is_in_memory())
@@ -225,25 +226,34 @@ def test_unknown_sessions_and_stale_epochs_are_refused(make_worker: Callable[...
     assert worker.turn("s", "hello", epoch=3).output_tokens
 
 
-def test_sessions_stored_before_are_deleted_as_unknown_unless_opened_since(
+def test_pages_that_no_session_has_are_listed_and_deleted(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(directory="rows")
-    for name in ("kept", "lost", "opened"):
+    pages = {}
+    for seed, name in enumerate(("kept", "lost", "opened")):
         worker.open(name)
-        worker.turn(name, words(60))
+        state = worker.turn(name, words(60, seed=seed)).state
+        pages[name] = split_ids(state.page_ids)
     worker.close()
     worker = make_worker(directory="rows")
-    worker.open("new")
-    worker.turn("new", words(60))
-    listed = worker.scheduler.list_sessions(pb.ListSessionsRequest(stored=True, limit=10))
-    assert listed.result(600) == ["kept", "lost", "opened"]
-    worker.open("opened")
+    worker.open("opened", state=state)
+    request = pb.ListPagesRequest(limit=100)
+    every = sorted(page for some in pages.values() for page in some)
+    assert worker.scheduler.list_pages(request).result(600) == every
+    young = pb.ListPagesRequest(limit=100, older_than_seconds=3600)
+    assert worker.scheduler.list_pages(young).result(600) == []
 
-    def delete(name: str) -> bool:
-        request = pb.DeleteRequest(session=name)
-        return bool(worker.scheduler.delete_unknown(request, 3600.0).result(600))
+    def delete(name: str) -> int:
+        request = pb.DeletePagesRequest(page_ids=join_ids(pages[name]))
+        deleted: int = worker.scheduler.delete_pages(request).result(600)
+        return deleted
 
-    assert [delete("lost"), delete("opened"), delete("new")] == [True, False, False]
-    assert worker.engine.store.sessions() == ["kept", "new", "opened"]
+    assert [delete("lost"), delete("opened"), delete("lost")] == [len(pages["lost"]), 0, 0]
+    rest = pb.ListPagesRequest(limit=1, after=every[0])
+    left = sorted((*pages["kept"], *pages["opened"]))
+    assert (
+        worker.scheduler.list_pages(rest).result(600)
+        == [page for page in left if page > every[0]][:1]
+    )
     worker.check()

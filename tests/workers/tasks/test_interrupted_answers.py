@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.states import comparable
-from tests.workers.tasks.turn_log import logged
+from tests.workers.tasks.turn_log import logged, rebuild
 
 PAGE = 64
 WAIT = 600
@@ -55,24 +55,6 @@ def spec(request: pytest.FixtureRequest) -> dict[str, Any]:
 def rows_found(done: pb.TurnDone) -> int:
     """Rows that the turn's answer brought back, for some tokens or for one."""
     return done.reselections.rows_in + done.retrieval.rows
-
-
-def fork(
-    worker: Any,
-    spec: dict[str, Any],
-    child: str,
-    length: int,
-    *,
-    state: pb.SessionState | None = None,
-    turns: Sequence[pb.LoggedTurn] = (),
-    parent: str = "s",
-    inherited: Sequence[pb.SharedPages] = (),
-) -> pb.ForkResult:
-    """Fork a session at its committed state, or by a replay of its turns."""
-    shared = [*inherited, pb.SharedPages(owner=parent, pages=length // PAGE)]
-    child_spec = pb.SessionSpec(session=child, epoch=1, shared=shared, **spec)
-    request = pb.ForkRequest(parent=parent, spec=child_spec, state=state, turns=turns)
-    return worker.scheduler.fork(request).result(WAIT)
 
 
 def run_turns(
@@ -138,7 +120,7 @@ def test_a_fork_by_replay_is_the_session_as_it_was(
     said = run_turns(worker, spec, words)
     log = [logged(*turn) for turn in said]
     for count, (done, _) in enumerate(said, 1):
-        forked = fork(worker, spec, f"child{count}", done.state.length, turns=log[:count])
+        forked = worker.fork("s", f"child{count}", log[:count], **spec)
         assert forked.state == done.state
     worker.check()
 
@@ -162,9 +144,7 @@ def test_pages_that_were_lost_are_computed_again_over_the_same_rows(
         worker.check()  # no page is on its way into memory any more
         for page in lost:
             lose_page(store, "s", page)
-        lost_spec = pb.SessionSpec(session="s", epoch=epoch, **spec)
-        request = pb.RebuildRequest(spec=lost_spec, state=state, turns=log)
-        assert worker.scheduler.rebuild(request).result(WAIT).pages == len(lost)
+        assert rebuild(worker, state, log, epoch=epoch, **spec).pages == len(lost)
         torch.testing.assert_close(store.gather("s", everything), before, rtol=1e-4, atol=1e-4)
     worker.check()
 
@@ -179,7 +159,6 @@ class Twin:
     state: pb.SessionState | None = None
     epoch: int = 1
     done: list[pb.TurnDone] = field(default_factory=list)
-    shared: list[pb.SharedPages] = field(default_factory=list)
 
     def turn(self, text: str, *, repair: bool) -> None:
         self.done.append(self.worker.turn(self.name, text, epoch=self.epoch, repair=repair, **TURN))
@@ -193,26 +172,13 @@ class Twin:
 
     def reopen(self) -> None:
         self.epoch += 1
-        self.worker.open(
-            self.name, epoch=self.epoch, state=self.state, shared=self.shared, **self.spec
-        )
+        self.worker.open(self.name, epoch=self.epoch, state=self.state, **self.spec)
 
     def move(self) -> None:
         """Continue in a fork at the committed state, under another name."""
         assert self.state is not None
-        child = f"{self.name}x"
-        length = self.state.length
-        fork(
-            self.worker,
-            self.spec,
-            child,
-            length,
-            state=self.state,
-            parent=self.name,
-            inherited=self.shared,
-        )
-        self.shared.append(pb.SharedPages(owner=self.name, pages=length // PAGE))
-        self.name, self.epoch = child, 1
+        self.name, self.epoch = f"{self.name}x", 1
+        self.worker.open(self.name, state=self.state, **self.spec)
 
     def swap_out(self) -> None:
         for other in ("a", "b"):

@@ -179,7 +179,8 @@ def test_lost_pages_are_computed_again_with_the_same_bits(
     length = turns[-1].state.length
     before = worker.engine.store.gather("s", torch.arange(length))
     lose_page(worker.engine.store, "s", page)
-    worker.engine.drop_host_copy(worker.engine.sessions["s"])
+    for session in worker.engine.sessions.values():
+        worker.engine.drop_host_copy(session)
     with pytest.raises(RowsMissing):
         worker.turn("s", "and then", max_tokens=6)
     log = [logged(done, words(40, seed)) for seed, done in enumerate(turns)]
@@ -196,9 +197,7 @@ def test_a_fork_behind_the_window_goes_on_as_its_parent(make_worker: Callable[..
     worker = make_worker(**LIMITS)
     worker.open("s", **FEW)
     state = talk(worker, "s", range(8))[-1].state
-    shared = [pb.SharedPages(owner="s", pages=state.length // 64)]
-    spec = pb.SessionSpec(session="child", epoch=1, shared=shared, **FEW)
-    worker.scheduler.fork(pb.ForkRequest(parent="s", spec=spec, state=state)).result(WAIT)
+    worker.open("child", state=state, **FEW)
     assert answers(talk(worker, "child", [20, 21])) == answers(talk(worker, "s", [20, 21]))
 
 

@@ -24,13 +24,14 @@ def family(tmp_path: Path) -> Iterator[Family]:
     made.close()
 
 
-def lose(family: Family, *indices: int, owner: str = "s") -> None:
-    """Lose states of a session, and forget session `s` in memory."""
+def lose(family: Family, *indices: int) -> None:
+    """Lose states of session `s`, and forget it in memory."""
     stored = family.worker.engine.stored
     assert stored.states is not None
-    for index in indices:
-        stored.states.drop_page(owner, index)
-        stored.states.flush(owner)
+    assert stored.begin_flush("s").result()
+    pages = [page for page in stored.states.page_ids("s", indices) if page is not None]
+    for tier in stored.states._stack.tiers.all:
+        tier.delete(pages)
     stored.release("s")
 
 
@@ -53,12 +54,11 @@ def test_a_session_goes_on_from_the_last_state_that_is_left(
     left = done[-1 - turns_back].state
     lost = [index for index, at in enumerate(state.snapshots) if at > left.length]
     lose(family, *lost)
-    committed = [pb.CommitPoint(epoch=1, length=state.length)]
     with pytest.raises(RowsMissing, match="lost its recurrent state"):
-        family.open("s", state=state, epoch=3, history=committed)
+        family.open("s", state=state, epoch=3)
     before = family.worker.engine.prefilled_tokens
     with capture_logs() as logs:
-        rebuild(family.worker, state, turns, epoch=3, history=committed, budget=BUDGET)
+        rebuild(family.worker, state, turns, epoch=3, budget=BUDGET)
     assert [(log["pages"], log["states"]) for log in logs if log["event"] == REBUILT] == [([], 1)]
     computed = family.worker.engine.prefilled_tokens - before
     # Each turn computes again what was pending before it.
@@ -73,29 +73,25 @@ def test_without_any_state_the_whole_log_is_computed(family: Family) -> None:
     done, turns = talk(family)
     state = done[-1].state
     following = family.turn("s", words(8, 9))
-    lose(family, *(index for index, at in enumerate(state.snapshots) if at))
-    committed = [pb.CommitPoint(epoch=1, length=state.length)]
+    lose(family, *range(len(state.snapshots)))
     before = family.worker.engine.prefilled_tokens
-    rebuild(family.worker, state, turns, epoch=3, history=committed, budget=BUDGET)
+    rebuild(family.worker, state, turns, epoch=3, budget=BUDGET)
     assert family.worker.engine.prefilled_tokens - before >= state.length
     again = family.turn("s", words(8, 9), epoch=3)
     assert list(again.token_ids) == list(following.token_ids)
 
 
-def test_a_state_that_a_forks_parent_dropped_is_not_reported_as_lost(family: Family) -> None:
-    """It is computed again: a fork costs no state, and its parent keeps the last two."""
+def test_a_state_that_a_forks_parent_dropped_is_computed_again(family: Family) -> None:
     family.open("parent")
     texts = [words(60, seed) for seed in range(2)]
     done = [family.turn("parent", text) for text in texts]
     state = done[-1].state
-    family.fork("parent", "s", state)
-    lose(family, list(state.snapshots).index(state.length), owner="parent")
-    pages = state.length // family.worker.engine.store.layout.page_tokens
-    shared = [pb.SharedPages(owner="parent", pages=pages)]
+    family.open("s", state=state)
+    lose(family, list(state.snapshots).index(state.length))
     turns = [logged(*turn) for turn in zip(done, texts, strict=True)]
     with capture_logs() as logs:
-        rebuild(family.worker, state, turns, epoch=2, shared=shared, budget=BUDGET)
-    assert [(log["pages"], log["states"]) for log in logs if log["event"] == REBUILT] == [([], 0)]
+        rebuild(family.worker, state, turns, epoch=2, budget=BUDGET)
+    assert [(log["pages"], log["states"]) for log in logs if log["event"] == REBUILT] == [([], 1)]
     following = family.turn("s", words(8, 9), epoch=2)
     assert list(following.token_ids) == list(family.turn("parent", words(8, 9)).token_ids)
     family.worker.check()

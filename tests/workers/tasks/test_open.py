@@ -3,7 +3,7 @@
 Opened, forked at any turn, rebuilt after pages were lost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,34 +18,6 @@ PAGE = 64
 EVICTING = {"method": "snapkv", "budget": 64}
 
 
-def shared(owner: str, length: int) -> list[pb.SharedPages]:
-    """A fork's pages, of a parent that shares none itself."""
-    return [pb.SharedPages(owner=owner, pages=length // PAGE)] if length >= PAGE else []
-
-
-def fork(
-    worker: Any,
-    parent: str,
-    child: str,
-    state: pb.SessionState | None,
-    turns: Sequence[pb.LoggedTurn] = (),
-    **spec: Any,
-) -> pb.ForkResult:
-    """Fork a session as it was at the end of a turn.
-
-    Of its last one with its state, else of `turns`.
-    """
-    length = state.length if state is not None else spec.pop("length")
-    settings: dict[str, Any] = {"epoch": 1, "method": "full", "budget": 1024} | spec
-    request = pb.ForkRequest(
-        parent=parent,
-        spec=pb.SessionSpec(session=child, shared=shared(parent, length), **settings),
-        state=state,
-        turns=turns,
-    )
-    return worker.scheduler.fork(request).result(600)
-
-
 @pytest.mark.parametrize(
     "spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"]
 )
@@ -58,7 +30,7 @@ def test_a_fork_at_the_last_turn_answers_as_its_parent(
     worker = make_worker()
     worker.open(**spec)
     first = worker.turn("s", words(150))
-    fork(worker, "s", "child", first.state, **spec)
+    worker.open("child", state=first.state, **spec)
     question = words(7, seed=3)
     assert answer(worker.turn("child", question)) == answer(worker.turn("s", question))
     worker.check()
@@ -71,9 +43,8 @@ def test_a_fork_copies_no_whole_page(
     worker.open()
     first = worker.turn("s", words(300))
     before = worker.engine.store.usage()["nvme"]
-    fork(worker, "s", "child", first.state)
-    grown = worker.engine.store.usage()["nvme"] - before
-    assert grown <= worker.engine.store.layout.page_bytes
+    worker.open("child", state=first.state)
+    assert worker.engine.store.usage()["nvme"] == before
     assert worker.engine.store.length("child") == first.state.length
     worker.check()
 
@@ -86,7 +57,7 @@ def test_forks_diverge_independently(
     state = worker.turn("s", words(90)).state
     texts = [words(9, seed=seed) for seed in range(3)]
     for number, text in enumerate(texts):
-        fork(worker, "s", f"fork{number}", state)
+        worker.open(f"fork{number}", state=state)
         worker.turn(f"fork{number}", text)
     for number, text in enumerate(texts):
         worker.open("alone", epoch=number + 1)
@@ -109,7 +80,7 @@ def test_a_fork_at_an_earlier_turn_is_the_session_as_it_was_then(
     turns = [worker.turn("s", text) for text in texts]
     log = [logged(turn, text) for turn, text in zip(turns, texts, strict=True)]
     then = turns[1].state
-    forked = fork(worker, "s", "child", None, log[:2], length=then.length, **spec)
+    forked = worker.fork("s", "child", log[:2], **spec)
     assert forked.state.length == then.length
     assert list(forked.state.pending) == list(then.pending)
     assert list(forked.state.recent) == list(then.recent)
@@ -153,10 +124,9 @@ def test_a_fork_at_an_earlier_turn_has_deferred_what_the_session_had_then(
     assert deferred[0] == deferred[-1] == 0 < deferred[1] < deferred[2]
     for count, done in enumerate(turns, 1):
         child = f"child{count}"
-        forked = fork(worker, "s", child, None, log[:count], length=done.state.length, **spec)
+        forked = worker.fork("s", child, log[:count], **spec)
         assert list(forked.state.deferred_signal) == list(done.state.deferred_signal)
-        copied = fork(worker, "s", f"copy{count}", done.state, **spec)
-        assert forked.state == copied.state
+        assert forked.state == done.state
     worker.check()
 
 
@@ -167,11 +137,10 @@ def test_a_forked_session_outlives_its_parent(
     worker.open()
     state = worker.turn("s", words(200)).state
     expected = answer(worker.turn("s", "and then"))
-    worker.open(epoch=2, state=state)
-    fork(worker, "s", "child", state, epoch=1)
-    worker.scheduler.delete(pb.DeleteRequest(session="s", keep_pages=state.length // PAGE)).result(
-        600
-    )
+    worker.open("child", state=state)
+    worker.scheduler.delete(pb.DeleteRequest(session="s")).result(600)
+    request = pb.DeletePagesRequest(page_ids=state.page_ids)
+    assert not worker.scheduler.delete_pages(request).result(600), "the child has them"
     assert answer(worker.turn("child", "and then")) == expected
     worker.check()
 
@@ -191,12 +160,12 @@ def test_a_session_that_lost_pages_is_refused_and_rebuilt(
     turns = [worker.turn("s", text) for text in texts]
     state = turns[-1].state
     expected = list(worker.turn("s", "and then").token_ids)
-    committed = [pb.CommitPoint(epoch=1, length=state.length)]
-    opened = {"epoch": 3, "history": committed, **spec}
+    opened = {"epoch": 3, **spec}
     pages = -(-state.length // PAGE)
-    worker.engine.store.release("s")  # only the tiers say what is there
+    worker.open(state=state, epoch=2, **spec)
     for page in (1, pages - 1):
         lose_page(worker.engine.store, "s", page)
+    worker.engine.store.release("s")  # only the tiers say what is there
     with pytest.raises(RowsMissing, match=f"pages 1, {pages - 1}"):
         worker.open(state=state, **opened)
     with pytest.raises(UnknownSession):
@@ -251,9 +220,9 @@ def test_a_late_open_with_an_older_epoch_is_refused(make_worker: Callable[..., A
     worker = make_worker()
     worker.open(epoch=3)
     with pytest.raises(StaleEpoch):
-        fork(worker, "other", "s", pb.SessionState(), epoch=2)
+        worker.open(epoch=2)
     with pytest.raises(BadSettings):
-        fork(worker, "other", "child", pb.SessionState(), budget=9, method="random")
+        worker.open("other", budget=9, method="random")
 
 
 def test_a_released_session_frees_slot_and_memory(
@@ -292,9 +261,7 @@ def test_a_rebuild_promotes_the_rows_of_logged_repairs_again(
     everything = torch.arange(state.length)
     before = store.gather("s", everything)
     pages = range(-(-state.length // PAGE))
-    assert pages[-2] * PAGE > fold_turns(log[:2], PAGE).rows, (
-        "lost rows were computed over promoted rows"
-    )
+    assert pages[-2] * PAGE > fold_turns(log[:2]).rows, "lost rows were computed over promoted rows"
     for epoch, lost in enumerate((pages[-2:-1], pages), 2):
         for page in lost:
             lose_page(store, "s", page)

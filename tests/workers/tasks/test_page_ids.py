@@ -11,7 +11,6 @@ from kvrecall.domain.page_ids import is_random, split_ids
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.states import full_rows
 from tests.workers.tasks.turn_log import logged
-from workers.engine.stored.page_naming import name_prompt
 
 PAGE = 64
 LIMITS: dict[str, Any] = {"block_tokens": 64, "recent": 8}
@@ -83,19 +82,15 @@ def test_ids_do_not_depend_on_settings_turns_or_interruptions(
     specs: dict[str, dict[str, Any]] = {"full": {}, "recalls": recalling, "again": recalling}
     found = []
     for name, options in specs.items():
-        worker.open(name, **options)
+        worker.open(name, **options, row_key=b"key")
         log = []
         for epoch, text in enumerate(turns, 2):
             done = worker.turn(name, text, generate=False, epoch=epoch - 1)
             log.append(logged(done, text))
-            worker.open(name, state=done.state, epoch=epoch, **options)
+            worker.open(name, state=done.state, epoch=epoch, **options, row_key=b"key")
         found.append(get_ids(done))
     assert found[0] == found[1] == found[2]
-    spec = pb.SessionSpec(session="child", epoch=1, method_settings="{}", **recalling)
-    length = log[0].prompt_tokens - log[0].unsettled_tokens
-    spec.shared.add(owner="again", pages=length // PAGE)
-    request = pb.ForkRequest(parent="again", spec=spec, turns=log[:1])
-    child = worker.scheduler.fork(request).result(600)
+    child = worker.fork("again", "child", log[:1], **recalling, row_key=b"key")
     assert split_ids(child.state.page_ids) == found[0][: child.state.length // PAGE]
     worker.check()
 
@@ -110,18 +105,3 @@ def test_another_key_gives_other_ids(
         ids.append(get_ids(worker.turn(name, words(150), generate=False)))
     assert ids[0] == ids[1]
     assert not set(ids[0]) & set(ids[2])
-
-
-def test_a_prompt_is_named_before_its_turn_as_by_its_turn(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
-    worker = make_worker("qwen2", **LIMITS)
-    engine = worker.engine
-    worker.open(row_key=b"key")
-    text = words(200)
-    messages = [pb.Message(role="user", content=text)]
-    request = pb.TokenizeRequest(messages=messages, row_key=b"key")
-    named = split_ids(name_prompt(engine.tokenizer, engine.store, request).page_ids)
-    done = worker.turn("s", text, max_tokens=2)
-    assert len(named) == done.prompt_tokens // PAGE >= 2
-    assert get_ids(done)[: len(named)] == named

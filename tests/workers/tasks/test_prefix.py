@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.domain.page_ids import ID_BYTES
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.model.tokenizer import Segment
 from workers.tasks.prefix import skip_tokens
@@ -17,31 +16,15 @@ PAGE = 64
 ATTEND_STORED = json.dumps({"prefill": {"attend": "stored"}})
 
 
-def first_turn(
-    worker: Any, name: str, texts: list[str], prefix: pb.Prefix | None = None
-) -> pb.TurnDone:
+KEY = {"row_key": b"one tenant"}
+
+
+def first_turn(worker: Any, name: str, texts: list[str]) -> pb.TurnDone:
     """A session's first turn: a system message and a question."""
     roles = ("system", "user")
-    request = pb.TurnRequest(
-        session=name,
-        epoch=1,
-        messages=[
-            pb.Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)
-        ],
-        generate=True,
-        sampling=pb.Sampling(max_tokens=24),
-        prefix=prefix,
-    )
-    return worker.scheduler.turn(request, lambda event: None).result(600)
-
-
-def build_prefix(owner: str, first: pb.TurnDone, epoch: int = 1) -> pb.Prefix:
-    """The pages that a session has after its first turn, committed under an epoch."""
-    page_ids = first.state.page_ids
-    committed = pb.CommitPoint(epoch=epoch, length=first.state.length)
-    pages = len(page_ids) // ID_BYTES
-    shared = pb.SharedPages(owner=owner, pages=pages, history=[committed])
-    return pb.Prefix(page_ids=page_ids, shared=[shared])
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    done: pb.TurnDone = worker.turn(name, messages)
+    return done
 
 
 def read_rows(worker: Any, name: str, length: int) -> torch.Tensor:
@@ -64,15 +47,15 @@ def test_a_shared_prefix_gives_the_same_answer_with_less_prefill(
 ) -> None:
     worker = make_worker(block_tokens=128)
     system = words(200)
-    for name in ("first", "second", "alone"):
-        worker.open(name, **spec)
-    first = first_turn(worker, "first", [system, words(5, seed=1)])
-    prefix = build_prefix("first", first)
+    for name in ("first", "second"):
+        worker.open(name, **spec, **KEY)
+    worker.open("alone", **spec)
+    first_turn(worker, "first", [system, words(5, seed=1)])
     worker.engine.passes.clear()
     alone = first_turn(worker, "alone", [system, words(6, seed=2)])
     prefilled = sum(tokens for _, tokens in worker.engine.passes if tokens > 1)
     worker.engine.passes.clear()
-    second = first_turn(worker, "second", [system, words(6, seed=2)], prefix)
+    second = first_turn(worker, "second", [system, words(6, seed=2)])
     assert second.shared_pages >= 2
     assert (
         sum(tokens for _, tokens in worker.engine.passes if tokens > 1)
@@ -104,12 +87,12 @@ def test_where_blocks_attend_to_every_row_a_prefix_longer_than_the_budget_is_sha
 ) -> None:
     worker = make_worker("qwen2", block_tokens=32, recent=8)
     system = words(280)
-    for name in ("first", "second", "alone"):
-        worker.open(name, **spec)
-    first = first_turn(worker, "first", [system, words(5, seed=1)])
-    prefix = build_prefix("first", first)
+    for name in ("first", "second"):
+        worker.open(name, **spec, **KEY)
+    worker.open("alone", **spec)
+    first_turn(worker, "first", [system, words(5, seed=1)])
     alone = first_turn(worker, "alone", [system, words(6, seed=2)])
-    second = first_turn(worker, "second", [system, words(6, seed=2)], prefix)
+    second = first_turn(worker, "second", [system, words(6, seed=2)])
     assert second.shared_pages * PAGE >= 10 * spec["budget"]
     assert second.prefilled_tokens == second.prompt_tokens - PAGE * second.shared_pages < PAGE
     assert second.state.selection == alone.state.selection
@@ -127,27 +110,37 @@ def test_where_rows_are_selected_by_attention_no_prefix_over_the_budget_is_share
 ) -> None:
     worker = make_worker("qwen2", block_tokens=32, recent=8)
     for name in ("first", "second"):
-        worker.open(name, method="snapkv", budget=160, options=ATTEND_STORED)
-    first = first_turn(worker, "first", [words(280), words(5, seed=1)])
-    prefix = build_prefix("first", first)
-    second = first_turn(worker, "second", [words(280), words(6, seed=2)], prefix)
+        worker.open(name, method="snapkv", budget=160, options=ATTEND_STORED, **KEY)
+    first_turn(worker, "first", [words(280), words(5, seed=1)])
+    second = first_turn(worker, "second", [words(280), words(6, seed=2)])
     assert 0 < second.shared_pages * PAGE <= 160
     worker.check()
 
 
-def test_pages_of_an_owner_that_were_written_before_it_committed_them_are_not_taken(
+def test_other_tenants_find_nothing(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
-    for name in ("owner", "second"):
-        worker.open(name)
-    first = first_turn(worker, "owner", [words(200), "Hello."])
-    # The owner's turn here was given up; the same tokens were committed elsewhere, under epoch 2.
-    prefix = build_prefix("owner", first, epoch=2)
-    assert first_turn(worker, "second", [words(200), "Hello."], prefix).shared_pages == 0
-    worker.open("third")
-    prefix = build_prefix("owner", first)
-    assert first_turn(worker, "third", [words(200), "Hello."], prefix).shared_pages > 0
+    worker.open("first", **KEY)
+    worker.open("second", row_key=b"another tenant")
+    texts = [words(200), words(5)]
+    first_turn(worker, "first", texts)
+    assert first_turn(worker, "second", texts).shared_pages == 0
+
+
+def test_pages_of_a_turn_that_was_never_committed_are_found(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """They are right for their tokens, whatever became of the turn."""
+    worker = make_worker()
+    for name in ("first", "second"):
+        worker.open(name, **KEY)
+    texts = [words(200), words(5)]
+    first = first_turn(worker, "first", texts)
+    worker.open("first", epoch=2, **KEY)  # as before its turn
+    again = first_turn(worker, "second", texts)
+    assert again.shared_pages >= 2
+    assert list(again.token_ids) == list(first.token_ids)
     worker.check()
 
 
@@ -156,34 +149,28 @@ def test_only_a_common_prefix_is_taken(
 ) -> None:
     worker = make_worker()
     for name in ("first", "second", "third"):
-        worker.open(name)
+        worker.open(name, **KEY)
     first = first_turn(worker, "first", [words(200), words(5)])
-    prefix = build_prefix("first", first)
-    assert first_turn(worker, "second", [words(200, seed=9), words(5)], prefix).shared_pages == 0
+    assert first_turn(worker, "second", [words(200, seed=9), words(5)]).shared_pages == 0
     half = words(100) + " " + words(100, seed=9)
     assert (
-        0
-        < first_turn(worker, "third", [half, words(5)], prefix).shared_pages
-        < first.prompt_tokens // PAGE
+        0 < first_turn(worker, "third", [half, words(5)]).shared_pages < first.prompt_tokens // PAGE
     )
     worker.check()
 
 
-def test_a_prefix_whose_pages_are_gone_is_prefilled(
+def test_a_prefix_is_taken_up_to_the_first_page_that_is_gone(
     make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
 ) -> None:
     worker = make_worker()
-    for name in ("first", "second", "third"):
-        worker.open(name)
+    for name in ("first", "second"):
+        worker.open(name, **KEY)
     texts = [words(200), words(5)]
     first = first_turn(worker, "first", texts)
-    prefix = build_prefix("first", first)
     lose_page(worker.engine.store, "first", 1)
-    second = first_turn(worker, "second", texts, prefix)
-    assert second.shared_pages == 0
+    second = first_turn(worker, "second", texts)
+    assert second.shared_pages == 1
     assert list(second.token_ids) == list(first.token_ids)
-    unknown = build_prefix("unknown", first)
-    assert first_turn(worker, "third", texts, unknown).shared_pages == 0
 
 
 def test_methods_that_accumulate_share_no_prefix(
@@ -191,11 +178,10 @@ def test_methods_that_accumulate_share_no_prefix(
 ) -> None:
     worker = make_worker()
     for name in ("first", "second"):
-        worker.open(name, method="h2o", budget=512)
+        worker.open(name, method="h2o", budget=512, **KEY)
     texts = [words(200), words(5)]
-    first = first_turn(worker, "first", texts)
-    prefix = build_prefix("first", first)
-    assert first_turn(worker, "second", texts, prefix).shared_pages == 0
+    first_turn(worker, "first", texts)
+    assert first_turn(worker, "second", texts).shared_pages == 0
 
 
 def test_segments_lose_their_first_tokens() -> None:
@@ -215,12 +201,11 @@ def test_the_store_is_never_called_on_the_schedulers_thread(
     """Whether the prefix can be read or not: other sessions decode meanwhile."""
     worker = make_worker()
     for name in ("first", "second", "third"):
-        worker.open(name)
+        worker.open(name, **KEY)
     texts = [words(200), words(5)]
-    first = first_turn(worker, "first", texts)
-    prefix = build_prefix("first", first)
+    first_turn(worker, "first", texts)
     threads = []
-    for call in ("open", "gather_selection"):
+    for call in ("open", "contains", "gather_selection"):
         original = getattr(worker.engine.store, call)
 
         def recorded(*args: Any, original: Any = original, **named: Any) -> Any:
@@ -228,8 +213,8 @@ def test_the_store_is_never_called_on_the_schedulers_thread(
             return original(*args, **named)
 
         monkeypatch.setattr(worker.engine.store, call, recorded)
-    assert first_turn(worker, "second", texts, prefix).shared_pages > 0
+    assert first_turn(worker, "second", texts).shared_pages > 0
     lose_page(worker.engine.store, "first", 1)
-    assert first_turn(worker, "third", texts, prefix).shared_pages == 0
-    assert len(threads) >= 4
+    assert first_turn(worker, "third", texts).shared_pages == 1
+    assert len(threads) >= 6
     assert "scheduler" not in threads

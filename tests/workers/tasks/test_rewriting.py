@@ -26,6 +26,7 @@ from tests.workers.model.thinking import (
     QWEN3_MARKS,
 )
 from tests.workers.tasks.thinking_talk import PAGE, Talk, result, said, user
+from tests.workers.tasks.turn_log import rebuild
 from workers.engine.settings import WorkerSettings
 from workers.model.tokenizer import ChatTokenizer
 
@@ -170,21 +171,12 @@ def test_forks_before_and_after_are_the_session_as_it_was(
     talk.say(said(words(9, 5), THOUGHT))
     state = talk.done[number - 1].state
     log = talk.turns[:number]
-    written = state.length + PAGE * sum(gap.stop - gap.start for gap in state.dropped)
-    spec = pb.SessionSpec(
-        session="child",
-        epoch=1,
-        method="full",
-        method_settings="{}",
-        budget=ROWS,
-        shared=[pb.SharedPages(owner="s", pages=written // PAGE)],
-    )
-    request = pb.ForkRequest(
-        parent="s", spec=spec, state=None if replays else state, turns=log if replays else ()
-    )
-    forked = family.worker.scheduler.fork(request).result(WAIT)
-    assert forked.state.length == state.length
-    assert list(forked.state.pending) == list(state.pending)
+    if replays:
+        forked = family.worker.fork("s", "child", log, budget=ROWS).state
+        assert forked.length == state.length
+        assert list(forked.pending) == list(state.pending)
+    else:
+        family.worker.open("child", state=state, budget=ROWS)
     child = Talk.__new__(Talk)
     child.__dict__ |= talk.__dict__ | {
         "name": "child",
@@ -205,24 +197,10 @@ def test_lost_pages_and_states_are_computed_again(family: Family, spec: dict[str
     positions = torch.arange(state.length)
     store = family.worker.engine.store
     before = store.gather("s", positions)
-    for index in range(state.length // PAGE):
-        store.drop_page("s", index)
-    stored = family.worker.engine.stored
-    if stored.states is not None:
-        for index, at in enumerate(state.snapshots):
-            if at:
-                stored.states.drop_page("s", index)
-    request = pb.RebuildRequest(
-        spec=pb.SessionSpec(
-            session="s",
-            epoch=2,
-            history=talk.history,
-            **{"method": "full", "budget": ROWS, "method_settings": "{}", **spec},
-        ),
-        state=state,
-        turns=talk.turns,
-    )
-    family.worker.scheduler.rebuild(request).result(WAIT)
+    family.worker.scheduler.delete(pb.DeleteRequest(session="s")).result(WAIT)
+    request = pb.DeletePagesRequest(page_ids=state.page_ids)
+    assert family.worker.scheduler.delete_pages(request).result(WAIT) == state.length // PAGE
+    rebuild(family.worker, state, talk.turns, epoch=2, **{"budget": ROWS, **spec})
     talk.epoch = 2
     assert torch.equal(store.gather("s", positions), before)
     talk.say(user(words(6, 6)))

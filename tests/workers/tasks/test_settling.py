@@ -239,24 +239,16 @@ def test_a_fork_at_any_turn_goes_on_with_the_same_bits(
     rows = read_rows(twin.worker, "s", expected.state.length)
     other = begin(make_worker, words, 4)
     settle(other.worker, "s")
-    pages = state.length // PAGE
-    spec = pb.SessionSpec(
-        session="child",
-        epoch=1,
-        shared=[pb.SharedPages(owner="s", pages=pages)] if pages else [],
-        **RECALLING,
-    )
-    request = pb.ForkRequest(parent="s", spec=spec)
     if replayed:
-        request.turns.extend(other.log[:at])
-    else:
-        request.state.CopyFrom(state)
-    forked = other.worker.scheduler.fork(request).result(600)
-    done = other.turn("child", 9)
-    if replayed:  # scores break ties among a repair's candidates; an answer is not decoded for them
-        for each in (forked.state, state, done.state, expected.state):
+        forked = other.worker.fork("s", "child", other.log[:at], **RECALLING).state
+        done = other.turn("child", 9)
+        # Scores break ties among a repair's candidates; an answer is not decoded for them.
+        for each in (forked, state, done.state, expected.state):
             each.ClearField("eviction_scores")
-    assert forked.state == state
+        assert forked == state
+    else:
+        other.worker.open("child", state=state, **RECALLING)
+        done = other.turn("child", 9)
     assert (done.token_ids, done.state) == (expected.token_ids, expected.state)
     assert torch.equal(read_rows(other.worker, "child", done.state.length), rows)
     other.worker.check()
@@ -329,13 +321,8 @@ def test_rows_are_the_full_caches_whatever_happens(
                 state = worker.scheduler.repair(signal).result(600).state
             case "fork":
                 child = f"s{number + 1}"
-                pages = state.length // PAGE
-                fork = pb.SessionSpec(session=child, epoch=epoch, **spec)
-                if pages:
-                    fork.shared.add(owner=name, pages=pages)
-                request = pb.ForkRequest(parent=name, spec=fork, state=state)
                 if name == "s0" and token_ids:
-                    worker.scheduler.fork(request).result(600)
+                    worker.open(child, state=state, epoch=epoch, **spec)
                     name = child
         if action == "reopen" and name == "s0":
             epoch += 1

@@ -117,5 +117,5 @@ def test_the_log_says_which_tokens_have_rows(
         output_tokens=done.output_tokens,
         unsettled_tokens=done.state.unsettled,
     )
-    assert fold_turns([logged], 64).pending == list(done.state.pending)
-    assert fold_turns([logged], 64).rows == done.memory.length
+    assert fold_turns([logged]).pending == list(done.state.pending)
+    assert fold_turns([logged]).rows == done.memory.length

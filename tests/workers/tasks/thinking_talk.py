@@ -42,7 +42,7 @@ class Talk:
     @property
     def log(self) -> LoggedTokens:
         """What the session has, by its log."""
-        return fold_turns(self.turns, PAGE)
+        return fold_turns(self.turns)
 
     @property
     def messages(self) -> list[pb.Message]:
@@ -83,14 +83,7 @@ class Talk:
         self.turns, self.done = self.turns[:keep], self.done[:keep]
         self.epoch += 2
         state = self.done[-1].state
-        self.family.open(
-            self.name, state=state, epoch=self.epoch, history=self.history, **self.spec
-        )
-
-    @property
-    def history(self) -> list[pb.CommitPoint]:
-        """All that was written is committed."""
-        return [pb.CommitPoint(epoch=1, length=1 << 20)]
+        self.family.open(self.name, state=state, epoch=self.epoch, **self.spec)
 
     def _find_earlier(self) -> pb.Earlier:
         messages = self.messages

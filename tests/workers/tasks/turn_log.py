@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.conftest import build_spec
 
 
 def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
@@ -27,8 +28,5 @@ def rebuild(
     worker: Any, state: pb.SessionState, turns: Sequence[pb.LoggedTurn], **spec: Any
 ) -> pb.RebuildResult:
     """Rebuild session `s` from its log."""
-    settings: dict[str, Any] = {"method": "full", "budget": 1024} | spec
-    request = pb.RebuildRequest(
-        spec=pb.SessionSpec(session="s", **settings), state=state, turns=turns
-    )
+    request = pb.RebuildRequest(spec=build_spec("s", **spec), state=state, turns=turns)
     return worker.scheduler.rebuild(request).result(600)

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kvstore.errors import KvStoreError, PageError, RowRangeError, StaleWriterError
+from kvrecall.domain.page_ids import PageId
+from kvstore.errors import KvStoreError, PageError, RowRangeError
 from workers.cache.side_cache import SideCache
 from workers.cache.transfers import Transfers
 from workers.engine.session import WorkerSession
 from workers.engine.snapshots import Snapshot
 from workers.engine.stored.stored_sessions import StoredSessions
-from workers.errors import RowsMissing, StaleEpoch, StorageFailed
+from workers.errors import RowsMissing, StorageFailed
 
 _T = TypeVar("_T")
 # Writes of one session in flight before the session waits: their rows hold device memory.
@@ -33,8 +34,6 @@ def map_store_errors() -> Iterator[None]:
     """Map the row store's errors to this package's: the only place where they enter it."""
     try:
         yield
-    except StaleWriterError as error:
-        raise StaleEpoch(f"another worker has taken the session over: {error}") from error
     except (PageError, RowRangeError) as error:
         raise RowsMissing(f"rows that were committed cannot be read: {error}") from error
     except KvStoreError as error:
@@ -60,7 +59,7 @@ class SlotContent:
 class StoreIO:
     """Writes and reads of one worker's sessions.
 
-    Its futures raise StorageFailed, RowsMissing and StaleEpoch.
+    Its futures raise StorageFailed and RowsMissing.
     """
 
     def __init__(
@@ -106,45 +105,53 @@ class StoreIO:
         self._writer.submit(run)
         return result
 
-    def append(self, session: WorkerSession, start: int, rows: Tensor, *, final: bool) -> None:
+    def append(
+        self,
+        session: WorkerSession,
+        start: int,
+        rows: Tensor,
+        pages: Sequence[PageId],
+        *,
+        final: bool,
+    ) -> None:
         """Queue the write of rows `[n_layers, 2, n_kv_heads, t, head_dim]` from `start` on.
 
-        Those that are not `final` stay in memory. The copy off the device happens on the writer's
-        thread.
+        pages: ids of those that they fill. Rows that are not `final` stay in memory.
+        The copy off the device happens on the writer's thread.
         """
         session.writes = [write for write in session.writes if not _succeeded(write)]
-        append = partial(self._append, session.name, start, rows, self._transfers.mark(), final)
+        computed = self._transfers.mark()
+        append = partial(self._append, session.name, start, rows, tuple(pages), computed, final)
         session.writes.append(self.submit(append))
 
     def append_state(self, session: WorkerSession, snapshot: Snapshot) -> None:
-        """Queue the write of a recurrent state, the session's next one."""
+        """Queue the write of a recurrent state, the session's next one, after its last page."""
         assert self._side is not None, "a model with states"
         pool, name = self._side.states, session.name
         assert pool is not None, "a model with states"
+        page = session.page_ids[snapshot.position // self._store.layout.page_tokens - 1]
 
         def append() -> None:
-            self._stored.append_state(name, pool.pack(snapshot.state))
+            self._stored.append_state(name, page, pool.pack(snapshot.state))
 
         session.writes.append(self.submit(append))
 
     def drop_state(self, session: WorkerSession, index: int) -> None:
-        """Queue the deletion of one of the session's own recurrent states."""
+        """Queue the removal of one of the session's recurrent states."""
         session.writes.append(self.submit(partial(self._stored.drop_state, session.name, index)))
 
     def truncate(self, session: WorkerSession, length: int) -> None:
-        """Queue the removal of the rows from position `length` on."""
-        remove = partial(self._store.truncate, session.name, length)
+        """Queue the removal of the rows from position `length` on, and of the states behind it."""
+        states = len(session.snapshots)
+        remove = partial(self._stored.truncate, session.name, length, states)
         session.writes.append(self.submit(remove))
-
-    def drop(self, session: WorkerSession, length: int) -> None:
-        """Let the session go on behind its first `length` rows; those behind them stay stored."""
-        session.writes.append(self.submit(partial(self._store.drop, session.name, length)))
 
     def _append(
         self,
         session: str,
         start: int,
         rows: Tensor,
+        pages: Sequence[PageId],
         computed: torch.cuda.Event | None,
         final: bool,
     ) -> None:
@@ -153,7 +160,8 @@ class StoreIO:
             raise StorageFailed(
                 f"session {session}: rows from {start} on cannot follow the {stored} stored rows"
             )
-        self._store.append(session, self._transfers.to_host(rows, computed), final=final)
+        on_host = self._transfers.to_host(rows, computed)
+        self._store.append(session, on_host, pages, final=final)
 
     def backlog(self, session: WorkerSession) -> "Future[Any] | None":
         """The write to wait for while too many are pending; None otherwise."""
@@ -202,14 +210,14 @@ class StoreIO:
         promote: bool = True,
     ) -> "Future[SlotContent]":
         """Begin to read what a slot needs of a session of `length` rows; positions: as `gather`."""
-        name, snapshots, dropped = session.name, tuple(session.snapshots), session.dropped
+        name, snapshots = session.name, tuple(session.snapshots)
 
         def read() -> SlotContent:
             rows = self._store.gather_selection(name, positions, promote=promote)
             return SlotContent(
                 rows,
                 self._read_windows(name, length),
-                self._read_state(name, length, snapshots, dropped),
+                self._read_state(name, length, snapshots),
             )
 
         return self._reader.submit(_run_mapping_errors, read)
@@ -220,14 +228,12 @@ class StoreIO:
             return None
         return self._store.gather_side(session, self._side.first_position(length), length)
 
-    def _read_state(
-        self, session: str, length: int, snapshots: Sequence[int], dropped: Sequence[range]
-    ) -> Tensor | None:
+    def _read_state(self, session: str, length: int, snapshots: Sequence[int]) -> Tensor | None:
         """Read the recurrent states after `length` tokens."""
         if self._side is None or self._side.states is None or not length:
             return None
         nbytes = self._side.states.nbytes
-        return self._stored.read_state(session, length, snapshots, nbytes, dropped)
+        return self._stored.read_state(session, length, snapshots, nbytes)
 
     def gather(
         self, session: str, positions: Sequence[Tensor], *, promote: bool = True

@@ -1,25 +1,24 @@
-"""Life of a worker's sessions in its row store, and in a second one for recurrent states.
+"""Sessions of a worker in its row store, and in a second one for recurrent states.
 
-A state is a page of one row there, so that sharing, epochs, durability and deletion are those of rows.
+A state is a page of one row there, under the id of the page of rows that it follows: so sharing,
+durability and deletion are those of rows.
 """
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from heapq import merge
+from itertools import islice
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.domain.page_ids import PageId
 from kvstore.errors import MissingPageError
-from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory, CommitPoint
 from kvstore.format.page import PageLayout
-from kvstore.format.page_table import SharedPages
 from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import TierStatus
 from kvstore.store import RowStore
-from workers.engine.snapshots import count_stored
-from workers.engine.stored.written import count_written, place_state
 
 # Numbers of a vector that a state's bytes are laid out in.
 _WIDTH = 4096
@@ -54,58 +53,26 @@ class StoredSessions:
         self.states = states
         self._page_tokens = rows.layout.page_tokens
 
-    def open(
-        self,
-        spec: pb.SessionSpec,
-        length: int,
-        snapshots: Sequence[int],
-        dropped: Sequence[range] = (),
-    ) -> None:
-        """Open a session with `length` rows and its states. Raises as `RowStore.open`."""
-        self.open_shared(
-            spec.session,
-            spec.epoch,
-            length,
-            read_shared(spec.shared),
-            snapshots,
-            read_history(spec.history),
-            dropped,
-        )
+    def open(self, session: str, pages: Sequence[PageId], snapshots: Sequence[int]) -> None:
+        """Open a session with exactly these pages, and its states. Raises as `RowStore.open`.
 
-    def open_shared(
-        self,
-        session: str,
-        epoch: int,
-        length: int,
-        shared: Sequence[SharedPages],
-        snapshots: Sequence[int],
-        history: CommitHistory | None = None,
-        dropped: Sequence[range] = (),
-    ) -> None:
-        """Open a session over other sessions' pages and states. Raises as `RowStore.open`."""
-        self.rows.open(
-            session, epoch=epoch, length=length, shared=shared, history=history, dropped=dropped
-        )
+        snapshots: rows before each state, ascending.
+        """
+        self.rows.open(session, pages)
         if self.states is not None:
-            written = count_written(length, dropped, self._page_tokens)
-            self._open_states(session, epoch, written, shared, snapshots, history)
+            self.states.open(session, [self._name_state(pages, at) for at in snapshots])
 
-    def fork(
-        self,
-        parent: str,
-        spec: pb.SessionSpec,
-        length: int,
-        snapshots: Sequence[int],
-        dropped: Sequence[range] = (),
-    ) -> None:
-        """Open a session over the first `length` rows of its parent. Raises as `RowStore.fork`."""
-        shared = read_shared(spec.shared)
-        self.rows.fork(
-            parent, spec.session, epoch=spec.epoch, length=length, shared=shared, dropped=dropped
-        )
-        if self.states is not None:
-            written = count_written(length, dropped, self._page_tokens)
-            self._open_states(spec.session, spec.epoch, written, shared, snapshots, None)
+    def find_prefix(self, pages: Sequence[PageId]) -> int:
+        """Count the first of these pages that are stored. Raises the lowest tier's error."""
+        found = self.rows.contains(pages)
+        return found.index(False) if False in found else len(found)
+
+    def find_states(self, pages: Sequence[PageId]) -> list[int]:
+        """Find the pages that a stored state follows; returns the rows before each state."""
+        if self.states is None:
+            return []
+        found = self.states.contains(pages)
+        return [(index + 1) * self._page_tokens for index, has in enumerate(found) if has]
 
     def find_intact(
         self, session: str, snapshots: Sequence[int], *, verify: bool = False
@@ -118,38 +85,26 @@ class StoredSessions:
             return ()
         find_missing = self.states.repair_pages if verify else self.states.missing_pages
         missing = set(find_missing(session))
-        return tuple(at for index, at in enumerate(snapshots) if at and index not in missing)
-
-    def find_state(
-        self, length: int, snapshots: Sequence[int], dropped: Sequence[range] = ()
-    ) -> int | None:
-        """Find the index of the state after `length` tokens."""
-        place = place_state(length, dropped, self._page_tokens)
-        return list(snapshots).index(place) if place and place in snapshots else None
+        return tuple(at for index, at in enumerate(snapshots) if index not in missing)
 
     def read_state(
-        self,
-        session: str,
-        length: int,
-        snapshots: Sequence[int],
-        nbytes: int,
-        dropped: Sequence[range] = (),
+        self, session: str, length: int, snapshots: Sequence[int], nbytes: int
     ) -> Tensor:
         """Read the state after `length` tokens, uint8 `[nbytes]`. Raises as `RowStore.gather`."""
         assert self.states is not None, "only models with recurrent states have them stored"
-        index = self.find_state(length, snapshots, dropped)
-        if index is None:
+        if length not in snapshots:
             raise MissingPageError(
                 f"session {session!r} has no recurrent state after {length} tokens; it must be "
                 "computed again"
             )
+        index = list(snapshots).index(length)
         rows = self.states.gather(session, torch.tensor([index]))
         return rows.flatten().view(torch.uint8)[:nbytes]
 
-    def append_state(self, session: str, packed: Tensor) -> None:
-        """Append a state, uint8 `[nbytes]`. Raises as `RowStore.append`."""
+    def append_state(self, session: str, page: PageId, packed: Tensor) -> None:
+        """Append a state, uint8 `[nbytes]`, which follows a page. Raises as `RowStore.append`."""
         assert self.states is not None, "only models with recurrent states have them stored"
-        self.states.append(session, self._lay_out(packed))
+        self.states.append(session, self._lay_out(packed), [page])
 
     def restore_state(self, session: str, index: int, packed: Tensor) -> None:
         """Write a lost state again. Raises as `RowStore.restore`."""
@@ -157,9 +112,15 @@ class StoredSessions:
         self.states.restore(session, index, self._lay_out(packed))
 
     def drop_state(self, session: str, index: int) -> None:
-        """Delete one of a session's own states."""
+        """Drop one of a session's states, and delete it unless another open session has it."""
         assert self.states is not None, "only models with recurrent states have them stored"
         self.states.drop_page(session, index)
+
+    def truncate(self, session: str, length: int, states: int) -> None:
+        """Cut a session to its first `length` rows and so many states. Raises RowRangeError."""
+        self.rows.truncate(session, length)
+        if self.states is not None:
+            self.states.truncate(session, states)
 
     def begin_flush(self, session: str) -> "Future[bool]":
         """Begin to make rows and states durable, as `RowStore.begin_flush`."""
@@ -168,43 +129,33 @@ class StoredSessions:
         states = self.states.begin_flush(session)
         return then(self.rows.begin_flush(session), lambda durable: states.result() and durable)
 
-    def begin_delete(self, session: str, keep_pages: int = 0) -> "Future[None]":
-        """Begin to delete a session, but for pages that others share and all states with them."""
-        rows = self.rows.begin_delete(session, keep_pages=keep_pages)
-        if self.states is None or keep_pages:
+    def delete(self, pages: Sequence[PageId]) -> "Future[int]":
+        """Delete pages and the states that follow them, as `RowStore.delete`; counts pages."""
+        rows = self.rows.delete(pages)
+        if self.states is None:
             return rows
-        states = self.states.begin_delete(session)
-        return then(rows, lambda _: states.result())
+        states = self.states.delete(pages)
 
-    def delete(self, session: str, *, keep_pages: int, fence: int) -> None:
-        """Delete a session as `begin_delete`, and refuse later writes before `fence`."""
-        if self.states is not None and not keep_pages:
-            self.states.delete(session, fence=fence)
-        self.rows.delete(session, keep_pages=keep_pages, fence=fence)
+        def finish(deleted: int) -> int:
+            states.result()
+            return deleted
 
-    def unclaimed(self, after: str, limit: int | None) -> list[str]:
-        """Sessions of an earlier process, as `RowStore.unclaimed`."""
-        found = set(self.rows.unclaimed(after, limit))
-        if self.states is not None:
-            found |= set(self.states.unclaimed(after, limit))
-        return sorted(found)[:limit]
+        return then(rows, finish)
 
-    def delete_unclaimed(self, session: str, *, keep_pages: int = 0) -> bool:
-        """Delete a session of an earlier process, as `RowStore.delete_unclaimed`."""
-        deleted = False
-        if self.states is not None and not keep_pages:
-            deleted = self.states.delete_unclaimed(session)
-        return self.rows.delete_unclaimed(session, keep_pages=keep_pages) or deleted
+    def list_pages(self, after: PageId, limit: int, older_than_seconds: float) -> list[PageId]:
+        """List pages and states by id, as `RowStore.list_pages`."""
+        listed = [store.list_pages(after, limit, older_than_seconds) for store in self._stores()]
+        return list(islice(dict.fromkeys(merge(*listed)), limit))
 
     def release(self, session: str) -> None:
-        """Remove a session that continues in another process from memory."""
+        """Forget a session that continues in another process."""
         for store in self._stores():
             store.release(session)
 
-    def unload(self, session: str) -> None:
-        """Forget what memory has of an idle session."""
+    def close_session(self, session: str) -> None:
+        """Forget an open session; its pages stay in all tiers."""
         for store in self._stores():
-            store.unload(session)
+            store.close_session(session)
 
     def tiers(self) -> dict[str, TierStatus]:
         """Contents and activity of each tier by its name; those of states begin with `states-`."""
@@ -224,40 +175,9 @@ class StoredSessions:
         finally:
             self.rows.close()
 
-    def _open_states(
-        self,
-        session: str,
-        epoch: int,
-        length: int,
-        shared: Sequence[SharedPages],
-        snapshots: Sequence[int],
-        history: CommitHistory | None,
-    ) -> None:
-        """Open the session's states as `open_shared` opens its rows: in states where it has tokens.
-
-        length: of the rows that were written, dropped ones included.
-        """
-        assert self.states is not None, "only models with recurrent states have them stored"
-
-        def count(tokens: int) -> int:
-            return count_stored(snapshots, tokens)
-
-        def convert(points: CommitHistory) -> CommitHistory:
-            if points is ALL_COMMITTED:
-                return points
-            return CommitHistory([CommitPoint(p.epoch, count(p.length)) for p in points.points])
-
-        self.states.open(
-            session,
-            epoch=epoch,
-            length=count(length),
-            shared=[
-                SharedPages(each.owner, states, convert(each.history))
-                for each in shared
-                if (states := count(each.pages * self._page_tokens))
-            ],
-            history=None if history is None else convert(history),
-        )
+    def _name_state(self, pages: Sequence[PageId], position: int) -> PageId:
+        """Name the state after `position` rows: by the last page of these."""
+        return pages[position // self._page_tokens - 1]
 
     def _lay_out(self, packed: Tensor) -> Tensor:
         """Lay bytes out as the one row of a page."""
@@ -269,17 +189,3 @@ class StoredSessions:
 
     def _stores(self) -> Iterable[RowStore]:
         return (self.rows,) if self.states is None else (self.rows, self.states)
-
-
-def read_shared(shared: Iterable[pb.SharedPages]) -> list[SharedPages]:
-    """Convert references to other sessions' pages from the wire to the row store's form."""
-    return [
-        SharedPages(each.owner, each.pages, read_history(each.history) or ALL_COMMITTED)
-        for each in shared
-    ]
-
-
-def read_history(points: Iterable[pb.CommitPoint]) -> CommitHistory | None:
-    """Convert a commit history to the row store's form; None without points."""
-    history = CommitHistory([CommitPoint(point.epoch, point.length) for point in points])
-    return history if history.points else None

@@ -26,16 +26,16 @@ function Tree({ data, self }) {
   const children = Map.groupBy(data.members, (member) => member.parent ?? '');
   const known = new Set(data.members.map(({ id }) => id));
   const roots = data.members.filter(({ parent }) => parent === null || !known.has(parent));
-  const most = Math.max(1, ...data.members.flatMap(({ shared }) => shared.map(({ tokens }) => tokens)));
+  const most = Math.max(1, ...data.members.map((member) => member.shared_tokens));
   const branch = (member) => {
     const own = children.get(member.id) ?? [];
-    const tokens = member.shared.reduce((sum, each) => sum + each.tokens, 0);
+    const tokens = member.shared_tokens;
     return html`<li key=${member.id} class=${member.id === self ? 'self' : ''} style=${{ '--edge': `${Math.max(1, Math.round((THICKEST * tokens) / most))}px` }}>
       ${member.exists ? html`<a href=${sessionAddress(member.id, 'forks')} aria-current=${member.id === self ? 'true' : null}>${member.id}</a>` : html`<span>${member.id} (deleted)</span>`}
       ${' '}${member.exists && html`<${State} state=${member.state} />`}
       <span class="note"> ${member.exists ? `${plural(member.turns, 'turn')}, ${plural(member.length, 'token')}` : ''}
         ${member.turn !== null ? `, forked at turn ${member.turn}` : ''}
-        ${member.shared.map((each) => `, ${plural(each.tokens, 'token')} shared with ${each.session}`).join('')}</span>
+        ${tokens > 0 ? `, ${plural(tokens, 'token')} shared with it` : ''}</span>
       ${own.length > 0 && html`<ul>${own.map(branch)}</ul>`}
     </li>`;
   };

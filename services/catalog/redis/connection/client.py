@@ -74,7 +74,7 @@ _REFUSED = "CATALOGREPLACED"
 # Commands that change nothing: they are sent as they are.
 _READS = frozenset(
     {"EXISTS", "GET", "HGET", "HGETALL", "HKEYS", "HMGET", "HRANDFIELD", "LLEN", "LRANGE"}
-    | {"SMEMBERS", "SRANDMEMBER", "STRLEN", "TIME", "ZCARD", "ZRANGE", "ZRANDMEMBER"}
+    | {"SRANDMEMBER", "STRLEN", "TIME", "ZCARD", "ZMSCORE", "ZRANGE", "ZRANDMEMBER"}
     | {"ZRANGEBYSCORE", "ZREVRANGEBYSCORE", "ZSCORE"}
 )
 

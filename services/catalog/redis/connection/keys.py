@@ -17,13 +17,8 @@ from services.catalog.records import IdempotencyKey
 #   CALLS       hash of tool calls
 #   REPAIRS     list
 #   EPISODE_SET, SEGMENTS, LABELS, EPISODES, BUILT    hashes of the session's episodes
-#   OWNERS      hash of the sessions whose pages this one may reference
-#   SHARERS     sessions that reference this one's pages, by the number of pages
-#   TOMBSTONE   hash of cleanup that is due after the deletion
-#   UNVERIFIED  those of SHARERS that may not exist, by the time of the reference
-#   HISTORY     hash of the committed length at the end of each epoch
 #   STATES      hash of worker states at the ends of some turns, compressed, by turn
-# SHARERS, TOMBSTONE and UNVERIFIED outlive the session.
+# COMMITS outlives the session.
 (
     META,
     COMMITS,
@@ -36,15 +31,10 @@ from services.catalog.records import IdempotencyKey
     LABELS,
     EPISODES,
     BUILT,
-    OWNERS,
-    SHARERS,
-    TOMBSTONE,
-    UNVERIFIED,
-    HISTORY,
     STATES,
-) = range(17)
+) = range(12)
 # The index of an idempotency record that is stored in the session's slot.
-RECORD = 17
+RECORD = 12
 
 _SUFFIXES = (
     "",
@@ -58,11 +48,6 @@ _SUFFIXES = (
     ":labels",
     ":episodes",
     ":built",
-    ":owners",
-    ":sharers",
-    ":gone",
-    ":unverified",
-    ":history",
     ":states",
 )
 
@@ -110,15 +95,6 @@ class Keys:
         """Return the key of a tenant's sessions by the time of their expiry."""
         return f"{self.namespace}:expiring:{quote(tenant, safe='')}"
 
-    def get_page_runs(self, tenant: str) -> list[str]:
-        """Return the keys of a tenant's tree of page ids, in one slot.
-
-        Its runs, their pages, the runs by first page, the sessions with the runs that they end with,
-        and what follows each run.
-        """
-        first = f"{self.namespace}:{{runs:{quote(tenant, safe='')}}}"
-        return [first, *(f"{first}:{name}" for name in ("pages", "first", "ends", "behind"))]
-
     def get_history(self, digest: str) -> str:
         """Return the key of the turn at whose end a conversation has this digest."""
         return f"{self.namespace}:history:{quote(digest, safe='')}"
@@ -161,18 +137,14 @@ class Keys:
 
     @property
     def deleted(self) -> str:
-        """Key of the deleted sessions with a tombstone."""
+        """Key of the sessions whose deletion has begun and is not finished."""
         return f"{self.namespace}:deleted"
 
     @property
-    def orphaned(self) -> str:
-        """Key of the deleted sessions whose orphaned pages the workers may still hold."""
-        return f"{self.namespace}:orphaned"
-
-    @property
-    def creations(self) -> str:
-        """Key of the sessions whose pages are written before they are committed."""
-        return f"{self.namespace}:creations"
+    def page_tree(self) -> tuple[str, str, str]:
+        """Keys of the tree of page ids, in one slot: pages, dead pages, what sessions end with."""
+        first = f"{self.namespace}:{{pages}}"
+        return first, f"{first}:dead", f"{first}:ends"
 
     @property
     def id(self) -> str:

@@ -24,7 +24,7 @@ from services.catalog.redis.connection.client import CatalogRedis
 from services.catalog.redis.connection.keys import META, Keys
 from services.catalog.redis.connection.shared import Argument, Command
 from services.catalog.redis.slot.commits import RedisCommit
-from services.catalog.redis.slot.slot import Applied, ChangedMeanwhile, SessionSlots
+from services.catalog.redis.slot.slot import Applied, SessionSlots, was_refused
 
 # Longer than a write is repeated.
 _UNDER_WAY_SECONDS = 60
@@ -181,7 +181,6 @@ class SessionGrowth:
         limits: TenantLimits = UNLIMITED,
         tenant: str | None = None,
         epoch: int | str = "",
-        before: str = "",
         record: IdempotencyRecord | None = None,
     ) -> Applied:
         """Apply a commit after which the session has `tokens` (None: as before).
@@ -193,12 +192,9 @@ class SessionGrowth:
         growth = Growth(session_id, commit.count_bytes(), tokens)
         await self._use.reserve(tenant, growth, limits)
         try:
-            applied = await self._slots.apply(
-                session_id, commit, epoch=epoch, before=before, record=record
-            )
+            applied = await self._slots.apply(session_id, commit, epoch=epoch, record=record)
         except ServiceError as error:
-            # After any other failure of the catalog the commit may stand.
-            if not isinstance(error, CatalogError) or isinstance(error, ChangedMeanwhile):
+            if was_refused(error):
                 await self._use.release(tenant, growth)
             raise
         await self._use.settle(tenant, growth, applied.grown)

@@ -4,14 +4,13 @@
 -- KEYS: the session's keys; the key of an idempotency record may follow.
 -- ARGV[1]: id of the commit.
 -- ARGV[2]: the epoch it is made under ('': any; 'new': the session must not exist yet).
--- ARGV[3]: the last time at which it may be made, in the server's Unix seconds ('': any).
--- ARGV[4]: '1' if it is applied even when Redis is out of memory, else ''.
--- ARGV[5]: number of conditions. Each is the reply that a reading command must have ('': nil), and
+-- ARGV[3]: '1' if it is applied even when Redis is out of memory, else ''.
+-- ARGV[4]: number of conditions. Each is the reply that a reading command must have ('': nil), and
 --   the command.
 -- Then the commands of the commit.
 -- Commands are: number of words, name, index of a key, the other words.
 -- The session's field `bytes` is the size of its settings, log, states and calls.
--- Reply: {'done', '<epoch> <bytes it grew by> <tenant>'}, {'exists'}, {'unknown'}, {'stale', epoch}, {'late'} or
+-- Reply: {'done', '<epoch> <bytes it grew by> <tenant>'}, {'exists'}, {'unknown'}, {'stale', epoch} or
 --   {'changed', name of the condition's command}.
 local done = find_result(ARGV[1])
 if done then return {'done', done} end
@@ -22,9 +21,8 @@ else
   if not epoch then return {'unknown'} end
   if ARGV[2] ~= '' and ARGV[2] ~= epoch then return {'stale', epoch} end
 end
-if ARGV[3] ~= '' and tonumber(redis.call('TIME')[1]) > tonumber(ARGV[3]) then return {'late'} end
-local at = 6
-local lists, hashes = {[3] = true, [4] = true}, {[5] = true, [17] = true}
+local at = 5
+local lists, hashes = {[3] = true, [4] = true}, {[5] = true, [12] = true}
 local fields = {state = true, page_ids = true, settings = true}
 local function grows(name, index, first, last)
   local bytes = 0
@@ -49,14 +47,14 @@ local function run()
   grown = grown + grows(name, index, first, at - 1)
   return redis.call(name, KEYS[index], unpack(ARGV, first, at - 1))
 end
-for _ = 1, tonumber(ARGV[5]) do
+for _ = 1, tonumber(ARGV[4]) do
   local expected, name = ARGV[at], ARGV[at + 2]
   at = at + 1
   if tostring(run() or '') ~= expected then return {'changed', name} end
 end
 local held = redis.call('HGET', KEYS[1], 'bytes') or 0
 grown = 0
-if ARGV[4] == '1' then redis.call('LTRIM', KEYS[2], 0, 30) end  -- needs no memory
+if ARGV[3] == '1' then redis.call('LTRIM', KEYS[2], 0, 30) end  -- needs no memory
 redis.call('LPUSH', KEYS[2], ARGV[1] .. ' ')
 redis.call('LTRIM', KEYS[2], 0, 31)
 while at <= #ARGV do run() end

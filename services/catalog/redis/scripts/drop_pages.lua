@@ -1,13 +1,17 @@
--- Forget a deleted session in its tenant's tree of page ids. Needs page_runs.lua.
+-- Let a session not have the pages of some proposals any more. Needs page_tree.lua.
 --
--- KEYS: the tree, and in KEYS[4] its sessions, as of extend_pages.lua.
--- ARGV[1]: the session.
--- Reply: 1 if it was there, else 0.
-local found = redis.call('HGET', KEYS[4], ARGV[1])
-if not found then return 0 end
-redis.call('HDEL', KEYS[4], ARGV[1])  -- first, as it needs no memory: a full Redis is emptied by deletions
-local leaf = string.match(found, '^(%d*) ')
-redis.call('ZREM', KEYS[5], 's' .. leaf .. ':' .. ARGV[1])
-drop_run(leaf)
-if redis.call('HLEN', KEYS[4]) == 0 then redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[5]) end
-return 1
+-- KEYS: the tree.
+-- ARGV[1]: the session. ARGV[2], ARGV[3]: the first and the last number of the proposals.
+-- Reply: how many of them there were.
+local kept, dropped = {}, {}
+for _, each in ipairs(read_ends(ARGV[1])) do
+  local number = each[2]
+  if number < tonumber(ARGV[2]) or number > tonumber(ARGV[3]) then
+    kept[#kept + 1] = each
+  else
+    dropped[#dropped + 1] = each
+  end
+end
+if #dropped > 0 then write_ends(ARGV[1], kept) end
+for _, each in ipairs(dropped) do drop_end(each[1]) end
+return #dropped

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.records import (
@@ -25,10 +25,8 @@ from services.catalog.redis.connection.keys import (
     CALLS,
     EPISODE_SET,
     EPISODES,
-    HISTORY,
     LABELS,
     META,
-    OWNERS,
     RECORD,
     REPAIRS,
     SEGMENTS,
@@ -102,21 +100,17 @@ class RedisCommit:
 
 
 def build_create(session: Session, worker_state: bytes, page_ids: bytes = b"") -> RedisCommit:
-    """Build the commit of a new session, with the owners of the pages it references."""
-    fields = mapping.to_session_fields(session, worker_state, page_ids)
-    commit = RedisCommit().put(META, fields)
-    commit.put(HISTORY, _to_history_fields(session.epoch, session.memory))
-    return commit.put(OWNERS, _to_owner_fields(session.shared))
+    """Build the commit of a new session."""
+    return RedisCommit().put(META, mapping.to_session_fields(session, worker_state, page_ids))
 
 
-def build_turn(turn_commit: TurnCommit, epoch: int, at: float) -> RedisCommit:
-    """Build the commit, under an epoch at time `at`, of all that a turn changes of its session."""
+def build_turn(turn_commit: TurnCommit, at: float) -> RedisCommit:
+    """Build the commit, at time `at`, of all that a turn changes of its session."""
     turn = turn_commit.turn
     commit = RedisCommit(at).expect_turns(turn.number - 1)
     entry, tokens = mapping.to_turn_entries(turn)
     commit.push(TURNS, [entry]).push(TOKENS, [tokens])
     commit.put(META, _to_turn_fields(turn_commit, commit.at))
-    commit.put(HISTORY, _to_history_fields(epoch, turn.outcome.memory))
     commit.put(EPISODE_SET, {"active": turn_commit.active})
     if turn_commit.kept is not None:
         commit.put(STATES, {str(turn.number): turn_commit.kept.packed})
@@ -127,9 +121,6 @@ def build_turn(turn_commit: TurnCommit, epoch: int, at: float) -> RedisCommit:
     _put_calls(commit, turn_commit)
     if turn.outcome.own_repair is not None:
         _add_repair(commit, turn.number, turn.outcome.own_repair, turn_commit.repaired)
-    if turn_commit.shared is not None:
-        commit.put(META, {"shared": mapping.SHARED.dump_json(turn_commit.shared)})
-        commit.put(OWNERS, _to_owner_fields(turn_commit.shared))
     return commit
 
 
@@ -147,13 +138,10 @@ def build_repair(repair_commit: RepairCommit, turns: int, open_calls: int) -> Re
     return commit
 
 
-def build_settled(settle_commit: SettleCommit, epoch: int) -> RedisCommit:
-    """Build the commit, under an epoch, of rows that were settled between turns."""
-    memory = settle_commit.memory
+def build_settled(settle_commit: SettleCommit) -> RedisCommit:
+    """Build the commit of rows that were settled between turns."""
     states = {"state": settle_commit.worker_state, "page_ids": settle_commit.page_ids}
-    commit = RedisCommit().put(META, states)
-    commit.put(META, _to_memory_fields(memory))
-    return commit.put(HISTORY, _to_history_fields(epoch, memory))
+    return RedisCommit().put(META, states).put(META, _to_memory_fields(settle_commit.memory))
 
 
 def build_call_report(
@@ -269,11 +257,3 @@ def _to_words(command: str, index: int, words: Sequence[Argument]) -> list[Argum
 
 def _to_memory_fields(memory: MemoryReport) -> dict[str, Argument]:
     return {"memory": MEMORY.dump_json(memory), "length": memory.length}
-
-
-def _to_history_fields(epoch: int, memory: MemoryReport) -> dict[str, int]:
-    return {str(epoch): memory.written_rows} if memory.written_rows else {}
-
-
-def _to_owner_fields(shared: Iterable[SharedPages]) -> dict[str, int]:
-    return {each.owner: each.pages for each in shared}

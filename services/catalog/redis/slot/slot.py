@@ -6,7 +6,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from kvrecall.domain.codes import ErrorCode
-from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownSession
+from kvrecall.domain.errors import CatalogError, ServiceError, StaleEpoch, UnknownSession
 from kvrecall.domain.sessions.session import Session
 from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import mapping, scripts
@@ -50,14 +50,12 @@ class SessionSlots:
         commit: RedisCommit,
         *,
         epoch: int | str = "",
-        before: str = "",
         record: IdempotencyRecord | None = None,
     ) -> Applied:
         """Apply a commit in one step.
 
-        `epoch` is the required one (empty: any; NEW: the session must not exist), `before` the last
-        time for the commit, in the server's Unix seconds. A commit carries an id: sent again after
-        a lost reply, it changes nothing.
+        `epoch` is the required one (empty: any; NEW: the session must not exist). A commit carries an
+        id: sent again after a lost reply, it changes nothing.
         """
         names = self._keys.get_session_keys(session_id)
         if record is not None:
@@ -65,7 +63,7 @@ class SessionSlots:
             names.append(self._keys.get_record(record.key))
             text = RedisIdempotency.encode(record, created="")
             commit = commit.store_record(text, RedisIdempotency.MILLISECONDS)
-        header: list[Argument] = [token_hex(8), epoch, before, "1" if commit.allow_oom else ""]
+        header: list[Argument] = [token_hex(8), epoch, "1" if commit.allow_oom else ""]
         call = ("EVAL", scripts.APPLY_COMMIT, len(names), *names, *header, *commit.to_arguments())
         outcome, *details = await self._redis.write(names[META], *call)
         if outcome == b"done":
@@ -153,6 +151,11 @@ def _is_of(owner: bytes, tenant: str | None) -> bool:
     return tenant is None or owner == tenant.encode()
 
 
+def was_refused(error: ServiceError) -> bool:
+    """Return whether a commit that failed changed nothing; after other failures it may stand."""
+    return not isinstance(error, CatalogError) or isinstance(error, ChangedMeanwhile)
+
+
 def build_incomplete(session_id: str) -> CatalogError:
     """Build the error for a session of which Redis has lost a part."""
     return CatalogError(
@@ -183,6 +186,4 @@ def _build_refusal(
         return ChangedMeanwhile(
             f"session {session_id!r} was changed meanwhile, or the request was answered already"
         )
-    if outcome == "late":
-        return CatalogError(f"session {session_id!r} took too long to be created; try again")
     return CatalogError(f"there is a session {session_id!r} already")

@@ -24,10 +24,9 @@ CREATE TABLE sessions (
     -- In Unix seconds; NULL: never.
     expires_at REAL,
     bytes INTEGER NOT NULL DEFAULT 0,
-    -- The run that the session's last page ends; NULL: it has no page.
-    run INTEGER REFERENCES runs (id) DEFERRABLE INITIALLY DEFERRED
+    -- The id of the session's last page; NULL: it has none.
+    last_page BLOB
 ) STRICT;
-CREATE INDEX sessions_by_run ON sessions (run) WHERE run IS NOT NULL;
 CREATE INDEX sessions_by_age ON sessions (tenant, created_at DESC, id DESC);
 CREATE INDEX sessions_by_creation ON sessions (created_at, id);
 CREATE INDEX sessions_by_expiry ON sessions (expires_at) WHERE expires_at IS NOT NULL;
@@ -57,14 +56,6 @@ CREATE TRIGGER session_deleted AFTER DELETE ON sessions BEGIN
     DELETE FROM tenants WHERE tenant = OLD.tenant AND sessions = 0 AND conversations = 0;
 END;
 
--- The committed length when `epoch` ended; epochs that committed no turn have none.
-CREATE TABLE commit_points (
-    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    epoch INTEGER NOT NULL,
-    length INTEGER NOT NULL,
-    PRIMARY KEY (session, epoch)
-) STRICT, WITHOUT ROWID;
-
 -- `page_ids` are those of the state's pages, in order, 16 bytes each.
 CREATE TABLE worker_states (
     session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
@@ -72,15 +63,19 @@ CREATE TABLE worker_states (
     page_ids BLOB NOT NULL
 ) STRICT;
 
--- The tree of all sessions' page ids (services/catalog/page_tree.py). `first` is the first of `pages`.
-CREATE TABLE runs (
-    id INTEGER PRIMARY KEY,
-    first BLOB NOT NULL UNIQUE,
-    parent INTEGER REFERENCES runs (id) DEFERRABLE INITIALLY DEFERRED,
-    refs INTEGER NOT NULL,
-    pages BLOB NOT NULL
+-- The tree of all sessions' pages (services/catalog/page_tree.py). `parent` is the page before (NULL: none), `refs`
+-- counts the sessions that end with the page and the pages that follow it.
+CREATE TABLE pages (
+    id BLOB PRIMARY KEY,
+    parent BLOB,
+    refs INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Pages that no session has any more and that workers may still store, in the order of their `number`.
+CREATE TABLE dead_pages (
+    number INTEGER PRIMARY KEY,
+    id BLOB NOT NULL UNIQUE
 ) STRICT;
-CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
 
 -- Worker states at the ends of some turns, compressed, for forks there.
 CREATE TABLE turn_states (
@@ -188,36 +183,6 @@ CREATE TABLE built_episodes (
     episode TEXT NOT NULL,
     built BLOB NOT NULL,
     PRIMARY KEY (session, episode)
-) STRICT;
-
--- The first `pages` pages of `owner` are referenced by `session`. `position` is the index in the
--- session's list of owners, -1 for a reservation, `history` the owner's commit points for them.
-CREATE TABLE page_refs (
-    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    owner TEXT NOT NULL,
-    pages INTEGER NOT NULL,
-    position INTEGER NOT NULL,
-    history TEXT NOT NULL DEFAULT '[]',
-    PRIMARY KEY (session, owner, position)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX page_refs_by_owner ON page_refs (owner, pages);
-
--- Deleted sessions, and how many of their pages are still referenced.
-CREATE TABLE retained_pages (
-    owner TEXT PRIMARY KEY,
-    pages INTEGER NOT NULL
-) STRICT;
-
--- Deleted sessions whose pages after the first `keep_pages` may still be with the workers.
-CREATE TABLE orphaned_pages (
-    owner TEXT PRIMARY KEY,
-    keep_pages INTEGER NOT NULL
-) STRICT;
-
--- Sessions whose pages are written before they are committed; `since` in Unix seconds.
-CREATE TABLE creations (
-    session TEXT PRIMARY KEY,
-    since REAL NOT NULL
 ) STRICT;
 
 -- `digest` is that of the conversation up to the end of the turn.

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.format.page import PageKey, PageLayout, RecordKind
-from kvstore.store import RowStore
+from kvstore.format.page import ID_BYTES, PageId, PageLayout, RecordKind
 from kvstore.tiers.nvme import segment_index
 from kvstore.tiers.nvme.index import LogIndex, RecordLocation
 from kvstore.tiers.nvme.segment import SegmentFile
-from kvstore.tiers.nvme.segment_index import IndexEntry, SegmentEntries
+from kvstore.tiers.nvme.segment_index import IndexEntry
 from kvstore.tiers.nvme.tier import NvmeTier
-from kvstore.tiers.ram import RamTier
+from tests.kvstore.page_ids import make_id, make_ids
 
-MakePage = Callable[..., tuple[PageKey, bytes]]
+MakePage = Callable[..., tuple[PageId, bytes]]
 OpenTier = Callable[[], NvmeTier]
 
 
@@ -57,14 +56,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return offsets
 
 
-def contents(tier: NvmeTier) -> dict[PageKey, Any]:
-    return {header.key: header for header in tier.stored()}
+def contents(tier: NvmeTier) -> dict[PageId, Any]:
+    return {header.id: header for header in tier.stored()}
 
 
 def fill(tier: NvmeTier, make_page: MakePage) -> None:
-    tier.put([make_page(index % 5, index + 1, f"s-{index // 5}") for index in range(30)])
-    tier.delete([PageKey("s-1", 2), PageKey("s-4", 0)])
-    tier.put([make_page(1, 100, "s-0")])
+    tier.put([make_page(number, written_at=number) for number in range(30)])
+    tier.delete([make_id(7), make_id(20)])
+    tier.put([make_page(7, written_at=100)])
     tier.flush()
 
 
@@ -82,17 +81,19 @@ def test_a_start_reads_no_header_of_a_closed_segment(
     again.check()
 
 
-def test_a_store_reads_one_header_per_session_at_its_start(
-    open_tier: OpenTier, make_page: MakePage, layout: PageLayout, reads: list[int]
+def test_a_list_of_ids_reads_no_file(
+    open_tier: OpenTier, make_page: MakePage, reads: list[int]
 ) -> None:
     tier = open_tier()
-    tier.put([make_page(index, index + 1, session) for session in "ab" for index in range(30)])
+    fill(tier, make_page)
     tier.close()
+    again = open_tier()
     reads.clear()
-    store = RowStore(layout, [RamTier(1 << 20), open_tier()])
-    assert len(reads) < 15
-    assert store.sessions() == ["a", "b"]
-    store.close()
+    assert sorted(again.list_ids(10)) == sorted(
+        make_id(number) for number in range(10) if number != 7
+    )
+    assert set(again.list_ids(1000)) == set(make_ids(range(30))) - {make_id(20)}
+    assert reads == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "empty"])
@@ -133,7 +134,7 @@ def test_an_index_file_of_another_content_is_not_used(
         file.write(b"\0" * 192)
     os.utime(path)
     again = open_tier()
-    assert again._log._index._damaged, "the damaged header was noticed"
+    assert again.contains(make_ids(range(3))) == [False, True, True], "the header was read"
 
 
 def test_index_files_go_with_their_segments(
@@ -151,12 +152,12 @@ def test_a_segment_that_another_thread_removes_while_it_is_read_leaves_no_index_
     tmp_path: Path,
 ) -> None:
     segment = SegmentFile(tmp_path / "segment-00000001.kv", 1)
-    segment_index.write_index(segment, SegmentEntries([], (), 0))
+    segment_index.write_index(segment, [])
     assert [path.suffix for path in tmp_path.glob("*.index")] == [".index"]
     segment.path.unlink()
-    assert segment_index.read_closed(segment).entries == []
+    assert segment_index.read_closed(segment) == []
     segment_index.remove_index(segment)
-    assert segment_index.read_closed(segment).entries == []
+    assert segment_index.read_closed(segment) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,57 +177,52 @@ def test_index_files_that_a_crash_left_are_removed_at_the_next_start(
     assert {path.stem for path in rows.glob("*.index")} == closed
 
 
+IDS = st.binary(min_size=ID_BYTES, max_size=ID_BYTES)
 ENTRIES = st.lists(
     st.builds(
         IndexEntry,
         kind=st.sampled_from([int(RecordKind.PAGE), int(RecordKind.TOMBSTONE)]),
-        session=st.text(min_size=1, max_size=20),
-        page=st.integers(0, 2**32 - 1),
-        sequence=st.integers(0, 2**64 - 1),
+        id=st.one_of(IDS, st.just(bytes(ID_BYTES))),
         offset=st.integers(0, 2**40 - 1),
         size=st.integers(192, 2**32 - 1),
+        written_at=st.integers(0, 2**64 - 1),
     ),
     max_size=20,
 )
 
 
-@given(ENTRIES, st.lists(st.integers(0, 2**40), max_size=3))
+@given(ENTRIES)
 @settings(max_examples=60, deadline=None)
 def test_an_index_file_returns_what_was_written(
-    tmp_path_factory: pytest.TempPathFactory, entries: list[IndexEntry], damaged: list[int]
+    tmp_path_factory: pytest.TempPathFactory, entries: list[IndexEntry]
 ) -> None:
     segment = SegmentFile(tmp_path_factory.mktemp("log") / "segment-00000001.kv", 1)
-    written = SegmentEntries(entries, tuple(damaged), 77)
-    segment_index.write_index(segment, written)
-    assert segment_index.read_closed(segment) == written
+    segment_index.write_index(segment, entries)
+    assert segment_index.read_closed(segment) == entries
 
 
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 2**64 - 1), st.booleans()
-        ),
+        st.tuples(st.integers(0, 7), st.integers(0, 2**64 - 1), st.booleans()),
         max_size=30,
     )
 )
-def test_the_index_finds_the_newest_record_of_every_page(
-    records: list[tuple[str, int, int, bool]],
+def test_the_index_finds_the_last_record_of_every_page(
+    records: list[tuple[int, int, bool]],
 ) -> None:
     index = LogIndex()
-    expected: dict[PageKey, RecordLocation] = {}
-    for number, (session, page, sequence, is_deletion) in enumerate(records):
-        key = PageKey(session, page)
+    expected: dict[PageId, RecordLocation] = {}
+    for number, (page, written_at, is_deletion) in enumerate(records):
+        page_id = make_id(page)
         if is_deletion:
-            index.add_tombstone(key, number // 4)
-            expected.pop(key, None)
-            continue
-        location = RecordLocation(number // 4, 1000 * number, 192 + number, sequence)
-        index.add_page(key, location)
-        if key not in expected or expected[key].sequence <= sequence:
-            expected[key] = location
+            index.add_tombstone(page_id, number // 4)
+            expected.pop(page_id, None)
+        else:
+            location = RecordLocation(number // 4, 1000 * number, 192 + number, written_at)
+            index.add_page(page_id, location)
+            expected[page_id] = location
     assert dict(index.locations()) == expected
-    assert {key: index.get(key) for key in expected} == expected
-    assert {key.session for key, _ in index.one_per_session()} == {key.session for key in expected}
+    assert {page_id: index.get(page_id) for page_id in expected} == expected
     index.check()
 
 
@@ -235,9 +231,8 @@ def test_a_page_takes_little_memory_in_the_index() -> None:
     tracemalloc.start()
     index = LogIndex()
     for number in range(pages):
-        key = PageKey(f"session-{number // 300}", number % 300)
-        location = RecordLocation(number // 64, 1 << 20 | number, 1 << 20, 1 << 33 | number)
-        index.add_page(key, location)
+        location = RecordLocation(number // 64, 1 << 20 | number, 1 << 20, 1_800_000_000 + number)
+        index.add_page(make_id(number), location)
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken / pages < 200

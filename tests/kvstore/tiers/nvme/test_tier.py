@@ -15,10 +15,11 @@ from kvstore.errors import (
     TierFailedError,
     TierFullError,
 )
-from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout
+from kvstore.format.page import HEADER_BYTES, PageId, PageLayout
 from kvstore.tiers.nvme.tier import NvmeTier
+from tests.kvstore.page_ids import make_id, make_ids
 
-MakePage = Callable[..., tuple[PageKey, bytes]]
+MakePage = Callable[..., tuple[PageId, bytes]]
 
 
 @pytest.fixture
@@ -41,43 +42,68 @@ def flip(path: Path, offset: int) -> None:
 
 def test_pages_survive_a_restart(open_tier: Callable[[], NvmeTier], make_page: MakePage) -> None:
     tier = open_tier()
-    pages = [make_page(index) for index in range(10)]
+    pages = [make_page(number, written_at=number) for number in range(10)]
     tier.put(pages)
     tier.flush()
     tier.close()
     again = open_tier()
-    assert again.get([key for key, _ in pages]) == [blob for _, blob in pages]
+    assert again.get([page_id for page_id, _ in pages]) == [blob for _, blob in pages]
     assert again.used_bytes == sum(len(blob) for _, blob in pages)
+    assert sorted(again.list_ids(4)) == sorted(make_ids(range(4)))
     again.check()
     again.close()
 
 
-def test_the_newest_version_and_every_delete_survive_a_restart(
+@pytest.mark.parametrize("between", [0, 1, 2, 5])
+def test_deletions_and_pages_that_were_put_again_survive_a_restart_in_their_order(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, between: int
+) -> None:
+    """Whatever lies between: in one segment or in several."""
+    tier = open_tier()
+    tier.put([make_page(0), make_page(1)])
+    tier.put([make_page(10 + number) for number in range(between)])
+    tier.delete(make_ids(range(2)))
+    tier.put([make_page(20 + number) for number in range(between)])
+    tier.put([make_page(0)])
+    tier.delete([make_id(0)])
+    tier.put([make_page(30 + number) for number in range(between)])
+    tier.put([make_page(0)])
+    tier.close()
+    again = open_tier()
+    assert again.contains(make_ids(range(2))) == [True, False]
+    assert again.get([make_id(0)]) == [make_page(0)[1]]
+    again.check()
+    again.close()
+
+
+def test_a_page_that_is_put_again_is_there_once(
     open_tier: Callable[[], NvmeTier], make_page: MakePage
 ) -> None:
     tier = open_tier()
-    tier.put([make_page(index, sequence) for sequence in (1, 2, 3) for index in range(4)])
-    tier.delete([PageKey("s", 1), PageKey("s", 3)])
+    again = make_page(1, written_at=2)
+    tier.put([make_page(0), make_page(1), again])
+    assert tier.used_bytes == 2 * len(again[1])
+    tier.check()
     tier.close()
-    again = open_tier()
-    assert again.contains([PageKey("s", index) for index in range(4)]) == [True, False, True, False]
-    assert again.get([PageKey("s", 2)]) == [make_page(2, 3)[1]]
-    again.close()
+    restarted = open_tier()
+    assert restarted.get([again[0]]) == [again[1]]
+    assert restarted.used_bytes == 2 * len(again[1])
+    restarted.close()
 
 
 def test_dead_segments_are_unlinked(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
-    tier.put([make_page(index) for index in range(9)])
+    tier.put([make_page(number) for number in range(9)])
     assert len(segments(tmp_path)) == 3
-    tier.delete([PageKey("s", index) for index in (3, 4, 5)])
+    tier.delete(make_ids(range(3, 6)))
     tier.flush()
     assert [path.name for path in segments(tmp_path)][:2] == [
         "segment-00000001.kv",
         "segment-00000003.kv",
     ]
-    tier.delete([PageKey("s", index) for index in range(9)])
+    tier.delete(make_ids(range(9)))
     tier.flush()
     assert len(segments(tmp_path)) == 1
     assert (tier.used_bytes, tier.file_bytes) == (0, 0)
@@ -88,11 +114,11 @@ def test_tombstones_are_removed_with_the_last_segment_that_needed_them(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
-    tier.put([make_page(index) for index in range(5)])
+    tier.put([make_page(number) for number in range(5)])
     first, newest = segments(tmp_path)
-    tier.delete([PageKey("s", index) for index in (3, 4)])
+    tier.delete(make_ids(range(3, 5)))
     tier.flush()
-    tier.delete([PageKey("s", index) for index in (0, 1, 2)])
+    tier.delete(make_ids(range(3)))
     tier.flush()
     assert not first.exists()
     assert not newest.exists()
@@ -101,13 +127,13 @@ def test_tombstones_are_removed_with_the_last_segment_that_needed_them(
     tier.close()
 
 
-def test_a_dead_segment_stays_until_its_successors_are_on_the_disk(
+def test_a_dead_segment_stays_until_its_tombstones_are_on_the_disk(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
-    tier.put([make_page(index, 1) for index in range(3)])
+    tier.put([make_page(number) for number in range(3)])
     tier.flush()
-    tier.put([make_page(index, 2) for index in range(3)])
+    tier.delete(make_ids(range(3)))
     assert segments(tmp_path)[0].name == "segment-00000001.kv"
     tier.flush()
     assert segments(tmp_path)[0].name != "segment-00000001.kv"
@@ -118,18 +144,17 @@ def test_a_tombstone_outlives_every_older_copy_of_its_page(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
-    tier.put(
-        [make_page(0, 1), make_page(1, 1), make_page(2, 1)]
-    )  # Segment 1: page 0 dies, page 1 stays.
-    tier.put([make_page(0, 2), make_page(3, 1), make_page(4, 1)])
-    tier.delete([PageKey("s", 0)])
-    tier.delete([PageKey("s", 3), PageKey("s", 4), PageKey("s", 2)])
-    tier.put([make_page(index) for index in range(5, 11)])  # The tombstone's segment is full now.
-    tier.delete([PageKey("s", index) for index in range(5, 11)])
+    tier.put([make_page(0), make_page(1), make_page(2)])  # Segment 1: page 1 alone stays.
+    tier.delete([make_id(0)])
+    tier.put([make_page(0), make_page(3), make_page(4)])
+    tier.delete(make_ids(range(2, 5)))
+    tier.delete([make_id(0)])
+    tier.put([make_page(number) for number in range(5, 11)])  # The tombstone's segment is full now.
+    tier.delete(make_ids(range(5, 11)))
     tier.close()
     assert segments(tmp_path)[0].name == "segment-00000001.kv"
     again = open_tier()
-    assert [header.key.index for header in again.stored()] == [1]
+    assert [header.id for header in again.stored()] == [make_id(1)]
     again.close()
 
 
@@ -138,139 +163,147 @@ def test_a_torn_tail_is_truncated_and_overwritten(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, lost_bytes: int
 ) -> None:
     tier = open_tier()
-    tier.put([make_page(0, 1)])
+    tier.put([make_page(0)])
     tier.flush()
-    tier.put([make_page(0, 2)])
+    tier.put([make_page(1)])
     tier.close()
     torn = segments(tmp_path)[0]
     torn.write_bytes(torn.read_bytes()[:-lost_bytes])
     again = open_tier()
-    assert again.get([PageKey("s", 0)]) == [make_page(0, 1)[1]]
-    again.put([make_page(0, 3)])
+    assert again.get(make_ids(range(2))) == [make_page(0)[1], None]
+    again.put([make_page(1)])
     again.flush()
     again.close()
     third = open_tier()
-    assert third.get([PageKey("s", 0)]) == [make_page(0, 3)[1]]
+    assert third.get(make_ids(range(2))) == [make_page(0)[1], make_page(1)[1]]
     third.close()
 
 
-def test_a_torn_unsynced_page_is_replaced_by_the_synced_version(
-    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
-) -> None:
-    tier = open_tier()
-    tier.put([make_page(0, 1)])
-    tier.flush()
-    tier.put([make_page(0, 2)])
-    end = tier.file_bytes
-    tier.close()
-    flip(segments(tmp_path)[0], end - 10)
-    again = open_tier()
-    assert again.get([PageKey("s", 0)]) == [make_page(0, 1)[1]]
-    again.close()
-
-
-@pytest.mark.parametrize("open_again", [False, True])
-def test_a_flipped_bit_in_a_payload_is_refused_and_others_are_read(
-    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, open_again: bool
-) -> None:
-    tier = open_tier()
-    pages = [make_page(0, 1), make_page(0, 2), make_page(1, 3)]
-    tier.put(pages)
-    tier.flush()
-    flip(segments(tmp_path)[0], len(pages[0][1]) + HEADER_BYTES + 5)
-    if open_again:
-        tier.close()
-        tier = open_tier()
-    with pytest.raises(CorruptPageError, match="page 0 of session 's'"):
-        tier.get([PageKey("s", 0)])
-    assert tier.get([PageKey("s", 1)]) == [pages[2][1]]
-    tier.close()
-
-
-@pytest.mark.parametrize("at", range(0, HEADER_BYTES, 13))
-def test_a_flipped_bit_in_a_header_never_revives_an_older_version(
-    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, at: int
-) -> None:
-    tier = open_tier()
-    pages = [make_page(0, 1), make_page(0, 2), make_page(1, 3)]
-    tier.put(pages)
-    tier.flush()
-    tier.close()
-    flip(segments(tmp_path)[0], len(pages[0][1]) + at)
-    again = open_tier()
-    with pytest.raises(CorruptPageError):
-        again.get([PageKey("s", 0)])
-    assert again.get([PageKey("s", 1)]) == [pages[2][1]]
-    again.close()
-
-
-def test_a_bit_that_flips_while_the_tier_is_open_is_refused(
+def test_a_torn_unsynced_page_is_not_there(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
     tier.put([make_page(0)])
-    flip(segments(tmp_path)[0], 30)
-    with pytest.raises(CorruptPageError):
-        tier.get([PageKey("s", 0)])
+    tier.flush()
+    tier.put([make_page(1)])
+    end = tier.file_bytes
+    tier.close()
+    flip(segments(tmp_path)[0], end - 10)
+    again = open_tier()
+    assert again.get(make_ids(range(2))) == [make_page(0)[1], None]
+    again.close()
+
+
+@pytest.mark.parametrize("open_again", [False, True])
+@pytest.mark.parametrize("at", [5, 30, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 5])
+def test_a_flipped_bit_is_refused_and_other_pages_are_read(
+    open_tier: Callable[[], NvmeTier],
+    make_page: MakePage,
+    tmp_path: Path,
+    at: int,
+    open_again: bool,
+) -> None:
+    tier = open_tier()
+    pages = [make_page(number) for number in range(3)]
+    tier.put(pages)
+    tier.flush()
+    flip(segments(tmp_path)[0], len(pages[0][1]) + at)
+    if open_again:
+        tier.close()
+        tier = open_tier()
+    if open_again and at < HEADER_BYTES:  # The header was read, and the page left out.
+        assert tier.get([make_id(1)]) == [None]
+    else:
+        for _ in range(2):
+            with pytest.raises(CorruptPageError, match=f"page {make_id(1).hex()}"):
+                tier.get([make_id(1)])
+    assert tier.contains(make_ids(range(3))) == [True, False, True]
+    assert tier.get([make_id(0), make_id(2)]) == [pages[0][1], pages[2][1]]
+    tier.check()
     tier.close()
 
 
-def test_a_page_with_a_broken_header_can_be_replaced_and_deleted(
+@pytest.mark.parametrize("open_again", [False, True])
+def test_a_damaged_page_is_replaced_by_the_next_put(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, open_again: bool
+) -> None:
+    tier = open_tier()
+    pages = [make_page(number) for number in range(3)]
+    tier.put(pages)
+    flip(segments(tmp_path)[0], HEADER_BYTES + 5)
+    with pytest.raises(CorruptPageError):
+        tier.get([make_id(0)])
+    tier.put(pages)
+    assert tier.contains(make_ids(range(3))) == [True] * 3
+    tier.flush()
+    if open_again:
+        tier.close()
+        tier = open_tier()
+    assert tier.get(make_ids(range(3))) == [blob for _, blob in pages]
+    assert tier.used_bytes == sum(len(blob) for _, blob in pages)
+    tier.check()
+    tier.close()
+
+
+def test_a_page_with_a_broken_header_is_listed_and_can_be_deleted(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
     pages = [make_page(0), make_page(1)]
     tier.put(pages)
     flip(segments(tmp_path)[0], 30)
-    broken, whole = sorted(tier.stored("s"), key=lambda header: header.key)
-    assert (broken.key, broken.sequence, broken.valid_tokens) == (PageKey("s", 0), 1, 0)
-    assert broken.record_bytes == len(pages[0][1])
-    assert (whole.key, whole.valid_tokens) == (PageKey("s", 1), 8)
-    tier.put([pages[0]])
-    assert tier.get([PageKey("s", 0)]) == [pages[0][1]]
-    tier.delete([PageKey("s", 0), PageKey("s", 1)])
+    headers = {header.id: header for header in tier.stored()}
+    assert {page_id: header.page_tokens for page_id, header in headers.items()} == {
+        make_id(0): 0,
+        make_id(1): 8,
+    }
+    assert headers[make_id(0)].record_bytes == len(pages[0][1])
+    tier.delete(make_ids(range(2)))
     assert list(tier.stored()) == []
+    tier.check()
     tier.close()
 
 
-def test_damage_is_forgotten_with_the_pages_it_may_have_superseded(
+def test_a_deletion_that_became_unreadable_gives_back_the_same_page(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
+    """What its id names: it is deleted again as a page that nobody knows."""
     tier = open_tier()
-    tier.put([make_page(index) for index in range(6)])
+    tier.put([make_page(number) for number in range(3)])
+    tier.delete([make_id(1)])
+    tier.put([make_page(3)])
     tier.flush()
     tier.close()
     flip(segments(tmp_path)[1], 8)
-    tier = open_tier()
-    with pytest.raises(CorruptPageError, match="may be out of date"):
-        tier.get([PageKey("s", 0)])
-    tier.delete([PageKey("s", index) for index in range(6)])
-    tier.put([make_page(0, 9)])
-    tier.flush()
-    tier.close()
     again = open_tier()
-    assert again.get([PageKey("s", 0)]) == [make_page(0, 9)[1]]
+    assert again.get(make_ids(range(4))) == [make_page(number)[1] for number in range(4)]
+    again.check()
     again.close()
 
 
-@pytest.mark.parametrize("index", [0, 2, 5])
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("number", [0, 2, 5])
 def test_a_directory_of_another_format_version_is_refused_and_not_changed(
-    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, index: int
+    open_tier: Callable[[], NvmeTier],
+    make_page: MakePage,
+    tmp_path: Path,
+    number: int,
+    version: int,
 ) -> None:
     tier = open_tier()
     tier.put([make_page(each) for each in range(6)])
     tier.flush()
     tier.close()
-    path = segments(tmp_path)[index // 3]
+    path = segments(tmp_path)[number // 3]
     raw = bytearray(path.read_bytes())
-    offset = index % 3 * len(make_page(0)[1])
-    raw[offset + 4] = 2
+    offset = number % 3 * len(make_page(0)[1])
+    raw[offset + 4] = version
     checksum = google_crc32c.value(bytes(raw[offset : offset + HEADER_BYTES - 4]))
     raw[offset + HEADER_BYTES - 4 : offset + HEADER_BYTES] = checksum.to_bytes(4, "little")
     path.write_bytes(raw)
     before = {each.name: each.read_bytes() for each in segments(tmp_path)}
     with pytest.raises(
-        PageVersionError, match=f"{path} at byte {offset}: found a page of format version 2"
+        PageVersionError, match=f"{path} at byte {offset}: found a page of format version {version}"
     ):
         open_tier()
     assert {each.name: each.read_bytes() for each in segments(tmp_path)} == before
@@ -302,22 +335,19 @@ def test_a_truncated_write_leaves_the_tier_unchanged(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, file_size_limit: Callable[[int], None]
 ) -> None:
     tier = open_tier()
-    tier.put([make_page(0, 1)])
+    tier.put([make_page(0)])
     tier.flush()
     before = tier.file_bytes
     file_size_limit(before + 500)
     with pytest.raises(TierFailedError, match="segment-00000001"):
-        tier.put([make_page(0, 2)])
-    assert (tier.file_bytes, tier.get([PageKey("s", 0)])) == (before, [make_page(0, 1)[1]])
+        tier.put([make_page(1)])
+    assert (tier.file_bytes, tier.get([make_id(1)])) == (before, [None])
     file_size_limit(1 << 30)
-    tier.put([make_page(1, 3, tokens=1)])
+    tier.put([make_page(2)])
     tier.flush()
     tier.close()
     again = open_tier()
-    assert again.get([PageKey("s", 0), PageKey("s", 1)]) == [
-        make_page(0, 1)[1],
-        make_page(1, 3, tokens=1)[1],
-    ]
+    assert again.get(make_ids(range(3))) == [make_page(0)[1], None, make_page(2)[1]]
     again.check()
     again.close()
 
@@ -329,7 +359,7 @@ def test_deleting_is_possible_when_the_tier_is_full(
     tier.put([make_page(0), make_page(1)])
     with pytest.raises(TierFullError):
         tier.put([make_page(2)])
-    tier.delete([PageKey("s", 0), PageKey("s", 1)])
+    tier.delete(make_ids(range(2)))
     tier.put([make_page(2)])
     tier.close()
 
@@ -342,9 +372,9 @@ def test_pages_leave_the_reserve_of_the_disk_free(make_page: MakePage, tmp_path:
     tier = NvmeTier(tmp_path / "rows", reserve_bytes=disk.f_bavail * disk.f_frsize + (1 << 30))
     with pytest.raises(TierFullError, match="reserved"):
         tier.put([make_page(2)])
-    assert tier.get([PageKey("s", 0)]) == [make_page(0)[1]]
+    assert tier.get([make_id(0)]) == [make_page(0)[1]]
     assert list(tier.compact(0.0)) == [], "moving records would need the reserve"
-    tier.delete([PageKey("s", 0), PageKey("s", 1)])
+    tier.delete(make_ids(range(2)))
     assert tier.used_bytes == 0
     tier.check()
     tier.close()

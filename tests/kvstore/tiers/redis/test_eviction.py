@@ -1,4 +1,4 @@
-"""A Redis that evicts keys is no tier: it drops indexes and fences of sessions that have pages."""
+"""A Redis that evicts any key is no tier: it drops pages that were acknowledged as durable."""
 
 from collections.abc import Callable
 from typing import Any

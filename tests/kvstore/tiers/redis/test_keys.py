@@ -1,60 +1,27 @@
-"""The keys of a namespace have a format version, and an unknown one is refused."""
+"""Names of pages tell format, layout and id, so that stores share a Redis unseen."""
 
-from collections.abc import Callable
-from typing import Any
-from uuid import uuid4
+from dataclasses import replace
 
-import pytest
-
-from kvstore.errors import TierSettingsError
-from kvstore.format.page import PageKey, PageLayout
-from kvstore.tiers.redis.keys import KEY_FORMAT, RedisKeys
-from kvstore.tiers.redis.tier import RedisTier
-
-MakePage = Callable[..., tuple[PageKey, bytes]]
+from kvstore.format.page import VERSION, PageLayout
+from kvstore.tiers.redis.keys import RedisKeys
+from tests.kvstore.page_ids import make_id
 
 
-def test_the_first_page_marks_the_namespace(
-    layout: PageLayout, make_page: MakePage, redis_server: Any, redis_url: str
-) -> None:
-    namespace = uuid4().hex
-    marker = RedisKeys.build(namespace, layout).format
-    tier = RedisTier(redis_url, layout, namespace=namespace)
-    assert redis_server.client.get(marker) is None
-    tier.put([make_page(0)])
-    tier.close()
-    assert redis_server.client.get(marker) == str(KEY_FORMAT).encode()
-    RedisTier(redis_url, layout, namespace=namespace).close()
+def test_a_name_has_namespace_format_layout_and_id(layout: PageLayout) -> None:
+    keys = RedisKeys.build("rows", layout)
+    assert keys.prefix.startswith(f"rows:{VERSION}:")
+    assert keys.page(make_id(7)) == f"{keys.prefix}:p:{make_id(7).hex()}"
+    assert keys.read_id(keys.page(make_id(7))) == make_id(7)
+    assert keys.page(make_id(7)).startswith(keys.pages.removesuffix("*"))
+    assert {keys.used, keys.counted} == {f"{keys.prefix}:used", f"{keys.prefix}:used:counted"}
 
 
-def test_pages_of_a_namespace_without_a_marker_are_read(
-    layout: PageLayout, make_page: MakePage, redis_server: Any, redis_url: str
-) -> None:
-    namespace = uuid4().hex
-    key, blob = make_page(0)
-    tier = RedisTier(redis_url, layout, namespace=namespace)
-    tier.put([(key, blob)])
-    tier.close()
-    redis_server.client.delete(RedisKeys.build(namespace, layout).format)
-    again = RedisTier(redis_url, layout, namespace=namespace)
-    assert again.get([key]) == [blob]
-    again.close()
+def test_layouts_have_other_names(layout: PageLayout) -> None:
+    others = [replace(layout, fingerprint="model B"), replace(layout, n_layers=4)]
+    prefixes = {RedisKeys.build("rows", each).prefix for each in (layout, *others)}
+    assert len(prefixes) == 3
 
 
-def test_a_namespace_of_another_key_format_is_refused(
-    layout: PageLayout, redis_server: Any, redis_url: str
-) -> None:
-    namespace = uuid4().hex
-    redis_server.client.set(RedisKeys.build(namespace, layout).format, KEY_FORMAT + 1)
-    with pytest.raises(
-        TierSettingsError,
-        match=rf"namespace '{namespace}' of redis://\S+ has key format {KEY_FORMAT + 1}, "
-        rf"but this kvrecall reads format {KEY_FORMAT}; use the kvrecall that wrote it",
-    ):
-        RedisTier(redis_url, layout, namespace=namespace)
-
-
-def test_names_escape_what_would_break_a_hash_tag(layout: PageLayout) -> None:
-    keys = RedisKeys.build("a:b", layout)
-    assert keys.format == "a%3Ab:pages:format"
-    assert keys.page(PageKey("s}{", 7)) == f"{keys.prefix}:{{s%7D%7B}}:7"
+def test_a_namespace_is_neither_a_hash_tag_nor_a_pattern(layout: PageLayout) -> None:
+    keys = RedisKeys.build("a:{b}*?[c]", layout)
+    assert keys.prefix.startswith("a%3A%7Bb%7D%2A%3F%5Bc%5D:")

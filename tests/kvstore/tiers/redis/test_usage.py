@@ -14,11 +14,12 @@ import torch
 
 from kvstore.errors import TierFailedError, TierFullError
 from kvstore.format.codec import encode_page
-from kvstore.format.page import PageKey, PageLayout
+from kvstore.format.page import PageId, PageLayout
 from kvstore.tiers.redis import usage
 from kvstore.tiers.redis.tier import RedisTier
+from tests.kvstore.page_ids import make_id
 
-MakePage = Callable[..., tuple[PageKey, bytes]]
+MakePage = Callable[..., tuple[PageId, bytes]]
 OpenTier = Callable[..., RedisTier]
 Until = Callable[..., None]
 
@@ -42,19 +43,19 @@ def commands(process: Any) -> int:
     return int(process.client.info("stats")["total_commands_processed"])
 
 
-def test_reading_the_used_bytes_sends_no_command_however_many_sessions_there_are(
+def test_reading_the_used_bytes_sends_no_command_however_many_pages_there_are(
     open_tier: OpenTier, make_page: MakePage, redis_process: Any
 ) -> None:
     process = redis_process()
     tier = open_tier(process.url)
-    pages = [make_page(0, session=f"s-{number}") for number in range(50)]
+    pages = [make_page(number) for number in range(50)]
     tier.put(pages)
     before = commands(process)
     assert {tier.used_bytes for _ in range(1000)} == {sum(len(blob) for _, blob in pages)}
     assert commands(process) - before < 20, "the background refresh alone"
 
 
-def test_workers_learn_of_each_others_bytes_without_counting_sessions(
+def test_workers_learn_of_each_others_bytes_without_counting_pages(
     open_tier: OpenTier,
     make_page: MakePage,
     redis_process: Any,
@@ -64,14 +65,13 @@ def test_workers_learn_of_each_others_bytes_without_counting_sessions(
     monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
     process = redis_process()
     one, other = open_tier(process.url), open_tier(process.url)
-    pages = [make_page(index) for index in range(6)]
+    pages = [make_page(number) for number in range(6)]
     process.client.config_resetstat()
     one.put(pages[:4])
-    other.put(pages[4:])
-    one.delete([pages[0][0]])
-    expected = sum(len(blob) for _, blob in pages[1:])
+    other.put(pages[3:])
+    expected = sum(len(blob) for _, blob in pages)
     until(lambda: one.used_bytes == other.used_bytes == expected)
-    assert "cmdstat_zscan" not in process.client.info("commandstats")
+    assert "cmdstat_scan" not in process.client.info("commandstats")
     assert open_tier(process.url).used_bytes == expected, "a new worker reads the sum"
 
 
@@ -104,36 +104,34 @@ def test_the_sum_is_right_again_soon_after_a_worker_was_killed(
     until(lambda: successor.used_bytes == len(page[1]), "the sum is right")
 
 
-def test_a_count_keeps_what_others_publish_while_it_runs(
-    open_tier: OpenTier,
-    make_page: MakePage,
-    redis_process: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    process = redis_process()
-    one, other = open_tier(process.url), open_tier(process.url)
-    pages = [make_page(0, session=session) for session in ("kept", "deleted")]
-    one.put(pages)
-    one._usage.refresh()
-    scan = one._usage.scan_sessions
-
-    def scan_and_delete() -> Iterator[list[str]]:
-        yield from scan()
-        other.delete([pages[1][0]])
-        other._usage.refresh()
-
-    monkeypatch.setattr(one._usage, "scan_sessions", scan_and_delete)
-    assert one._usage.count() == sum(len(blob) for _, blob in pages)
-    assert one.used_bytes == len(pages[0][1])
-
-
-def test_a_count_that_saw_unpublished_changes_of_others_is_repeated(
+def test_a_count_sets_the_sum_for_all_workers(
     open_tier: OpenTier,
     make_page: MakePage,
     redis_process: Any,
     monkeypatch: pytest.MonkeyPatch,
     until: Until,
 ) -> None:
+    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
+    process = redis_process()
+    one, other = open_tier(process.url), open_tier(process.url)
+    page = make_page(0)
+    one.put([page])
+    (name,) = process.client.scan_iter("*:used")
+    process.client.set(name, 12345)
+    assert other.count_used_bytes() == len(page[1])
+    until(lambda: one.used_bytes == other.used_bytes, "both have the same sum")
+    one.count_used_bytes()
+    until(lambda: one.used_bytes == other.used_bytes == len(page[1]), "the sum is right")
+
+
+def test_what_was_stored_while_a_count_ran_is_right_after_the_next_one(
+    open_tier: OpenTier,
+    make_page: MakePage,
+    redis_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
+) -> None:
+    monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.3)
     process = redis_process()
     one, other = open_tier(process.url), open_tier(process.url)
     page = make_page(0)
@@ -143,29 +141,8 @@ def test_a_count_that_saw_unpublished_changes_of_others_is_repeated(
     one._usage.refresh()
     assert one.used_bytes == 2 * len(page[1]), "counted, and published after"
     monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
-    monkeypatch.setattr(one._usage, "_recount_seconds", 0.3)
+    one._usage._doubt()
     until(lambda: one.used_bytes == other.used_bytes == len(page[1]), "the sum is right")
-
-
-def test_a_count_that_differed_ends_no_other_workers_doubt(
-    open_tier: OpenTier,
-    make_page: MakePage,
-    redis_process: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    until: Until,
-) -> None:
-    """As when the worker that counted is killed before it counts again."""
-    process = redis_process()
-    one, other, third = [open_tier(process.url) for _ in range(3)]
-    page = make_page(0)
-    other.put([page])
-    one._usage.refresh()
-    one._usage.count()  # differs from the sum
-    one.close()
-    other._usage.refresh()  # in the sum twice from now on
-    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
-    monkeypatch.setattr(third._usage, "_recount_seconds", 0.3)
-    until(lambda: third.used_bytes == len(page[1]), "the sum is right")
 
 
 def test_a_call_that_was_sent_again_makes_the_sum_doubtful(
@@ -181,11 +158,11 @@ def test_a_call_that_was_sent_again_makes_the_sum_doubtful(
             raise redis.ConnectionError("the reply was lost")
         return True
 
-    assert tier._server.run("key", ping)
+    assert tier._server.run_on_all(ping) == [True]
     until(lambda: tier._usage._doubted_at is not None, "the sum is in doubt")
 
 
-def test_of_many_workers_that_start_at_once_one_counts_the_sessions(
+def test_of_many_workers_that_start_at_once_one_counts_the_pages(
     open_tier: OpenTier, redis_process: Any, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.3)
@@ -194,10 +171,10 @@ def test_of_many_workers_that_start_at_once_one_counts_the_sessions(
     tiers = [open_tier(process.url) for _ in range(6)]
     process.client.config_resetstat()
     until(lambda: all(tier._usage._doubted_at is None for tier in tiers), "all are sure")
-    assert process.client.info("commandstats")["cmdstat_zscan"]["calls"] <= 2
+    assert process.client.info("commandstats")["cmdstat_scan"]["calls"] <= 2
 
 
-def test_an_expired_session_leaves_the_sum_at_the_next_count(
+def test_an_expired_page_leaves_the_sum_at_the_next_count(
     open_tier: OpenTier,
     make_page: MakePage,
     redis_process: Any,
@@ -212,7 +189,7 @@ def test_an_expired_session_leaves_the_sum_at_the_next_count(
     until(lambda: tier.used_bytes == 0)
 
 
-def test_a_full_tier_is_counted_again_and_accepts_pages_once_sessions_expired(
+def test_a_full_tier_is_counted_again_and_accepts_pages_once_others_expired(
     open_tier: OpenTier,
     make_page: MakePage,
     redis_process: Any,
@@ -220,9 +197,9 @@ def test_a_full_tier_is_counted_again_and_accepts_pages_once_sessions_expired(
     until: Until,
 ) -> None:
     monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.2)
-    page = make_page(0, session="later")
+    page = make_page(0, "later")
     tier = open_tier(redis_process().url, ttl_seconds=1, limit_bytes=len(page[1]))
-    tier.put([make_page(0, session="earlier")])
+    tier.put([make_page(0, "earlier")])
     with pytest.raises(TierFullError, match="raise its limit"):
         tier.put([page])
 
@@ -289,11 +266,27 @@ def test_pages_are_refused_while_other_data_still_fits(
     rows = torch.zeros(layout.rows_shape(64))
 
     def fill() -> None:
-        for index in range(400):
-            key = PageKey("s", index)
-            tier.put([(key, encode_page(layout, key, 1, rows))])
+        for number in range(400):
+            page_id = make_id(number)
+            tier.put([(page_id, encode_page(layout, page_id, rows, written_at=1))])
             time.sleep(0.005)
 
     with pytest.raises(TierFullError, match="do not fit"):
         fill()
     process.client.set("commit", bytes(1 << 16))
+
+
+def test_deleted_pages_leave_the_sum_at_once_whoever_deletes_them_and_return_with_a_put(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any, until: Until
+) -> None:
+    process = redis_process()
+    one, other = open_tier(process.url), open_tier(process.url)
+    pages = [make_page(number) for number in range(4)]
+    one.put(pages)
+    one.delete([page_id for page_id, _ in pages[:3]])
+    assert one.used_bytes == len(pages[3][1])
+    until(lambda: other.used_bytes == one.used_bytes, "both have the same sum")
+    other.delete([page_id for page_id, _ in pages[:3]])
+    assert other.used_bytes == len(pages[3][1])
+    other.put(pages[:2])
+    assert other.used_bytes == other.count_used_bytes() == 3 * len(pages[3][1])

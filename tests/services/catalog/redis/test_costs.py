@@ -9,11 +9,12 @@ from uuid import uuid4
 import pytest
 
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.page_ids import join_ids
+from kvrecall.domain.sessions.session import Session
 from kvrecall.domain.settings import session as session_settings
-from services.catalog.records import ForkCommit, OrphanedPages, TurnCommit
+from services.catalog.records import ForkCommit, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
-from services.catalog.redis.connection.client import CatalogRedis
+from tests.services.catalog.page_chains import name_chain
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -58,15 +59,7 @@ def count_calls(redis_server: Any) -> Callable[[Awaitable[Any]], Awaitable[dict[
     return count
 
 
-async def add_sharers(
-    catalog: RedisCatalog, parent: Session, owner: str, first: int, count: int
-) -> None:
-    for number in range(first, first + count):
-        child = replace(parent, id=f"{owner} {number}", shared=(SharedPages(owner, 3),))
-        await catalog.sessions.fork(ForkCommit(child, parent.id, 1, b""), None)
-
-
-async def test_a_deletion_and_a_sweep_cost_the_same_for_any_number_of_sharers(
+async def test_a_deletion_costs_the_same_for_any_number_of_sessions_with_its_pages(
     open_catalog: Open,
     redis_url: str,
     count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
@@ -74,49 +67,40 @@ async def test_a_deletion_and_a_sweep_cost_the_same_for_any_number_of_sharers(
     make_turn: MakeTurn,
 ) -> None:
     costs = []
+    page_ids = join_ids(name_chain([0] * 100))
     for sharers in (4, 80):
         catalog = await open_catalog(redis_url)
-        await catalog.sessions.create(make_session("owner"), b"", None)
-        await catalog.turns.commit(make_turn("owner", 1), 1, None)
-        parent = await catalog.sessions.get("owner")
-        await add_sharers(catalog, parent, "owner", 0, sharers)
-        assert await catalog.sessions.delete("owner", None) == [OrphanedPages("owner", 3)]
-        deletion = await count_calls(catalog.sessions.delete("owner 0", None))
-        sweep = await count_calls(catalog.page_refs.get_orphaned())
-        retained = await count_calls(catalog.page_refs.get_retained())
-        costs.append((deletion, sweep, retained))
-        assert await catalog.page_refs.get_retained() == [SharedPages("owner", 3)]
+        await catalog.sessions.create(make_session("s"), b"", None)
+        await catalog.turns.commit(replace(make_turn("s", 1), page_ids=page_ids), 1, None)
+        parent = await catalog.sessions.get("s")
+        for number in range(sharers):
+            child = replace(parent, id=f"s {number}")
+            await catalog.sessions.fork(ForkCommit(child, "s", 1, b"", page_ids), None)
+        fork = ForkCommit(replace(parent, id="last"), "s", 1, b"", page_ids)
+        forking = await count_calls(catalog.sessions.fork(fork, None))
+        costs.append((forking, await count_calls(catalog.sessions.delete("s", None))))
+        assert await catalog.pages.count_dead() == 0
     assert costs[0] == costs[1]
-    for cost in costs[0]:
-        assert "hgetall" not in cost or cost["hgetall"] == 1  # the tombstone's
-        assert "hvals" not in cost
+    assert costs[0][0]["hexists"] < 10, "pages that are known are found by a few of them"
 
 
-async def test_the_pages_of_all_deleted_sessions_are_listed_in_one_exchange(
+async def test_a_turn_that_fills_no_page_writes_nothing_to_the_tree(
     open_catalog: Open,
     redis_url: str,
+    count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
     make_session: MakeSession,
     make_turn: MakeTurn,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     catalog = await open_catalog(redis_url)
-    owners = [f"owner {number}" for number in range(12)]
-    for owner in owners:
-        await catalog.sessions.create(make_session(owner), b"", None)
-        await catalog.turns.commit(make_turn(owner, 1), 1, None)
-        await add_sharers(catalog, await catalog.sessions.get(owner), owner, 0, 1)
-        await catalog.sessions.delete(owner, None)
-    exchanges = []
-    original = CatalogRedis._retry
-
-    async def count(self: CatalogRedis, operation: Callable[[], Awaitable[Any]]) -> Any:
-        exchanges.append(operation)
-        return await original(self, operation)
-
-    monkeypatch.setattr(CatalogRedis, "_retry", count)
-    retained = await catalog.page_refs.get_retained()
-    assert retained == [SharedPages(owner, 3) for owner in sorted(owners)]
-    assert len(exchanges) == 2  # the deleted sessions, then the references to each
+    await catalog.sessions.create(make_session("s"), b"", None)
+    turn = replace(make_turn("s", 1), page_ids=join_ids(name_chain([0, 0])))
+    first = await count_calls(catalog.turns.commit(turn, 1, None))
+    turn = replace(make_turn("s", 2), page_ids=turn.page_ids)
+    second = await count_calls(catalog.turns.commit(turn, 1, None))
+    assert first["hincrby"] > second["hincrby"]
+    assert "hdel" in first
+    assert "hexists" in first
+    assert "hexists" not in second
 
 
 async def test_a_quota_is_read_without_reading_the_tenant_s_sessions(

@@ -9,17 +9,18 @@ import pytest
 
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.page_ids import join_ids
 from kvrecall.domain.repairs import due_repairs
-from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.sessions.session import Session
 from services.catalog.records import (
     ForkCommit,
     IdempotencyKey,
     IdempotencyRecord,
-    OrphanedPages,
     RepairCommit,
     TurnCommit,
 )
 from services.catalog.redis.catalog import RedisCatalog
+from tests.services.catalog.page_chains import name_chain
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -35,9 +36,10 @@ async def test_a_server_without_memory_is_emptied_by_deleting_sessions(
     server = redis_process("maxmemory-policy noeviction")
     catalog = await open_catalog(server.url)
     await catalog.sessions.create(make_session("s"), b"", None)
-    await catalog.turns.commit(make_turn("s", 1), 1, None)
-    child = replace(await catalog.sessions.get("s"), id="child", shared=(SharedPages("s", 3),))
-    await catalog.sessions.fork(ForkCommit(child, "s", 1, b""), None)
+    chain = name_chain([0, 0, 0])
+    await catalog.turns.commit(replace(make_turn("s", 1), page_ids=join_ids(chain)), 1, None)
+    child = replace(await catalog.sessions.get("s"), id="child")
+    await catalog.sessions.fork(ForkCommit(child, "s", 1, b"", join_ids(chain[:2])), None)
     key = IdempotencyKey("DELETE /sessions/s", "k", "", session="s")
     server.client.config_set("maxmemory", 1)
     with pytest.raises(CatalogError, match="maxmemory"):
@@ -46,16 +48,13 @@ async def test_a_server_without_memory_is_emptied_by_deleting_sessions(
         assert (await catalog.leases.claim(id, "gateway", 60)).epoch == 1
         assert (await catalog.leases.claim(id, "gateway", 60)).epoch == 1
         assert await catalog.leases.take_over(id, "worker") == 2
-    orphaned = await catalog.sessions.delete("s", IdempotencyRecord(key, "gone"))
-    assert orphaned == [OrphanedPages("s", 3)]
-    assert set(await catalog.sessions.delete("child", None)) == {
-        OrphanedPages("child", 0),
-        OrphanedPages("s", 0),
-    }
+    await catalog.sessions.delete("s", IdempotencyRecord(key, "gone"))
+    assert await catalog.pages.get_dead(9) == [chain[2]]
+    await catalog.sessions.delete("child", None)
     assert await catalog.idempotency.get(key) == "gone"
-    for each in await catalog.page_refs.get_orphaned():
-        await catalog.page_refs.confirm_deleted(each)
-    assert await catalog.page_refs.get_orphaned() == []
+    assert sorted(await catalog.pages.get_dead(9)) == sorted(chain)
+    await catalog.pages.confirm_deleted(chain)
+    assert await catalog.pages.get_dead(9) == []
     server.client.config_set("maxmemory", 0)
     assert (await catalog.sessions.get_ids(), (await catalog.sessions.get_use("")).tokens) == (
         [],

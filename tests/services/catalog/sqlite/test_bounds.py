@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.sessions.session import Session, SharedPages
+from kvrecall.domain.page_ids import join_ids
+from kvrecall.domain.sessions.session import Session
 from services.catalog.records import (
     ForkCommit,
     IdempotencyKey,
     IdempotencyRecord,
-    OrphanedPages,
     TurnCommit,
 )
 from services.catalog.sqlite import idempotency
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.catalog.sqlite.storage.database import Database
+from tests.services.catalog.page_chains import name_chain
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -190,27 +191,28 @@ async def test_deletions_and_quotas_cost_the_same_for_any_number_of_sessions(
     make_session: MakeSession,
     make_turn: MakeTurn,
 ) -> None:
-    async def add_retained(first: int, count: int) -> None:
-        """Delete owners whose pages forks still reference."""
+    async def add_children(first: int, count: int) -> None:
+        """Delete sessions whose pages forks still have."""
         for number in range(first, first + count):
-            owner, child = f"owner {number}", f"child {number}"
-            await catalog.sessions.create(make_session(owner), b"", None)
-            await catalog.turns.commit(make_turn(owner, 1), 1, None)
-            parent = await catalog.sessions.get(owner)
-            fork = replace(parent, id=child, shared=(SharedPages(owner, 3),))
-            await catalog.sessions.fork(ForkCommit(fork, owner, 1, b""), None)
-            await catalog.sessions.delete(owner, None)
+            parent, child = f"parent {number}", f"child {number}"
+            page_ids = join_ids(name_chain([0, number]))
+            await catalog.sessions.create(make_session(parent), b"", None)
+            turn = replace(make_turn(parent, 1), page_ids=page_ids)
+            await catalog.turns.commit(turn, 1, None)
+            fork = replace(await catalog.sessions.get(parent), id=child)
+            await catalog.sessions.fork(ForkCommit(fork, parent, 1, b"", page_ids), None)
+            await catalog.sessions.delete(parent, None)
 
     async def measure(number: int) -> tuple[int, int]:
         quota = await count_steps(catalog.sessions.get_use(""))
         deletion = await count_steps(catalog.sessions.delete(f"child {number}", None))
         return quota, deletion
 
-    await add_retained(0, 20)
+    await add_children(0, 20)
     few = await measure(0)
-    await add_retained(20, 180)
+    await add_children(20, 180)
     many = await measure(100)
-    assert OrphanedPages("owner 100", 0) in await catalog.page_refs.get_orphaned()
+    assert name_chain([0, 100])[1] in await catalog.pages.get_dead(9)
     assert [more <= 1.5 * less + 5 for more, less in zip(many, few, strict=True)] == [True, True]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.errors import StaleWriterError
+from kvrecall.domain.page_ids import make_random_id
+from kvstore.errors import TierFailedError
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.segment import SegmentFile
@@ -19,7 +20,7 @@ from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from workers.engine.stored.store_io import StoreIO
 from workers.engine.stored.stored_sessions import StoredSessions
-from workers.errors import StaleEpoch, StorageFailed
+from workers.errors import StorageFailed
 
 LAYOUT = PageLayout(2, 2, 16, torch.float32, "model A")
 ROWS = torch.ones(LAYOUT.rows_shape(LAYOUT.page_tokens))
@@ -70,14 +71,14 @@ def test_sixteen_turns_that_end_together_share_a_few_syncs(
     store: RowStore, store_io: StoreIO, disk: SlowDisk
 ) -> None:
     for number in range(17):
-        store.open(f"s{number}", epoch=1, length=0)
+        store.open(f"s{number}", [])
     first = session("s16")
-    store_io.append(first, 0, ROWS, final=True)
+    store_io.append(first, 0, ROWS, [make_random_id()], final=True)
     flushes = [store_io.flush(first)]
     assert disk.began.wait(30)
     for number in range(16):
         each = session(f"s{number}")
-        store_io.append(each, 0, ROWS, final=True)
+        store_io.append(each, 0, ROWS, [make_random_id()], final=True)
         flushes.append(store_io.flush(each))
     written = store_io.submit(lambda: None)
     written.result(timeout=30)
@@ -91,22 +92,22 @@ def test_deletions_that_wait_together_share_a_few_syncs(
     store: RowStore, store_io: StoreIO, disk: SlowDisk
 ) -> None:
     disk.release.set()
-    for number in range(17):
-        store.open(f"s{number}", epoch=1, length=0)
-        store.append(f"s{number}", ROWS)
+    pages = [make_random_id() for _ in range(17)]
+    for number, page in enumerate(pages):
+        store.append(f"s{number}", ROWS, [page])
         assert store.flush(f"s{number}")
+        store.close_session(f"s{number}")
     disk.release.clear()
     disk.began.clear()
     disk.syncs = 0
-    deletions = [store_io.submit_durable(partial(store.begin_delete, "s16"))]
+    deletions = [store_io.submit_durable(partial(store.delete, pages[16:]))]
     assert disk.began.wait(30)
-    for number in range(16):
-        deletions.append(store_io.submit_durable(partial(store.begin_delete, f"s{number}")))
+    for page in pages[:16]:
+        deletions.append(store_io.submit_durable(partial(store.delete, [page])))
     store_io.submit(lambda: None).result(timeout=30)
-    assert store.sessions() == []
     disk.release.set()
-    for deletion in deletions:
-        deletion.result(timeout=60)
+    assert [deletion.result(timeout=60) for deletion in deletions] == [1] * 17
+    assert store.list_pages() == []
     assert disk.syncs <= 5
 
 
@@ -126,10 +127,10 @@ def test_a_cancelled_flush_is_not_begun(store: RowStore, store_io: StoreIO) -> N
 
 
 def test_errors_of_the_commit_are_those_of_the_worker(store_io: StoreIO) -> None:
-    taken_over = Future[bool]()
-    taken_over.set_exception(StaleWriterError("epoch 2"))
-    with pytest.raises(StaleEpoch, match="epoch 2"):
-        store_io.submit_durable(lambda: taken_over).result(timeout=30)
+    failed = Future[bool]()
+    failed.set_exception(TierFailedError("no answer"))
+    with pytest.raises(StorageFailed, match="no answer"):
+        store_io.submit_durable(lambda: failed).result(timeout=30)
 
 
 def test_errors_before_the_commit_are_those_of_the_worker(

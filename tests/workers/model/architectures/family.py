@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.app.wiring import build_state_store, build_store
-from tests.workers.conftest import WAIT, WORDS, LocalWorker, answer_of
+from tests.workers.conftest import WORDS, LocalWorker, answer_of
 from tests.workers.model.architectures.architecture import Architecture
 from tests.workers.model.architectures.building import build
 from workers.engine.engine import Parts
@@ -89,21 +89,6 @@ class Family:
         """The first turns of session `two`, with every row active."""
         self.open("two")
         return self.turn("two", PROMPT), self.turn("two", words(24, 1))
-
-    def fork(self, parent: str, child: str, state: pb.SessionState) -> None:
-        """Fork a session of method `full` at its last turn."""
-        pages = state.length // self.worker.engine.store.layout.page_tokens
-        shared = [pb.SharedPages(owner=parent, pages=pages)]
-        spec = pb.SessionSpec(
-            session=child,
-            epoch=1,
-            budget=BUDGET,
-            method="full",
-            method_settings="{}",
-            shared=shared,
-        )
-        request = pb.ForkRequest(parent=parent, spec=spec, state=state)
-        self.worker.scheduler.fork(request).result(WAIT)
 
     @contextmanager
     def watch_logits(self) -> Iterator[dict[int, Tensor]]:
