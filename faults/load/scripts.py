@@ -19,11 +19,13 @@ EPISODES: Json = {
     "research": {
         "method": "epicache",
         "repair_rows": 16,
-        "episodes": {"count": 2, "segment_utterances": 2, "medoid_utterances": 4},
+        "episodes": {"count": 2},
     },
     "budget": 96,
 }
 _SCRIPTS_PER_EPISODES = 8
+# Two episodes need 16 utterances, which is more than the other turns of a script have.
+_TURNS_BEFORE_EPISODES = 5
 NOT_REPAIRED: Json = {"budget": 64, "research": {"repair_rows": 0}}
 SYSTEM = (
     "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
@@ -103,6 +105,10 @@ def _steps(rng: Random, number: int) -> list[Step]:
     if number % _SCRIPTS_PER_EPISODES == _SCRIPTS_PER_EPISODES - 1:
         settings = EPISODES
     steps = [Step("create", 0, settings | {"seed": number}), _turn(rng, 0, opening)]
+    if settings is EPISODES:
+        steps += [
+            _turn(rng, 0, [_user(get_chatter(rng, 4))]) for _ in range(_TURNS_BEFORE_EPISODES)
+        ]
     for pause in range(rng.randrange(1, 3)):
         if rng.random() < 0.5:
             steps += _detour(rng, 0)

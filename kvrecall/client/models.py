@@ -95,10 +95,7 @@ class EpisodeSettings:
     """Episode settings of a session."""
 
     count: int | Literal["auto"]
-    segment_utterances: int
-    medoid_utterances: int
     build: str
-    rebuild_growth: float
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,13 @@ class EpisodeOptions(TypedDict, total=False):
     """Episode settings of a new session."""
 
     count: int | Literal["auto"]
-    segment_utterances: int
-    medoid_utterances: int
     build: Literal["one_pass", "per_episode"]
-    rebuild_growth: float
 
 
 class ReselectionOptions(TypedDict, total=False):
     """When an answer selects the active rows anew, in tokens of the answer."""
 
     every: int
-    first: int
-    # Share of the rows that are the same tokens in all layers and heads.
-    token_share: float
 
 
 class ResearchOptions(TypedDict, total=False):
@@ -40,7 +34,7 @@ class ResearchOptions(TypedDict, total=False):
     repair_on: Sequence[str]
     repair_settings: Mapping[str, Any] | None
     repair_seconds: float | None
-    # {"attend": "active" | "stored", "sparse": "off" | "auto" | "on", "alpha": 0.99, ...}
+    # {"attend": "active" | "stored", "sparse": "off" | "auto" | "on", "alpha": 0.99}
     prefill: Mapping[str, Any] | None
     # Retrieval while answers are generated: {"share": 0.5, ...}.
     retrieve: Mapping[str, Any] | None
@@ -92,11 +86,9 @@ class ForkOrigin:
 
 @dataclass(frozen=True)
 class Reselection:
-    """When an answer selects the active rows anew, in tokens of it, and which share by token."""
+    """When an answer selects the active rows anew, in tokens of it."""
 
     every: int
-    first: int
-    token_share: float
 
 
 @dataclass(frozen=True)

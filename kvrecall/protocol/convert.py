@@ -22,13 +22,13 @@ from kvrecall.domain.reports import (
 )
 from kvrecall.domain.rewrites.rewrite import Edit, Rewrite
 from kvrecall.domain.sessions.session import Session
-from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.repair import RepairRule
 from kvrecall.domain.settings.session import WorkerOptions
 from kvrecall.domain.worker_info import ENDLESS, LayerKind, MethodInfo, WorkerInfo
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 _WORKER_OPTIONS = TypeAdapter(WorkerOptions)
-_REPAIR_SETTINGS = TypeAdapter(RepairSettings)
+_REPAIR_SETTINGS = TypeAdapter(RepairRule)
 
 
 def message_to_wire(message: Message) -> pb.Message:
@@ -218,7 +218,7 @@ def session_spec_to_wire(
     )
 
 
-def _dump_repair(settings: RepairSettings | None) -> str:
+def _dump_repair(settings: RepairRule | None) -> str:
     return "" if settings is None else _REPAIR_SETTINGS.dump_json(settings).decode()
 
 

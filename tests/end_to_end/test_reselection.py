@@ -19,7 +19,7 @@ SETTINGS: Json = {
         "repair_on": ["turn"],
         "method": "loopserve",
         "method_settings": {"window": 16},
-        "reselect": {"every": 4, "first": 4},
+        "reselect": {"every": 4},
     },
     "seed": 31,
 }

@@ -212,9 +212,9 @@ async def test_streams_of_events_are_counted_while_they_are_open(api: Any) -> No
 
 
 async def test_episode_switches_and_their_rows_are_counted(api: Any) -> None:
-    settings = {"count": 2, "segment_utterances": 2, "medoid_utterances": 2, "rebuild_growth": 9}
-    session = await api.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
-    for text in ("kettle leaves cup", "station rails ticket") * 3:
+    session = await api.session(method="epicache", budget=80, repair_rows=0, episodes={"count": 2})
+    tea, trains = "kettle leaves cup", "station rails ticket"
+    for text in [*[tea, tea, trains, trains] * 3, tea, trains]:
         api.worker.script = [text]
         await api.turn(session, text)
         await wait_until_idle(session)

@@ -25,12 +25,7 @@ SETTINGS: Json = {
     },
 }
 TOPICS = ("roses and tulips in the garden soil", "a ticket for the train at the station")
-EPISODES: EpisodeOptions = {
-    "count": 2,
-    "segment_utterances": 2,
-    "medoid_utterances": 2,
-    "rebuild_growth": 6,
-}
+EPISODES: EpisodeOptions = {"count": 2}
 CONCURRENT = 8
 PLACEMENTS = 40
 SYSTEM = {"role": "system", "content": chatter(3, 12)}
@@ -104,7 +99,7 @@ class Traffic:
             research={
                 "method": "snapkv",
                 "repair_rows": 16,
-                "reselect": {"every": 2, "first": 1},
+                "reselect": {"every": 2},
                 "retrieve": {"share": 0.25},
                 "prefill": {"attend": "stored"},
             },
@@ -143,7 +138,8 @@ class Traffic:
         for number in range(12):
             topic = TOPICS[number // 3 % 2]
             answer = {"role": "assistant", "content": f"Yes, {topic}."}
-            self.commit(one, session, user(f"About {topic}, {number}."), answer, generate=False)
+            segment = [user(f"About {topic}, {number}."), answer] * 2
+            self.commit(one, session, *segment, generate=False)
         until(lambda: bool(one.episodes(session).episodes), "episodes")
         switched = 0
         for topic in (*TOPICS, *TOPICS):

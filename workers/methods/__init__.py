@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from kvrecall.domain.settings.invalid import find_invalid
-from kvrecall.domain.settings.prefill import Prefill
-from kvrecall.domain.settings.retrieval import Retrieval
+from kvrecall.domain.settings.methods import METHOD_SETTINGS
+from kvrecall.domain.settings.prefill import PrefillSettings
+from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.retrieval import RetrievalSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings, UnknownMethod
 from workers.methods.adakv import AdaKV
@@ -91,12 +93,12 @@ def build_repair(settings: str) -> RepairKV:
 
 
 def describe(name: str) -> pb.MethodInfo:
-    """Describe a method: name, summary, JSON schema of its settings, and what follows from its defaults.
+    """Describe a method: name, summary, JSON schema of a session's settings, and what follows from its defaults.
 
     The summary is the first line of the method's docstring.
     """
     method = METHODS[name]
-    info = _describe(name, method)
+    info = _describe(name, method, METHOD_SETTINGS.get(name, method))
     info.episodes = method.has_episodes
     info.retrieves = build(name).retrieval is not None
     return info
@@ -104,17 +106,17 @@ def describe(name: str) -> pb.MethodInfo:
 
 def describe_repair() -> pb.MethodInfo:
     """Describe the repair, as `describe` does for methods."""
-    return _describe("repairkv", RepairKV)
+    return _describe("repairkv", RepairKV, RepairSettings)
 
 
 def describe_prefill() -> pb.MethodInfo:
     """Describe the prefill, as `describe` does for methods."""
-    return _describe("prefill", Prefill)
+    return _describe("prefill", PrefillSettings, PrefillSettings)
 
 
 def describe_retrieval() -> pb.MethodInfo:
     """Describe the retrieval, as `describe` does for methods."""
-    return _describe("retrieval", Retrieval)
+    return _describe("retrieval", RetrievalSettings, RetrievalSettings)
 
 
 def _validate(kind: type[_T], settings: str, label: str) -> _T:
@@ -131,7 +133,7 @@ def describe_error(error: ValidationError) -> str:
     return f"{path or 'the settings'}: {expected}"
 
 
-def _describe(name: str, kind: type[Any]) -> pb.MethodInfo:
-    summary = (kind.__doc__ or "").strip().split("\n")[0]
-    schema = json.dumps(TypeAdapter(kind).json_schema())
+def _describe(name: str, described: type[Any], settings: type[Any]) -> pb.MethodInfo:
+    summary = (described.__doc__ or "").strip().split("\n")[0]
+    schema = json.dumps(TypeAdapter(settings).json_schema())
     return pb.MethodInfo(name=name, summary=summary, settings_schema=schema)

@@ -30,4 +30,4 @@ class IceCache(IceCacheSettings, StreamingLLM):
     @property
     def retrieval(self) -> Retrieval:
         """Retrieval of `share` of the budget."""
-        return Retrieval(self.share, self.prompt_tokens, self.choice)
+        return Retrieval(self.share, self.choice)

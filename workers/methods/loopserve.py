@@ -25,6 +25,10 @@ class LoopServe(LoopServeSettings, SnapKV):
 
     name: ClassVar[str] = "loopserve"
 
+    # No settings of a session; only research replaces them.
+    first: int = Reselection.first
+    token_share: float = Reselection.token_share
+
     @property
     def prefill(self) -> Prefill:
         """Prompts attend to every stored row: the paper keeps them all."""

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.repair import RepairRule
 from workers.primitives.selection import DecayWindow, best_tokens, bursts, diffuse_scores
 
 
 @dataclass(frozen=True)
-class RepairKV(RepairSettings):
+class RepairKV(RepairRule):
     """Attention of a signal over all rows; the best evicted tokens and their neighbours return.
 
     Source: RepairKV section 3, Algorithm 1.

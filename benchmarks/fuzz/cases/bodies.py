@@ -229,7 +229,7 @@ _research = _bodies(
     {
         "repair_rows": st.one_of(st.sampled_from((0, 16)), numbers),
         "method": st.one_of(st.sampled_from(("snapkv", "epicache", "icecache", "loopserve")), odd),
-        "episodes": st.just({"count": 2, "segment_utterances": 2, "medoid_utterances": 4}),
+        "episodes": st.just({"count": 2}),
     },
 )
 session = _bodies(

@@ -24,31 +24,15 @@ class EpisodesBody(Body):
         default=4,
         description="Number of episodes; auto: 2 to 16, chosen by the silhouette score.",
     )
-    segment_utterances: int = Field(
-        default=4, ge=1, le=64, description="Utterances in one segment, which is embedded as one."
-    )
-    medoid_utterances: int = Field(
-        default=32,
-        ge=1,
-        le=256,
-        description="Utterances in an episode's patched prompt: of the segments nearest to its "
-        "centroid.",
-    )
     build: EpisodeBuild = Field(
         default="one_pass",
         description="Score stored rows for all episodes in one pass, or prefill the log once per "
         "episode.",
     )
-    rebuild_growth: float = Field(
-        default=0.25,
-        gt=0,
-        le=100,
-        description="Relative growth of the conversation that triggers a rebuild.",
-    )
 
     def to_domain(self) -> EpisodeSettings:
         """Convert to the domain value."""
-        return EpisodeSettings(**dict(self))
+        return EpisodeSettings(self.count, build=self.build)
 
 
 def to_episodes(session: Session, episode_set: EpisodeSet) -> client.Episodes:

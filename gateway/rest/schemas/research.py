@@ -1,7 +1,7 @@
 """Settings of a session for research: the eviction method, repairs, sparse prefill, re-selection, episodes."""
 
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
@@ -9,16 +9,18 @@ from gateway.rest.schemas.base import Body, JsonObject, Name
 from gateway.rest.schemas.episodes import EpisodesBody
 from gateway.rest.schemas.public import copy_optional, copy_to
 from kvrecall import client
-from kvrecall.domain.settings.prefill import Prefill
-from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.prefill import Prefill, PrefillSettings
+from kvrecall.domain.settings.repair import RepairRule, RepairSettings
 from kvrecall.domain.settings.reselection import Reselection
-from kvrecall.domain.settings.retrieval import Retrieval
+from kvrecall.domain.settings.retrieval import Retrieval, RetrievalSettings
 from kvrecall.domain.settings.session import (
     EpisodeSettings,
     LayerBudgets,
     RepairTrigger,
     SessionSettings,
 )
+
+_T = TypeVar("_T", RepairRule, Prefill, Retrieval)
 
 
 class ReselectionBody(Body):
@@ -30,23 +32,10 @@ class ReselectionBody(Body):
         le=256,
         description="Tokens of the answer between two selections.",
     )
-    first: int = Field(
-        default=Reselection.first,
-        ge=0,
-        lt=2**31,
-        description="Tokens of the answer before the first selection; 0: at the prompt's end.",
-    )
-    token_share: float = Field(
-        default=Reselection.token_share,
-        ge=0,
-        le=1,
-        description="Share of the rows that are whole tokens, the same in all layers and heads, "
-        "selected as in repairs by their mean attention; each head selects the others by its own.",
-    )
 
     def to_domain(self) -> Reselection:
         """Convert to the domain value."""
-        return Reselection(self.every, self.first, self.token_share)
+        return Reselection(self.every)
 
 
 def _none_for_empty(value: Any) -> Any:
@@ -93,11 +82,11 @@ class ResearchBody(Body):
         le=3600,
         description="Time limit of one repair, in seconds; null: no limit.",
     )
-    prefill: Annotated[Prefill | None, BeforeValidator(_none_for_empty)] = Field(
+    prefill: Annotated[PrefillSettings | None, BeforeValidator(_none_for_empty)] = Field(
         default=None,
         description="Settings of the prefill: what prompts attend to. null or empty: as the method does.",
     )
-    retrieve: Annotated[Retrieval | None, BeforeValidator(_none_for_empty)] = Field(
+    retrieve: Annotated[RetrievalSettings | None, BeforeValidator(_none_for_empty)] = Field(
         default=None,
         description="Settings of retrieval while answers are generated. null or empty: as the method does.",
     )
@@ -120,10 +109,10 @@ class ResearchBody(Body):
             "layer_budgets": self.layer_budgets,
             "repair_rows": self.repair_rows,
             "repair_on": triggers,
-            "repair_settings": self.repair_settings,
+            "repair_settings": _to_domain(RepairRule, self.repair_settings),
             "repair_seconds": self.repair_seconds,
-            "prefill": self.prefill,
-            "retrieve": self.retrieve,
+            "prefill": _to_domain(Prefill, self.prefill),
+            "retrieve": _to_domain(Retrieval, self.retrieve),
             "reselect": None if self.reselect is None else self.reselect.to_domain(),
             "episodes": self._episodes_to_domain(),
         }
@@ -141,13 +130,26 @@ def to_research(settings: SessionSettings) -> client.Research:
         settings,
         method_settings=dict(settings.method_settings),
         repair_on=tuple(sorted(trigger.value for trigger in settings.repair_on)),
-        repair_settings=_show(settings.repair_settings),
-        prefill=_show(settings.prefill),
-        retrieve=_show(settings.retrieve),
+        repair_settings=_show(RepairSettings, settings.repair_settings),
+        prefill=_show(PrefillSettings, settings.prefill),
+        retrieve=_show(RetrievalSettings, settings.retrieve),
         reselect=copy_optional(client.Reselection, settings.reselect),
         episodes=copy_optional(client.EpisodeSettings, settings.episodes),
     )
 
 
-def _show(settings: RepairSettings | Prefill | Retrieval | None) -> JsonObject:
-    return {} if settings is None else asdict(settings)
+def _to_domain(
+    kind: type[_T], given: RepairSettings | PrefillSettings | RetrievalSettings | None
+) -> _T | None:
+    """Complete what a session was given by the constants of its domain value."""
+    return None if given is None else kind(**asdict(given))
+
+
+def _show(
+    kind: type[RepairSettings | PrefillSettings | RetrievalSettings],
+    settings: RepairSettings | PrefillSettings | RetrievalSettings | None,
+) -> JsonObject:
+    """Return what a session may be given of its settings."""
+    if settings is None:
+        return {}
+    return {each.name: getattr(settings, each.name) for each in fields(kind)}

@@ -17,7 +17,7 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.sessions.automatic_budget import choose_budget
 from kvrecall.domain.settings.methods import FULL_CACHE, RECALL, check_method_settings
-from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.repair import RepairRule
 from kvrecall.domain.settings.session import (
     PAUSE_TRIGGERS,
     EpisodeSettings,
@@ -48,7 +48,7 @@ class CreateSession(WorkerOptions):
     model: str | None = None
     episodes: EpisodeSettings | Literal["default"] | None = "default"
     layer_budgets: LayerBudgets | None = None
-    repair_settings: RepairSettings | None = None
+    repair_settings: RepairRule | None = None
     tenant: str = ""
     expires_after_seconds: float | None = None
     matched: bool = False

@@ -191,19 +191,6 @@ class LoopServeSettings(SnapKVSettings):
             ge=1, le=256, description="Tokens of an answer between two selections among all rows."
         ),
     ] = Reselection.every
-    first: Annotated[
-        int,
-        Field(
-            ge=0,
-            lt=2**31,
-            description="Tokens of an answer before the first such selection; 0: at the prompt's "
-            "end.",
-        ),
-    ] = Reselection.first
-    token_share: Annotated[
-        float,
-        Field(ge=0, le=1, description="Share of the rows that all heads select as whole tokens."),
-    ] = Reselection.token_share
 
 
 @dataclass(frozen=True)
@@ -213,14 +200,6 @@ class IceCacheSettings(StreamingLLMSettings):
     share: Annotated[
         float, Field(gt=0, le=0.9, description="Share of the budget for retrieved rows.")
     ] = 0.75
-    prompt_tokens: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=256,
-            description="Last tokens of a prompt that retrieve too, where it attends to active rows.",
-        ),
-    ] = 1
     choice: Annotated[
         Literal["sample", "best"],
         Field(

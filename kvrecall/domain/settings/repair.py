@@ -25,18 +25,6 @@ class RepairSettings:
             "message, which is subtracted from the signal's; 0: the paper's scores.",
         ),
     ] = 2.0
-    before: Annotated[
-        int, Field(ge=0, le=256, description="Neighbours in front of an anchor, in tokens.")
-    ] = 2
-    after: Annotated[
-        int, Field(ge=0, le=256, description="Neighbours behind an anchor, in tokens.")
-    ] = 20
-    fade_before: Annotated[
-        float, Field(ge=0, lt=1, description="Decay per token in front of an anchor (spread).")
-    ] = 0.8
-    fade_after: Annotated[
-        float, Field(ge=0, lt=1, description="Decay per token behind an anchor (spread).")
-    ] = 0.93
     swap: Annotated[
         bool,
         Field(
@@ -44,14 +32,23 @@ class RepairSettings:
             "reserved for repairs."
         ),
     ] = False
-    turn_tokens: Annotated[
-        int,
-        Field(
-            ge=2,
-            description="Tokens of a turn that its own repair observes: of a longer one half at its "
-            "beginning and half at its end, where questions are. Its first token waits for them.",
-        ),
-    ] = 256
+
+
+@dataclass(frozen=True)
+class RepairRule(RepairSettings):
+    """The settings with the constants of the selection, which only research replaces.
+
+    - `before`, `after`: neighbours in front of an anchor and behind it, in tokens.
+    - `fade_before`, `fade_after`: decay per token there (spread).
+    - `turn_tokens`: tokens of a turn that its own repair observes: of a longer one half at its beginning
+      and half at its end, where questions are. Its first token waits for them.
+    """
+
+    before: int = 2
+    after: int = 20
+    fade_before: float = 0.8
+    fade_after: float = 0.93
+    turn_tokens: int = 256
 
     @property
     def counts_active(self) -> bool:

@@ -11,7 +11,8 @@ class Reselection:
     """When an answer's own queries select the active rows anew, among all stored rows.
 
     After `first` tokens of the answer and every `every` tokens after that; `first` 0 is the end of
-    the prompt, by the queries of its last tokens. `token_share` of the rows are whole tokens, which
+    the prompt, by the queries of its last tokens. A session chooses `every`; only research replaces the
+    others. `token_share` of the rows are whole tokens, which
     all layers and heads select together as repairs do: by their mean attention less that of a
     neutral signal, with their neighbours. Each head selects the others by its own attention.
     """

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class RetrievalSettings:
     """Rows that each step finds for its own queries among those that are not active.
 
     Source: IceCache sections 3 and 4. The paper retrieves whole pages of 16 rows and keeps the first
@@ -26,16 +26,6 @@ class Retrieval:
             "that are never evicted leave room; 0: off.",
         ),
     ] = 0.5
-    prompt_tokens: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=256,
-            description="Last tokens of a prompt that are steps of their own and retrieve, before an "
-            "answer; its first token depends on the last of them.",
-        ),
-    ] = 1
-
     choice: Annotated[
         Literal["sample", "best"],
         Field(
@@ -51,18 +41,22 @@ class Retrieval:
             "the paper; auto: exact up to 16,384 rows per head, then summaries."
         ),
     ] = "auto"
-    nodes: Annotated[
-        int,
-        Field(
-            ge=16,
-            le=4096,
-            description="Nodes of each level of the summaries that a descent chooses, a quarter of the "
-            "retrieved rows if that is more; each has 8 nodes or rows, which are all scored.",
-        ),
-    ] = 192
-    scan: Annotated[
-        float, Field(gt=0, le=1, description="Share of the rows that a search of the tree scores.")
-    ] = 0.1
+
+
+@dataclass(frozen=True)
+class Retrieval(RetrievalSettings):
+    """The settings with the constants of the search, which only research replaces.
+
+    - `prompt_tokens`: last tokens of a prompt that are steps of their own and retrieve, before an
+      answer; its first token depends on the last of them.
+    - `nodes`: of each level of the summaries that a descent chooses, a quarter of the retrieved rows if
+      that is more; each has 8 nodes or rows, which are all scored.
+    - `scan`: share of the rows that a search of the tree scores.
+    """
+
+    prompt_tokens: int = 1
+    nodes: int = 192
+    scan: float = 0.1
 
     def rows(self, budget: int, floor: int) -> int:
         """Rows per KV head and layer of a budget that a step retrieves; `floor` are left for others."""

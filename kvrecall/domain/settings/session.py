@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from kvrecall.domain.settings.methods import RECALL
 from kvrecall.domain.settings.prefill import Prefill
-from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.repair import RepairRule
 from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
 
@@ -40,13 +40,12 @@ EpisodeBuild = Literal["one_pass", "per_episode"]
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """Settings of a session's episodes.
+    """Settings of a session's episodes, with the constants that only research replaces.
 
-    Segments of so many utterances, clustered into `count` episodes.
-
-    A patched prompt takes about `medoid_utterances`. `one_pass` scores the stored rows for all
-    episodes together; `per_episode` prefills the whole log once for each (EpiCache's own way).
-    Episodes are rebuilt when the conversation has grown by the share `rebuild_growth`.
+    Segments of `segment_utterances` utterances, clustered into `count` episodes. `one_pass` scores the
+    stored rows for all episodes together; `per_episode` prefills the whole log once for each
+    (EpiCache's own way). A patched prompt takes about `medoid_utterances`. Episodes are rebuilt when
+    the conversation has grown by the share `rebuild_growth`.
     """
 
     count: EpisodeCount = 4
@@ -135,7 +134,7 @@ class SessionSettings(WorkerOptions):
     metadata: Mapping[str, str] = field(default_factory=dict)
     episodes: EpisodeSettings | None = None
     layer_budgets: LayerBudgets | None = None
-    repair_settings: RepairSettings | None = None
+    repair_settings: RepairRule | None = None
     tenant: str = ""
     forked_from: ForkOrigin | None = None
     expires_after_seconds: float | None = None

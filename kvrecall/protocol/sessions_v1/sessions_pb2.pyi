@@ -194,30 +194,20 @@ class RepairTriggers(_message.Message):
     def __init__(self, values: _Optional[_Iterable[_Union[RepairTrigger, str]]] = ...) -> None: ...
 
 class EpisodeSettings(_message.Message):
-    __slots__ = ("count", "auto_count", "segment_utterances", "medoid_utterances", "build", "rebuild_growth")
+    __slots__ = ("count", "auto_count", "build")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     AUTO_COUNT_FIELD_NUMBER: _ClassVar[int]
-    SEGMENT_UTTERANCES_FIELD_NUMBER: _ClassVar[int]
-    MEDOID_UTTERANCES_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
-    REBUILD_GROWTH_FIELD_NUMBER: _ClassVar[int]
     count: int
     auto_count: bool
-    segment_utterances: int
-    medoid_utterances: int
     build: EpisodeBuild
-    rebuild_growth: float
-    def __init__(self, count: _Optional[int] = ..., auto_count: bool = ..., segment_utterances: _Optional[int] = ..., medoid_utterances: _Optional[int] = ..., build: _Optional[_Union[EpisodeBuild, str]] = ..., rebuild_growth: _Optional[float] = ...) -> None: ...
+    def __init__(self, count: _Optional[int] = ..., auto_count: bool = ..., build: _Optional[_Union[EpisodeBuild, str]] = ...) -> None: ...
 
 class Reselection(_message.Message):
-    __slots__ = ("every", "first", "token_share")
+    __slots__ = ("every",)
     EVERY_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_SHARE_FIELD_NUMBER: _ClassVar[int]
     every: int
-    first: int
-    token_share: float
-    def __init__(self, every: _Optional[int] = ..., first: _Optional[int] = ..., token_share: _Optional[float] = ...) -> None: ...
+    def __init__(self, every: _Optional[int] = ...) -> None: ...
 
 class Research(_message.Message):
     __slots__ = ("method", "method_settings", "layer_budgets", "repair_rows", "repair_on", "repair_settings", "repair_timeout", "prefill", "retrieve", "reselect", "episodes", "no_episodes")

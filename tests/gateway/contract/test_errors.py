@@ -43,9 +43,9 @@ CREATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"research": {"episodes": {}}}, "episodes_unsupported", ["research.episodes"]),
     ({"research": {"episodes": {"count": 0}}}, "invalid_request", ["research.episodes.count"]),
     (
-        {"research": {"episodes": {"rebuild_growth": 101}}},
-        "invalid_request",
-        ["research.episodes.rebuild_growth"],
+        {"research": {"method": "icecache", "method_settings": {"prompt_tokens": 1}}},
+        "bad_settings",
+        ["research.method_settings.prompt_tokens"],
     ),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_request", []),
     ({"research": {"repair_on": ["turn"] * 6}}, "invalid_request", ["research.repair_on"]),

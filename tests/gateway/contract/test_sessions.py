@@ -1,14 +1,10 @@
 """Sessions through either API: create, list, fork, delete, and writes that are repeated."""
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from kvrecall.domain.settings.prefill import Prefill
-from kvrecall.domain.settings.repair import RepairSettings
-from kvrecall.domain.settings.retrieval import Retrieval
 from tests.gateway.contract.clients import Client, Refused
 from tests.gateway.contract.conftest import Both
 
@@ -28,11 +24,11 @@ RESEARCH: Json = {
     "method_settings": {"window": 8, "pooling": "mean"},
     "layer_budgets": "pyramid",
     "repair_on": ["last_output", "turn"],
-    "repair_settings": asdict(RepairSettings(contrast=1.0)),
+    "repair_settings": {"select": "spread", "contrast": 1.0, "swap": True},
     "repair_seconds": 0.5,
-    "reselect": {"every": 8, "first": 4, "token_share": 0.25},
-    "prefill": asdict(Prefill(sparse="auto", alpha=0.98, sinks=8)),
-    "retrieve": asdict(Retrieval(share=0.25, prompt_tokens=16)),
+    "reselect": {"every": 8},
+    "prefill": {"attend": "active", "sparse": "auto", "alpha": 0.98},
+    "retrieve": {"share": 0.25, "choice": "best", "index": "tree"},
 }
 FULL: Json = {
     "budget": 100,
@@ -128,27 +124,13 @@ async def test_recall_keeps_all_tokens_reachable_and_its_absence_is_the_full_cac
             },
             {"count": "auto", "build": "per_episode"},
         ),
-        (
-            {
-                "research": {
-                    "method": "epicache",
-                    "episodes": {"segment_utterances": 2, "rebuild_growth": 1},
-                }
-            },
-            {"segment_utterances": 2, "rebuild_growth": 1.0},
-        ),
+        ({"research": {"method": "epicache", "episodes": {"count": 2}}}, {"count": 2}),
     ],
 )
 async def test_methods_with_episodes_enable_them_unless_disabled(
     client: Client, body: dict[str, Any], episodes: dict[str, Any] | None
 ) -> None:
-    default = {
-        "count": 4,
-        "segment_utterances": 4,
-        "medoid_utterances": 32,
-        "build": "one_pass",
-        "rebuild_growth": 0.25,
-    }
+    default = {"count": 4, "build": "one_pass"}
     view = await client.create(body)
     given = view["research"].get("episodes")
     assert given == (None if episodes is None else default | episodes)

@@ -87,10 +87,31 @@ BAD_BODIES = [
     ),
     (
         "/v1/sessions",
-        {"research": {"reselect": {"first": -1}}},
+        {"research": {"reselect": {"first": 4}}},
         422,
         "invalid_request",
         {"field": "research.reselect.first"},
+    ),
+    (
+        "/v1/sessions",
+        {"research": {"prefill": {"sparse": "on", "min_rows": 8192}}},
+        422,
+        "invalid_request",
+        {"field": "research.prefill.min_rows"},
+    ),
+    (
+        "/v1/sessions",
+        {"research": {"retrieve": {"nodes": 192}}},
+        422,
+        "invalid_request",
+        {"field": "research.retrieve.nodes"},
+    ),
+    (
+        "/v1/sessions",
+        {"research": {"repair_settings": {"fade_after": 0.93}}},
+        422,
+        "invalid_request",
+        {"field": "research.repair_settings.fade_after"},
     ),
     (
         "/v1/sessions",

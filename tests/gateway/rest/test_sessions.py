@@ -1,12 +1,7 @@
 """REST API of sessions and their memory, over a stub worker."""
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
-
-from kvrecall.domain.settings.prefill import Prefill
-from kvrecall.domain.settings.repair import RepairSettings
-from kvrecall.domain.settings.retrieval import Retrieval
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -21,11 +16,11 @@ async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
             "layer_budgets": "pyramid",
             "episodes": None,
             "repair_on": ["last_output", "turn"],
-            "repair_settings": asdict(RepairSettings(contrast=1.0)),
+            "repair_settings": {"select": "spread", "contrast": 1.0, "swap": False},
             "repair_seconds": 0.5,
-            "reselect": {"every": 8, "first": 4, "token_share": 0.25},
-            "prefill": asdict(Prefill(sparse="auto", alpha=0.98)),
-            "retrieve": asdict(Retrieval(share=0.25)),
+            "reselect": {"every": 8},
+            "prefill": {"attend": "active", "sparse": "auto", "alpha": 0.98},
+            "retrieve": {"share": 0.25, "choice": "sample", "index": "auto"},
         },
         "seed": 7,
         "tools": [TOOL],

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from kvrecall.domain.settings.methods import METHOD_SETTINGS
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall_server.cli.methods import format_settings
 from workers.methods import METHODS, describe, describe_prefill, describe_repair, describe_retrieval
@@ -18,10 +19,10 @@ def test_every_method_is_listed_with_its_summary_and_settings(
     found = command("methods")
     assert found.exit_code == 0, found.output
     shown = " ".join(found.output.split())
-    for name, method in METHODS.items():
+    for name in METHODS:
         assert f" {name} " in shown
         assert " ".join(describe(name).summary.split()) in shown
-        for field in fields(cast("Any", method)):
+        for field in fields(METHOD_SETTINGS[name]):
             assert f"{field.name} = {json.dumps(field.default)}" in shown
 
 

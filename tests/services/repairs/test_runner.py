@@ -18,7 +18,7 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.sessions.state_machine import SessionState
-from kvrecall.domain.settings.repair import RepairSettings
+from kvrecall.domain.settings.repair import RepairRule
 from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
@@ -232,9 +232,9 @@ async def test_a_session_s_deadline_holds_for_each_of_its_repairs(harness, call:
 
 
 async def test_how_a_session_repairs_is_told_to_the_worker(harness) -> None:
-    session = await harness.session(repair_settings=RepairSettings(contrast=1.0))
+    session = await harness.session(repair_settings=RepairRule(contrast=1.0))
     spec = harness.worker.specs[session]
-    assert json.loads(spec.repair_settings) == asdict(RepairSettings(contrast=1.0))
+    assert json.loads(spec.repair_settings) == asdict(RepairRule(contrast=1.0))
     other = harness.worker.specs[await harness.session()]
     assert other.repair_settings == ""
 

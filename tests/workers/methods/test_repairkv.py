@@ -62,8 +62,7 @@ def test_no_more_tokens_are_chosen_than_there_are() -> None:
     ("settings", "match"),
     [
         ('{"select": "best"}', "repair_settings: select"),
-        ('{"before": -1}', "repair_settings: before"),
-        ('{"fade_after": 1}', "repair_settings: fade_after"),
+        ('{"contrast": 9}', "repair_settings: contrast"),
         ('{"contrast": -1}', "repair_settings: contrast"),
         ('{"width": 3}', "repair_settings: width"),
     ],
