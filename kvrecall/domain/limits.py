@@ -20,19 +20,6 @@ class ServiceLimits(BaseModel):
         description="Active rows per KV head of a session that names no budget. Unset: all of its rows "
         "while they fit a slot, then an eighth of them, at least 1,024 and no more than a slot holds.",
     )
-    default_repair_rows: int = Field(
-        default=64,
-        ge=0,
-        description="Rows of the budget kept free for promotion in a session that names no number, at "
-        "least; 0: no repair.",
-    )
-    default_repair_share: float = Field(
-        default=0.125,
-        ge=0,
-        le=1,
-        description="Share of the budget kept free for promotion where that is more: the longer a "
-        "session, the more of its passages resemble a question.",
-    )
     default_max_tokens: int | None = Field(
         default=None,
         ge=1,

@@ -17,9 +17,6 @@ from services.cluster.settings import WireSettings
 from workers.engine.settings import WorkerSettings
 from workers.rpc.settings import ServerSettings
 
-# Defaults of a session's options.
-DEFAULTS = ServiceLimits()
-
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["int8", "int4"]
 DeviceMap = Literal["auto"]

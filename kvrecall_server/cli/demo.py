@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from kvrecall.client import KvrecallClient
+from kvrecall.domain.sessions.request import LEAST_REPAIR_ROWS
 from kvrecall_server.app.local_server import ServerNeeds, server_at
 from kvrecall_server.app.models import (
     REFERENCE,
@@ -19,7 +20,6 @@ from kvrecall_server.app.models import (
     SMOLLM2_INSTALL,
     is_smollm2_installed,
 )
-from kvrecall_server.app.settings import DEFAULTS
 from kvrecall_server.cli.options import MEASURED_BUDGET, Budget, Method
 from kvrecall_server.cli.replay import FULL_ROWS, replay_file, show
 from kvrecall_server.demo.configs import PAUSES_AND_TURNS, DemoConfig, compared_configs
@@ -98,7 +98,7 @@ def demo_command(
     budget: Budget = MEASURED_BUDGET,
     repair_rows: Annotated[
         int, typer.Option(min=1, help="Rows of the budget reserved for repair (promoted rows).")
-    ] = DEFAULTS.default_repair_rows,
+    ] = LEAST_REPAIR_ROWS,
     method: Method = "snapkv",
     pause: Annotated[
         float, typer.Option(min=0, help="Duration of a tool call, in seconds.")

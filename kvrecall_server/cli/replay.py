@@ -17,10 +17,10 @@ from rich.progress import (
 )
 
 from kvrecall.client import KvrecallClient
+from kvrecall.domain.sessions.request import LEAST_REPAIR_ROWS
 from kvrecall.domain.settings.methods import RECALL
 from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall_server.app.local_server import ServerNeeds, server_at
-from kvrecall_server.app.settings import DEFAULTS
 from kvrecall_server.cli.options import (
     MEASURED_BUDGET,
     Budget,
@@ -59,7 +59,7 @@ def replay_command(
     model: ServedModel = None,
     budget: Budget = MEASURED_BUDGET,
     method: Method = RECALL,
-    repair_rows: RepairRows = DEFAULTS.default_repair_rows,
+    repair_rows: RepairRows = LEAST_REPAIR_ROWS,
     repair_on: Annotated[
         list[RepairTrigger] | None,
         typer.Option(help="Repair trigger; repeatable. Default: tool_call and tool_result."),

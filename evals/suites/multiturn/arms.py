@@ -9,8 +9,8 @@ from typing import Any
 
 from evals.configs import FULL, RunConfig, parse_config
 from evals.errors import BadConfig
-from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.page_ids import KEY_BYTES
+from kvrecall.domain.sessions.request import choose_repair_rows
 from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
@@ -53,9 +53,7 @@ class Arm:
 
 def _repair_rows(budget: int, least: int) -> int:
     """Rows that a session reserves for repair by default, within its budget."""
-    limits = ServiceLimits()
-    rows = max(limits.default_repair_rows, int(budget * limits.default_repair_share))
-    return max(0, min(rows, budget - least))
+    return max(0, min(choose_repair_rows(budget), budget - least))
 
 
 # What may follow a run configuration: `+repair`, `+reselect`, or `+reselect/2` every 2 tokens.

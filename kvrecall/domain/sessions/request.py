@@ -28,6 +28,11 @@ from kvrecall.domain.settings.session import (
 )
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
+# Rows of a budget that are kept free for repairs: a share, for the longer a session, the more of its
+# passages resemble a question; and no fewer than pay.
+_REPAIR_SHARE = 0.125
+LEAST_REPAIR_ROWS = 64
+
 
 @dataclass(frozen=True)
 class CreateSession(WorkerOptions):
@@ -78,7 +83,7 @@ def resolve_settings(
     budget = _choose_budget(request, info, settings)
     return SessionSettings(
         budget=budget,
-        repair_rows=_repair_rows(request, method, budget, info, settings),
+        repair_rows=_repair_rows(request, method, budget, info),
         method=method.name,
         repair_on=_repair_on(request, method),
         method_settings=request.method_settings,
@@ -96,6 +101,11 @@ def resolve_settings(
         branch=request.branch,
         cache_salt=request.cache_salt,
     )
+
+
+def choose_repair_rows(budget: int) -> int:
+    """Return the rows of a budget that are kept free for repairs where no number is named."""
+    return max(LEAST_REPAIR_ROWS, int(budget * _REPAIR_SHARE))
 
 
 def _get_lifetime(request: CreateSession, settings: ServiceLimits) -> float | None:
@@ -150,7 +160,6 @@ def _repair_rows(
     method: MethodInfo,
     budget: int | None,
     info: WorkerInfo,
-    settings: ServiceLimits,
 ) -> int:
     """Return the rows that are kept free for repair. Raises BudgetOutOfRange.
 
@@ -163,8 +172,7 @@ def _repair_rows(
     if asked is None:
         if method.name == FULL_CACHE or _retrieves(request, method):
             return 0
-        least = settings.default_repair_rows
-        return min(max(least, int(budget * settings.default_repair_share)) if least else 0, spare)
+        return min(choose_repair_rows(budget), spare)
     if asked > spare:
         message = f"{asked} rows kept for repair leave less than {info.min_budget} of a budget of {budget}"
         raise BudgetOutOfRange("research.repair_rows", message, spare)

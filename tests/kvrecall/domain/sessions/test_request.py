@@ -37,9 +37,9 @@ def resolved(limits: ServiceLimits | None = None, **request: Any) -> SessionSett
     return resolve_settings(CreateSession(**request), info, limits or ServiceLimits())
 
 
-def chosen(limits: ServiceLimits | None = None, **request: Any) -> int:
+def chosen(**request: Any) -> int:
     """Rows that a new session keeps free for repair."""
-    return resolved(limits, **request).repair_rows
+    return resolved(**request).repair_rows
 
 
 @pytest.mark.parametrize(
@@ -77,20 +77,11 @@ def test_a_request_that_names_their_number_gets_it() -> None:
         chosen(budget=256, repair_rows=220)
 
 
-def test_a_service_without_repair_keeps_none_free() -> None:
-    assert chosen(ServiceLimits(default_repair_rows=0), method="snapkv", budget=8192) == 0
-
-
-@given(
-    st.integers(LEAST, 10_000),
-    st.integers(0, 300),
-    st.floats(0, 1),
-)
-def test_what_is_kept_free_leaves_the_least_budget(budget: int, least: int, share: float) -> None:
-    limits = ServiceLimits(default_repair_rows=least, default_repair_share=share)
-    rows = chosen(limits, method="snapkv", budget=budget)
+@given(st.integers(LEAST, 10_000))
+def test_what_is_kept_free_leaves_the_least_budget(budget: int) -> None:
+    rows = chosen(method="snapkv", budget=budget)
     assert 0 <= rows <= budget - LEAST
-    assert rows >= min(least, budget - LEAST)
+    assert rows >= min(64, budget - LEAST)
 
 
 @pytest.mark.parametrize(
