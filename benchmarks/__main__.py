@@ -14,6 +14,7 @@ from kvrecall_server.reporting.results import Row, build_results
 
 # Modules that have a `BENCHMARK`. They are imported one at a time: some take seconds.
 MODULES = {
+    "ahead": "benchmarks.ahead",
     "beginnings": "benchmarks.beginnings",
     "fair-shares": "benchmarks.fair_shares.benchmark",
     "first-token": "benchmarks.first_token",

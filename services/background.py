@@ -1,17 +1,20 @@
-"""Background work between turns: settling first, then pending repairs, then episode maintenance.
+"""Background work between turns: settling first, then pending repairs and prefill ahead, then episode maintenance.
 
-One task per session does all. A turn waits for the end of settling, which it would have to do itself.
+One task per session does all. A turn waits for the end of settling, which it would have to do itself, and
+for that of a block of its own prompt.
 It takes what the running repair has found so far and skips the repairs that were due but not started,
 unless it asks to wait. Episode maintenance is interrupted at once by a turn or a repair, and continues
 later from its last commit.
 """
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.telemetry.spans import current_span
+from services.ahead import AheadPrefiller
 from services.context import ServiceContext
 from services.episodes import EpisodeMaintainer
 from services.repairs.runner import RepairRunner
@@ -26,6 +29,7 @@ class BackgroundTasks:
         self._sessions = context.sessions
         self._settler = Settler(context)
         self._repairs = RepairRunner(context)
+        self._ahead = AheadPrefiller(context)
         self._maintainer = EpisodeMaintainer(context)
 
     def start_repairs(self, live: ActiveSession) -> None:
@@ -33,6 +37,11 @@ class BackgroundTasks:
         live.repairs_pending = True
         live.repairs_cause = current_span()
         _interrupt_maintenance(live)
+        self._start(live)
+
+    def prefill_ahead(self, live: ActiveSession) -> None:
+        """Prefill what tools have said of the next prompt, behind the repairs that are due."""
+        live.outputs_grown = True
         self._start(live)
 
     def resume(self, live: ActiveSession) -> None:
@@ -55,6 +64,8 @@ class BackgroundTasks:
             if not wait:
                 live.stop_repairs.set()
                 await self._repairs.stop_early(live)
+                with suppress(ServiceError):  # a worker that cannot be reached ends it as well
+                    await self._ahead.stop_early(live)
             if live.background is not None and not live.background.done():
                 await asyncio.wait({live.background})
             if wait:
@@ -70,6 +81,7 @@ class BackgroundTasks:
         live.background = None
         live.repairs_pending = False
         live.unsettled = False
+        live.outputs_grown = False
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
@@ -92,10 +104,12 @@ class BackgroundTasks:
                 if live.repairs_pending:
                     live.repairs_pending = False
                     await self._repairs.run_due(live)
+                if live.outputs_grown:
+                    await self._ahead.run(live)
             except ServiceError:
                 return  # told where it happened; still due, and tried again at the next event
             await self._maintain(live)
-            if not live.repairs_pending:
+            if not (live.repairs_pending or live.outputs_grown):
                 return
 
     async def _maintain(self, live: ActiveSession) -> None:

@@ -57,9 +57,9 @@ class StubWorker:
     with the same words get similar vectors; it builds episodes of any rows.
 
     - `gates` hold calls back: a turn waits for `gates["token"]` before each word and for
-      `gates["call"]` before each piece of arguments, a repair for `gates["repair"]`, likewise settle,
-      embed and build. A repair that is stopped early waits no longer and
-      has scored half of its rows. `reached` is set when a call arrives at its gate.
+      `gates["call"]` before each piece of arguments, a repair for `gates["repair"]`, likewise settle, prefill
+      ahead, embed and build. A repair that is stopped early waits no longer and has scored half of
+      its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
     - `recalls`: the words of an answer are left pending, as of sessions that attend to stored rows.
     - `pages` that are stored, also those of an earlier process, with the time of their writing.
@@ -77,7 +77,7 @@ class StubWorker:
         self.gates: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {
             name: asyncio.Event()
-            for name in ("token", "call", "repair", "settle", "embed", "build")
+            for name in ("token", "call", "repair", "settle", "ahead", "embed", "build")
         }
         self.faults: dict[str, Exception] = {}
         self.usage: dict[str, pb.Usage] = {}
@@ -284,9 +284,14 @@ class StubWorker:
         return pb.RepairResult(report=report, memory=self._memory(request.session), state=state)
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
-        """Compute the unsettled words."""
+        """Compute the unsettled words, or take note of what is known of the next prompt."""
         self._fault("settle")
         state = self._state(request.session)
+        if request.messages:
+            known = [message.content for message in request.messages]
+            self.call_log.append(f"ahead {len(' '.join(known).split())}")
+            await self._gate_or_stop(request.session, "ahead")
+            return pb.SettleResult(ahead_tokens=len(" ".join(known).split()))
         self.call_log.append(f"settle {len(state.pending)}")
         await self._gate("settle")
         settled = settle_words(state)
@@ -428,10 +433,10 @@ class StubWorker:
         if name in self.gates:
             await self.gates[name].wait()
 
-    async def _gate_or_stop(self, session: str) -> bool:
-        """Wait for the gate of repairs, or for a stop request; true if it was the gate."""
+    async def _gate_or_stop(self, session: str, gate: str = "repair") -> bool:
+        """Wait for a gate, or for a stop request; true if it was the gate."""
         stopped = self.stops[session] = asyncio.Event()
-        waiting = [asyncio.create_task(self._gate("repair")), asyncio.create_task(stopped.wait())]
+        waiting = [asyncio.create_task(self._gate(gate)), asyncio.create_task(stopped.wait())]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             return not stopped.is_set()

@@ -105,12 +105,14 @@ PANELS = (
         "Tokens",
         "Tokens of committed turns, and what workers prefilled for them. Much more prefilled than "
         "prompt: sessions move or lose pages; see Takeovers and Lost pages. Settled: tokens of answers, "
-        "computed again as blocks. Dropped: earlier reasoning that the chat template leaves out.",
+        "computed again as blocks. Ahead: of prompts, while their tools ran; computed ones that no turn used were "
+        "of other results than the tools' outputs. Dropped: earlier reasoning that the chat template leaves out.",
         Unit.PER_SECOND,
         (
             Query(rate("tokens_total", GATEWAY, "kind"), "{{kind}}"),
             Query(rate("worker_prefilled_tokens_total", WORKER), "prefilled"),
             Query(rate("worker_settled_tokens_total", WORKER, "when"), "settled in the {{when}}"),
+            Query(rate("worker_ahead_tokens_total", WORKER, "event"), "ahead, {{event}}"),
             Query(rate("worker_dropped_tokens_total", WORKER), "dropped"),
         ),
     ),

@@ -20,6 +20,9 @@ class ActiveSession:
     - `repairs_pending`: some repairs may be due; `repairs_cause` is the turn or event because of
       which they are.
     - `unsettled`: its last turn left pages of tokens to be computed.
+    - `outputs_grown`: a tool of the pause has reported output or a result.
+    - `prefilled_ahead`: the session's turns and the bytes of tools' messages, when the next prompt was
+      last prefilled; `prefills_ahead`: it is now.
     - `started_calls`: when this process was told of the start of tool calls that run, by id, in
       seconds since the epoch.
     - `pause_began`, `repair_ended`: monotonic seconds of the last such moment in this process.
@@ -43,6 +46,9 @@ class ActiveSession:
         self.maintenance: asyncio.Task[None] | None = None
         self.repairs_pending = False
         self.unsettled = False
+        self.outputs_grown = False
+        self.prefilled_ahead = (0, 0)
+        self.prefills_ahead = False
         self.pause_began: float | None = None
         self.repair_ended: float | None = None
         self.repairs_cause: Span = NO_SPAN

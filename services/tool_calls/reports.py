@@ -77,6 +77,8 @@ class ToolReports:
         self._publish_end(live, call, changed, event)
         if due_repairs(await self._catalog.sessions.get(live.id)):
             self._background.start_repairs(live)
+        elif changed is not call and event.text:
+            self._background.prefill_ahead(live)
         return acknowledged
 
     def _publish_end(

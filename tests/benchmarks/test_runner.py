@@ -72,7 +72,7 @@ def test_defaults_are_the_plans_and_a_failure_is_the_exit_code(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "name one of beginnings, "),
+        ([], "name one of ahead, beginnings, "),
         (["unknown"], "invalid choice: 'unknown'"),
         (["forks"], "required: --folder"),
         (["forks", "--folder", "x", "--kind", "other"], "invalid choice: 'other'"),

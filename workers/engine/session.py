@@ -16,10 +16,12 @@ from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.domain.settings.session import LayerBudgets, WorkerOptions
 from workers.cache.active_cache import ActiveCache, SlotRows
+from workers.engine.ahead import Ahead
 from workers.engine.capability import Capability
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.engine.snapshots import Snapshot
+from workers.errors import UnknownSession
 from workers.methods import Method, RepairKV
 from workers.model.tokenizer import ChatMessage
 from workers.primitives.observation import Observed, RecentQueries
@@ -117,6 +119,7 @@ class WorkerSession:
     - `unsettled`: the first so many of them, whose rows a turn has computed and dropped
       (`workers.generation.settling`).
     - `again`: the positions of these tokens while they are computed once more.
+    - `ahead`: of its next prompt, what is computed before the turn (`workers.tasks.ahead`).
     - `inexact_from`: the first row of the turn that was computed over other rows than all before it;
       None before there is one.
     - `recent`: messages that the next rendering of the chat template builds on.
@@ -155,6 +158,7 @@ class WorkerSession:
     pending: list[int] = field(default_factory=list)
     unsettled: int = 0
     again: range = range(0)
+    ahead: Ahead | None = None
     inexact_from: int | None = None
     recent: list[ChatMessage] = field(default_factory=list)
     deferred_signal: list[int] = field(default_factory=list)
@@ -213,6 +217,26 @@ class WorkerSession:
     def resident(self) -> "ResidentSession | None":
         """The session with its slot; None while it is swapped out."""
         return None if self.slot is None else ResidentSession(self)
+
+    @property
+    def committed_rows(self) -> int:
+        """Number of rows in the committed state."""
+        return self.length if self.ahead is None else self.ahead.length
+
+    @property
+    def committed_pending(self) -> Sequence[int]:
+        """Token ids behind the rows of the committed state."""
+        return self.pending if self.ahead is None else self.ahead.pending
+
+    @property
+    def committed_tokens(self) -> int:
+        """Number of tokens in the committed state, with rows and pending."""
+        return self.committed_rows + len(self.committed_pending)
+
+    def require_committed(self) -> None:
+        """Raise UnknownSession for a session that has rows of its next prompt."""
+        if self.ahead is not None:
+            raise UnknownSession(f"session {self.name} has rows of its next prompt; open it again")
 
     @property
     def unread(self) -> list[int]:

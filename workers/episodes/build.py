@@ -44,6 +44,7 @@ def run_build(
     """
     started = time.perf_counter()
     session = resident.session
+    session.require_committed()
     _require_buildable(session, request)
     yield from wait_for_writes(engine, session)
     build = _build_by_prefill if request.token_ids else _build_in_one_pass

@@ -120,6 +120,17 @@ def find_block_end(engine: Engine, session: WorkerSession, tokens: int) -> int:
     return next(block.stop for block in blocks if block.stop >= tokens)
 
 
+def find_whole_blocks(engine: Engine, session: WorkerSession, tokens: int) -> list[int]:
+    """Find the blocks of the session's next tokens that more tokens behind these do not change.
+
+    Returns the number of tokens up to the end of each.
+    """
+    size = engine.settings.block_tokens
+    cuts = engine.long_sessions.find_cuts(session, tokens)
+    blocks = _split(tokens, size, 0, cuts)
+    return [each.stop for each in blocks if each.tokens == size or each.stop in cuts]
+
+
 def _find_wanted(block: _Block, recorded: Sequence[bool]) -> list[int]:
     """Find the block's logits that are the distribution of a recorded token: of the one that follows."""
     following = recorded[block.start + 1 : block.stop + 1]

@@ -53,7 +53,7 @@ def render_prompt(
         )
 
     segments = yield from _off_thread(engine.renderer, session.config.share.tenant, render)
-    return join_turns(session.pending, segments, engine.tokenizer.eos_token_ids)
+    return join_turns(session.committed_pending, segments, engine.tokenizer.eos_token_ids)
 
 
 def find_rewrite(
@@ -70,7 +70,7 @@ def find_rewrite(
     tools = list(session.config.tools)
     arguments = json.loads(session.config.options.template_arguments)
     leading = [each for each in session.recent[:1] if each["role"] in ("system", "developer")]
-    start = session.length + len(session.pending) - len(earlier.token_ids)
+    start = session.committed_tokens - len(earlier.token_ids)
     token_ids = list(earlier.token_ids)
 
     def find() -> tuple[Edit, ...]:

@@ -63,6 +63,11 @@ LOAD = (
         when=("pause", "turn"),
     ),
     counter(
+        "worker_ahead_tokens_total",
+        "Tokens of prompts that were computed before their turn came, and those of them that a turn used.",
+        event=("computed", "used"),
+    ),
+    counter(
         "worker_dropped_tokens_total",
         "Tokens that sessions lost when the chat template rewrote earlier turns.",
     ),

@@ -69,6 +69,7 @@ def run_pause_repair(
 ) -> Steps[pb.RepairResult]:
     """Repair between turns, on the request's signal, until `stop_requested`. Raises BadMessages."""
     session = resident.session
+    session.require_committed()
     messages = [convert.to_chat(message) for message in request.messages]
     segments = yield from render_prompt(engine, session, messages, generate=True)
     rendered = [token for segment in segments for token in segment.token_ids]

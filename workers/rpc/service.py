@@ -152,7 +152,7 @@ class WorkerService:
             result.cancel()
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
-        """Settle a session between turns."""
+        """Settle a session between turns, or compute its next prompt's beginning."""
         return await _wait(self._scheduler.settle(request))
 
     async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
@@ -160,7 +160,7 @@ class WorkerService:
         return await _wait(self._scheduler.take_usage(request.session))
 
     async def stop_early(self, request: pb.StopEarlyRequest) -> Empty:
-        """Stop the session's repairs early, with the best rows so far."""
+        """Stop the session's background work early; a repair promotes the best rows so far."""
         await _wait(self._scheduler.stop_early(request.session))
         return Empty()
 

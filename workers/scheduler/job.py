@@ -44,7 +44,7 @@ class Job:
     - `kind`: for the metrics; a fork and a rebuild open a session.
     - `read_only`: after its end the session is as before, also if its result was cancelled.
     - `opens`: it restores an empty session, which is open only after its end.
-    - `stop_requested`: a repair stops early, with the best rows found so far.
+    - `stop_requested`: a repair stops early, with the best rows found so far; prefill ahead, behind a block.
     - `decoding`: the token to append for it in the next batch, and its sampler.
     - `waiting`: the future that it waits for, since `waiting_since`.
     - `share`: of the scheduler's steps.

@@ -17,6 +17,7 @@ from workers.generation.steps import Steps
 from workers.repair.repair import run_pause_repair
 from workers.scheduler.job import Job, JobKind, JobState, ModelWork, SlotWork, StoreWork
 from workers.scheduler.job_loop import JobLoop
+from workers.tasks.ahead import run_ahead
 from workers.tasks.open import run_fork, run_open, run_rebuild
 from workers.tasks.sensitivity import awaits_sensitivity, run_measurement
 from workers.tasks.settle import run_settle
@@ -61,9 +62,11 @@ class Scheduler:
         return self._loop.submit(job)
 
     def settle(self, request: pb.SettleRequest) -> "Future[pb.SettleResult]":
-        """Queue the settling of a session between turns."""
+        """Queue the work on a session's rows between turns."""
 
         def settle(resident: ResidentSession) -> Steps[pb.SettleResult]:
+            if request.messages:
+                return run_ahead(self.engine, resident, request, lambda: job.stop_requested)
             return run_settle(self.engine, resident)
 
         work = SlotWork(settle)
@@ -75,7 +78,7 @@ class Scheduler:
         return self._loop.call(lambda: self.engine.usage.take(name))
 
     def stop_early(self, name: str) -> "Future[None]":
-        """Stop the session's repairs early, for a turn: each promotes the best rows so far."""
+        """Stop the session's background work early, for a turn: a repair promotes the best rows so far."""
         return self._loop.call(lambda: self._loop.request_stop(name))
 
     def build_episodes(self, request: pb.BuildEpisodesRequest) -> "Future[pb.BuildEpisodesResult]":

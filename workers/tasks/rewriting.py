@@ -38,16 +38,16 @@ def plan_rewrite(
     if not edits:
         return None
     kept = _find_kept(engine, session, edits[0].start)
-    if kept < session.length + len(session.pending) - len(earlier.token_ids):
+    if kept < session.committed_tokens - len(earlier.token_ids):
         _log.warning("reasoning kept", session=session.name, reason="no state before it is stored")
         return None
-    return Rewrite(kept, session.length, edits)
+    return Rewrite(kept, session.committed_rows, edits)
 
 
 def _find_kept(engine: Engine, session: WorkerSession, position: int) -> int:
     """Find the whole pages before a position that the session can go on behind; returns their rows."""
     page_tokens = engine.store.layout.page_tokens
-    most = min(session.length, position - position % page_tokens)
+    most = min(session.committed_rows, position - position % page_tokens)
     if not engine.has_states:
         return most
     return find_last(session.snapshots, most)

@@ -11,6 +11,7 @@ from workers.generation.steps import Steps
 def run_settle(engine: Engine, resident: ResidentSession) -> Steps[pb.SettleResult]:
     """Settle, and make the rows durable. Raises the errors of the store."""
     session = resident.session
+    session.require_committed()
     result = pb.SettleResult()
     result.settled_tokens = yield from settle(engine, resident)
     engine.metrics.inc("worker_settled_tokens_total", result.settled_tokens, when="pause")

@@ -10,6 +10,7 @@ from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.telemetry.stopwatch import Stopwatch
 from workers.capabilities import attach
+from workers.engine.ahead import Ahead
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession, WorkerSession
 from workers.engine.truncation import truncate
@@ -31,6 +32,8 @@ from workers.model.grammars import CompiledGrammars
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.repair.repair import run_repair
+from workers.tasks.ahead import go_on_behind
+from workers.tasks.limits import get_limit
 from workers.tasks.prefix import skip_tokens, take_prefix
 from workers.tasks.rewriting import apply_rewrite, plan_rewrite
 from workers.tasks.step import prepare_step
@@ -46,6 +49,7 @@ class _TurnPlan:
     `answer_start`: the position of the answer's first token, after pending tokens and prompt.
     `beginning`: the prompt's first tokens that other conversations have as well.
     `rewrite`: of earlier turns, before anything is appended.
+    `ahead`: the rows that were computed before the turn.
     """
 
     request: pb.TurnRequest
@@ -59,6 +63,16 @@ class _TurnPlan:
     answer_start: int
     beginning: int
     rewrite: Rewrite | None
+    ahead: Ahead | None
+
+    @property
+    def looks_at_all(self) -> bool:
+        """True if the logits at every token of the prompt are wanted."""
+        return (
+            self.reference is not None
+            or self.request.keep_distribution
+            or self.sampling.prompt_logprobs is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -103,13 +117,7 @@ def run_turn(
         yield from apply_rewrite(engine, resident, plan.rewrite, request.earlier)
         done.rewrite.MergeFrom(convert.rewrite_to_wire(plan.rewrite))
         run.watch.lap("rewrite")
-    done.settled_tokens = yield from settle(engine, resident)
-    engine.metrics.inc("worker_settled_tokens_total", done.settled_tokens, when="turn")
-    if done.settled_tokens:
-        run.watch.lap("settle")
-    before = _Before(session.length, tuple(session.pending))
-    session.clear_turn()
-    session.turn_start = session.length
+    before = yield from _begin(engine, resident, plan, run)
     yield from _switch_and_repair(engine, resident, plan, run)
     prefilled = yield from _prefill(engine, resident, plan, run)
     messages = list(plan.messages)
@@ -140,6 +148,22 @@ def run_turn(
     done.seconds.update(run.watch.seconds)
     session.dirty = False
     return done
+
+
+def _begin(
+    engine: Engine, resident: ResidentSession, plan: _TurnPlan, run: _TurnRun
+) -> Steps[_Before]:
+    """Settle the session, unless the turn goes on behind what was computed of its prompt."""
+    session = resident.session
+    if plan.ahead is not None:
+        return _Before(plan.ahead.length, plan.ahead.pending)
+    settled = run.done.settled_tokens = yield from settle(engine, resident)
+    engine.metrics.inc("worker_settled_tokens_total", settled, when="turn")
+    if settled:
+        run.watch.lap("settle")
+    session.clear_turn()
+    session.turn_start = session.length
+    return _Before(session.length, tuple(session.pending))
 
 
 def _note_anchor(session: WorkerSession, messages: Sequence[ChatMessage]) -> None:
@@ -174,16 +198,16 @@ def _plan_turn(
     if request.HasField("episode"):
         episode = read_episode(engine, session, request.episode)
     rewrite = yield from plan_rewrite(engine, session, request.earlier, messages)
-    held = session.length + len(session.pending)
+    held = session.committed_tokens
     held -= 0 if rewrite is None else rewrite.dropped_tokens
     planned = pb.TurnPlanned(
         held_tokens=held,
         prompt_tokens=len(prompt),
-        max_tokens=_get_limit(engine, resident),
+        max_tokens=get_limit(engine, resident),
     )
     emit(pb.TurnEvent(planned=planned))
     sampling = _limit_sampling(engine, resident, planned, sampling, generate=request.generate)
-    return _TurnPlan(
+    plan = _TurnPlan(
         request,
         messages,
         tuple(segments),
@@ -195,7 +219,11 @@ def _plan_turn(
         held + len(prompt),
         (yield from count_beginning(engine, session, messages, prompt)),
         rewrite,
+        None,
     )
+    changes = bool(rewrite or episode or request.repair)
+    ahead = go_on_behind(engine, session, prompt, as_committed=changes or plan.looks_at_all)
+    return replace(plan, ahead=ahead)
 
 
 def _read_prompt(engine: Engine, token_ids: Sequence[int]) -> Segment:
@@ -211,19 +239,12 @@ def _read_prompt(engine: Engine, token_ids: Sequence[int]) -> Segment:
 
 def _require_committed(session: WorkerSession, request: pb.TurnRequest) -> None:
     """Raise UnknownSession unless the session is as committed: a catalog may have been restored."""
-    if request.HasField("length") and request.length != session.length:
+    rows = session.committed_rows
+    if request.HasField("length") and request.length != rows:
         raise UnknownSession(
-            f"session {session.name} has {session.length} rows in this worker, but "
+            f"session {session.name} has {rows} rows in this worker, but "
             f"{request.length} are committed; open it again"
         )
-
-
-def _get_limit(engine: Engine, resident: ResidentSession) -> int:
-    """The most tokens of the session: see `LongSessions`, or a slot that `full` never leaves."""
-    limit = engine.long_sessions.get_limit(resident.config)
-    if resident.config.method.evicts:
-        return limit
-    return min(limit, engine.bound(resident.session)[0])
 
 
 def _limit_sampling(
@@ -270,9 +291,10 @@ def _prefill(
     watch = run.watch
     compares = plan.reference is not None
     most = plan.sampling.prompt_logprobs
-    looks_at_all = compares or request.keep_distribution or most is not None
     taken = 0
-    if not (looks_at_all or resident.session.length or resident.session.pending):
+    if plan.ahead is not None:
+        taken = plan.ahead.prompt_tokens
+    elif not (plan.looks_at_all or resident.session.length or resident.session.pending):
         taken = yield from take_prefix(engine, resident, plan.prompt)
         run.done.shared_pages = taken // engine.store.layout.page_tokens
         watch.lap("share")
