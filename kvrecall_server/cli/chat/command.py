@@ -28,7 +28,15 @@ from kvrecall_server.app.errors import CliError
 from kvrecall_server.app.local_server import ServerNeeds, server_at
 from kvrecall_server.app.models import is_reference
 from kvrecall_server.app.run import TEST_INSTRUMENT
-from kvrecall_server.cli.chat.view import HELP, memory_line, memory_text, repair_text, repairs_line
+from kvrecall_server.cli.chat.sessions import NAME, find_session
+from kvrecall_server.cli.chat.view import (
+    HELP,
+    memory_line,
+    memory_text,
+    repair_text,
+    repairs_line,
+    session_line,
+)
 from kvrecall_server.cli.options import ServedModel, Url, build_settings
 from reference.conversation import SYSTEM_LINES
 from reference.tools import TOOLS
@@ -71,7 +79,11 @@ def chat_command(
     url: Url = None,
     model: ServedModel = None,
     session: Annotated[
-        str | None, typer.Option(help="Continue this session of the server. Default: a new one.")
+        str | None,
+        typer.Option(
+            help="Name or id of a session: the chat goes on in it, or begins one of this name. Without --url it is "
+            "kept in the data directory of `kvrecall serve`. Default: a session of this chat alone."
+        ),
     ] = None,
     budget: Annotated[
         int | None,
@@ -101,28 +113,34 @@ def chat_command(
     if url is None:
         model = model or settings.model
         console.print(f"starting {model}", style="dim", highlight=False, soft_wrap=True)
-    needs = ServerNeeds(model=model, max_budget=max(budget or 0, settings.worker.max_budget))
+    needs = ServerNeeds(
+        model=model,
+        max_budget=max(budget or 0, settings.worker.max_budget),
+        data=None if session is None else settings.data,
+    )
     with server_at(url, needs) as address, KvrecallClient(address) as client:
         reference = is_reference(client.worker().model)
         if reference:
             console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
         opening: Messages = []
-        if session is None:
-            session = client.create_session(
+        found = None if session is None else find_session(client, session)
+        if found is None:
+            found = client.create_session(
                 budget=budget,
                 recall=recall,
                 research=cast("ResearchOptions | None", research),
                 tools=_tools(tools, reference),
-            ).id
+                metadata={} if session is None else {NAME: session},
+            )
+        if not found.turns:
             lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
             opening = [{"role": "system", "content": lines}]
-        console.print(
-            f"session {session}; /help lists the commands, {QUIT} ends the chat",
-            style="dim",
-            highlight=False,
-            soft_wrap=True,
-        )
-        Talk(client.attach(session), console, max_tokens, temperature).run(opening)
+        for line in (
+            session_line(found),
+            f"/help lists the commands, {QUIT} ends the chat",
+        ):
+            console.print(line, style="dim", highlight=False, soft_wrap=True)
+        Talk(client.attach(found.id), console, max_tokens, temperature).run(opening)
 
 
 @dataclass(frozen=True)
@@ -242,7 +260,7 @@ class Talk:
                 self.session.tool_failed(call.id, "there is no result")
 
     def _show_memory(self, turn: Turn, seconds: float) -> None:
-        lines = [memory_line(turn.memory, turn.episode, seconds)]
+        lines = [memory_line(turn, seconds)]
         if turn.memory.repairs:
             lines.append(repairs_line(turn.memory))
         for line in lines:

@@ -2,7 +2,8 @@
 
 from rich.text import Text
 
-from kvrecall.client import Memory, PastRepair, Repair, TurnEpisode, TurnMemory
+from kvrecall.client import Memory, PastRepair, Repair, Session, Turn, TurnEpisode, TurnMemory
+from kvrecall_server.cli.chat.sessions import NAME
 from kvrecall_server.reporting.units import readable_bytes
 
 HELP = """\
@@ -13,17 +14,35 @@ HELP = """\
 A message that begins with a slash is typed with two. Ctrl-C cancels a reply."""
 
 
-def memory_line(memory: TurnMemory, episode: TurnEpisode | None, seconds: float) -> str:
-    """One line about a session's memory after a turn, and the turn's seconds."""
+def session_line(session: Session) -> str:
+    """One line about the session that a chat is in, and since when it goes on."""
+    name = session.metadata.get(NAME)
+    shown = f"session {session.id}" if name is None else f"session {name} ({session.id})"
+    if not session.turns:
+        return shown
+    began, last = (
+        f"{at.astimezone():%Y-%m-%d %H:%M}" for at in (session.created_at, session.updated_at)
+    )
+    turns = f"{session.turns} turn{'s' * (session.turns > 1)}"
+    return f"{shown} goes on: {turns}, {session.length} tokens, since {began}, last at {last}"
+
+
+def memory_line(turn: Turn, seconds: float) -> str:
+    """One line about a session's memory after a turn: rows, bytes, and the turn's seconds."""
+    memory = turn.memory
     shown = [
         f"{memory.length} rows: {memory.active_rows} active of {memory.budget}",
         f"{memory.evicted_rows} evicted",
         f"{readable_bytes(memory.active_bytes)} active",
         f"{readable_bytes(max(memory.tier_bytes.values(), default=0))} stored",
-        f"{seconds:.2f} s",
+        f"first token {turn.seconds_to_first_token:.2f} s of {seconds:.2f} s",
     ]
-    if episode is not None:
-        shown.append(_episode_text(episode))
+    if turn.retrieval is not None and turn.retrieval.refused:
+        shown.append("no memory to retrieve from: the answer saw active rows alone")
+    elif turn.retrieval is not None and turn.retrieval.steps:
+        shown.append(f"{turn.retrieval.rows} rows retrieved in {turn.retrieval.steps} steps")
+    if turn.episode is not None:
+        shown.append(_episode_text(turn.episode))
     return " · ".join(shown)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from kvrecall.client import KvrecallClient
 from kvrecall_server.cli.chat.command import Talk
+from reference import MODEL_PATH
 
 CALL = {
     "id": "c1",
@@ -44,6 +46,39 @@ def test_a_chat_continues_a_session_with_a_pending_tool_call(
     after = client.get_session(session)
     assert after.turns >= 2
     client.delete_session(session)
+
+
+def test_a_chat_goes_on_in_the_session_of_its_name(
+    command: Callable[..., Any], server: str, client: KvrecallClient
+) -> None:
+    began = command("chat", "--url", server, "--session", "ann", typed="Hello.\n\n")
+    again = command("chat", "--url", server, "--session", "ann", typed="Hello again.\n\n")
+    other = command("chat", "--url", server, "--session", "an", typed="\n")
+    assert (began.exit_code, again.exit_code, other.exit_code) == (0, 0, 0), again.output
+    assert "goes on" not in began.output
+    assert "goes on: 1 turn, " in again.output
+    assert "goes on" not in other.output, "part of a name is another name"
+    sessions = {each.metadata["name"]: each for each in client.list_sessions(q="an").sessions}
+    assert {name: each.turns for name, each in sessions.items()} == {"ann": 2, "an": 0}
+    for each in sessions.values():
+        client.delete_session(each)
+
+
+def test_an_unknown_id_is_no_name(command: Callable[..., Any], server: str) -> None:
+    found = command("chat", "--url", server, "--session", "s_123", typed="\n")
+    assert found.exit_code != 0
+    assert "there is no session s_123" in found.output
+
+
+def test_a_named_chat_without_a_server_is_kept_where_serve_keeps_its_sessions(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVRECALL_DATA", str(tmp_path / "data"))
+    options = ("--model", str(MODEL_PATH), "--session", "ann", "--max-tokens", "4")
+    began = command("chat", *options, typed="Hello.\n\n")
+    again = command("chat", *options, typed="Hello again.\n\n")
+    assert (began.exit_code, again.exit_code) == (0, 0), again.output
+    assert "goes on: 1 turn, " in again.output
 
 
 def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], server: str) -> None:

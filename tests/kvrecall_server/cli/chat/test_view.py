@@ -4,26 +4,57 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from kvrecall.client import (
+    KvrecallClient,
     Memory,
     Passage,
     PastRepair,
     Repair,
     RepairTotals,
+    Turn,
     TurnEpisode,
     TurnMemory,
+    TurnRetrieval,
+    Usage,
 )
-from kvrecall_server.cli.chat.view import memory_line, memory_text, repair_text, repairs_line
+from kvrecall_server.cli.chat.view import (
+    memory_line,
+    memory_text,
+    repair_text,
+    repairs_line,
+    session_line,
+)
 
 
 def test_the_line_after_a_turn_has_rows_bytes_and_seconds() -> None:
-    memory = turn_memory()
-    held = "900 rows: 192 active of 256 · 708 evicted · 2.0 KiB active · 3.0 MiB stored · 1.50 s"
-    assert memory_line(memory, None, 1.5) == held
-    stays = TurnEpisode("1-2", 0.5, False, 0, 0, 0, 0.0)
-    assert memory_line(memory, stays, 1.5) == f"{held} · episode 1-2"
-    switches = TurnEpisode("1-3", 0.5, True, 120, 0, 3072, 0.0)
-    line = memory_line(memory, switches, 1.5)
-    assert line == f"{held} · episode 1-3 (120 rows moved, 3.0 KiB)"
+    held = (
+        "900 rows: 192 active of 256 · 708 evicted · 2.0 KiB active · 3.0 MiB stored"
+        " · first token 0.25 s of 1.50 s"
+    )
+    assert memory_line(TURN, 1.5) == held
+    stays = replace(TURN, episode=TurnEpisode("1-2", 0.5, False, 0, 0, 0, 0.0))
+    assert memory_line(stays, 1.5) == f"{held} · episode 1-2"
+    switches = replace(TURN, episode=TurnEpisode("1-3", 0.5, True, 120, 0, 3072, 0.0))
+    assert memory_line(switches, 1.5) == f"{held} · episode 1-3 (120 rows moved, 3.0 KiB)"
+    retrieves = replace(TURN, retrieval=TurnRetrieval(12, 640, 0.1, refused=False))
+    assert memory_line(retrieves, 1.5) == f"{held} · 640 rows retrieved in 12 steps"
+    refused = replace(TURN, retrieval=TurnRetrieval(0, 0, 0.0, refused=True))
+    assert memory_line(refused, 1.5).endswith("the answer saw active rows alone")
+
+
+def test_the_first_line_says_what_the_chat_goes_on_with(
+    server: str, client: KvrecallClient
+) -> None:
+    unnamed, named = client.create_session(), client.create_session(metadata={"name": "ann"})
+    assert session_line(unnamed) == f"session {unnamed.id}"
+    assert session_line(named) == f"session ann ({named.id})"
+    client.turn(named.id, "Hello.", max_tokens=2)
+    now = client.get_session(named.id)
+    line = session_line(now)
+    assert line.startswith(
+        f"session ann ({named.id}) goes on: 1 turn, {now.length} tokens, since 20"
+    )
+    for session in (unnamed, named):
+        client.delete_session(session)
 
 
 TRUNCATED = Repair(
@@ -67,6 +98,18 @@ def turn_memory(*repairs: Repair, skipped: int = 0) -> TurnMemory:
         repair=totals,
         repairs=repairs,
     )
+
+
+TURN = Turn(
+    session="s_1",
+    turn=3,
+    message=None,
+    finish_reason="stop",
+    usage=Usage(10, 5),
+    memory=turn_memory(),
+    seconds={"prefill": 0.25},
+    durable=True,
+)
 
 
 def test_the_line_about_repairs_has_triggers_rows_times_and_shares_scanned() -> None:
