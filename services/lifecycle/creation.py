@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from pydantic import TypeAdapter
@@ -25,6 +25,7 @@ from services.context import ServiceContext
 from services.sessions.specs import build_spec
 
 _SESSION = TypeAdapter(Session)
+_ATTEMPTS = 3
 
 
 async def find_created(catalog: Catalog, key: IdempotencyKey | None) -> Session | None:
@@ -34,18 +35,22 @@ async def find_created(catalog: Catalog, key: IdempotencyKey | None) -> Session 
 
 
 async def create_once(
-    catalog: Catalog, key: IdempotencyKey | None, creating: Awaitable[Session]
+    catalog: Catalog, key: IdempotencyKey | None, create: Callable[[], Awaitable[Session]]
 ) -> Session:
     """Return the session that is created, or the one that a request with the same key was first with.
 
-    The catalog refuses the record of the second of two that come at once.
+    The catalog refuses the record of the second of two that come at once. If the first one's session is
+    gone again, since what it was created for failed, the second creates its own.
     """
-    try:
-        return await creating
-    except CatalogError:
-        if (created := await find_created(catalog, key)) is not None:
-            return created
-        raise
+    for attempt in range(_ATTEMPTS):
+        try:
+            return await create()
+        except CatalogError:
+            if (created := await find_created(catalog, key)) is not None:
+                return created
+            if key is None or attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def build_record(key: IdempotencyKey | None, created: Session) -> IdempotencyRecord | None:
@@ -86,8 +91,11 @@ class SessionCreator:
         async with self._admission.slot(share):
             self._admission.charge(share, 1)
             family = prompt_family(settings, messages)
-            creating = run_to_completion(self._create(settings, info, key, family))
-            return await create_once(self._catalog, key, creating)
+
+            def create() -> Awaitable[Session]:
+                return run_to_completion(self._create(settings, info, key, family))
+
+            return await create_once(self._catalog, key, create)
 
     async def _create(
         self, settings: SessionSettings, info: WorkerInfo, key: IdempotencyKey | None, family: str

@@ -83,7 +83,7 @@ class ForkRunner:
         QuotaExceeded, WorkerRefused, WorkerLost.
         """
         live = self._sessions.activate(await self._catalog.sessions.get(parent, tenant))
-        return await create_once(self._catalog, key, self._fork_now(live, request, key))
+        return await create_once(self._catalog, key, lambda: self._fork_now(live, request, key))
 
     async def _fork_now(
         self, live: ActiveSession, request: ForkRequest, key: IdempotencyKey | None

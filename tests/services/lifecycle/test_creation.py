@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.domain.errors import Overloaded
+from kvrecall.domain.errors import CatalogError, Overloaded
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.sessions.request import CreateSession
 from services.catalog.records import IdempotencyKey
@@ -70,3 +70,25 @@ class TestCrowded:
             await waiting
         gate.set()
         await running
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["with a key", "without"])
+async def test_a_session_is_created_though_one_of_the_same_request_came_first_and_is_gone(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, key: IdempotencyKey | None
+) -> None:
+    create = harness.catalog.sessions.create
+    refusals = [CatalogError("a record of this key is there")]
+
+    async def refuse_once(*arguments: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        await create(*arguments)
+
+    monkeypatch.setattr(harness.catalog.sessions, "create", refuse_once)
+    creating = harness.service.create(CreateSession(budget=30, method="snapkv"), key)
+    if key is None:
+        with pytest.raises(CatalogError):
+            await creating
+    else:
+        created = await creating
+        assert await harness.catalog.sessions.get_ids() == [created.id]
