@@ -1,10 +1,9 @@
 """Background work between turns: settling first, then pending repairs and prefill ahead, then episode maintenance.
 
-One task per session does all. A turn waits for the end of settling, which it would have to do itself, and
-for that of a block of its own prompt.
-It takes what the running repair has found so far and skips the repairs that were due but not started,
-unless it asks to wait. Episode maintenance is interrupted at once by a turn or a repair, and continues
-later from its last commit.
+One task per session does all. A turn waits for work that it would have to do itself: the settling, and the
+running block of its prompt. It takes what the running repair has found so far and skips the repairs that
+were due but not started, unless it asks to wait. Episode maintenance is interrupted at once by a turn or
+a repair, and continues later from its last commit.
 """
 
 import asyncio
@@ -53,9 +52,10 @@ class BackgroundTasks:
             self._start(live)
 
     async def yield_to_turn(self, live: ActiveSession, wait: bool) -> None:
-        """Make way for a turn: interrupt maintenance, and return when no repair runs any more.
+        """Make way for a turn: interrupt maintenance, and return when nothing else runs any more.
 
-        The running repair stops early with what it has found so far, and no other starts. With
+        The running repair stops early with what it has found so far, prefill ahead behind its block, and
+        no other starts. With
         `wait` all that are due finish first, as they would without a turn. Raises a ServiceError
         when the worker is unhealthy, with `wait` only.
         """

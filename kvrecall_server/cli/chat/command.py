@@ -65,6 +65,14 @@ Recall = Annotated[
         help="Every token stays reachable within the budget, the default, or the full cache."
     ),
 ]
+SessionName = Annotated[
+    str | None,
+    typer.Option(
+        help="Name or id of a session: the chat goes on in it, or begins one of this name. Without "
+        "--url it is kept in the data directory of `kvrecall serve`. Default: a session of this chat "
+        "alone."
+    ),
+]
 Research = Annotated[
     dict[str, Any] | None,
     typer.Option(
@@ -78,13 +86,7 @@ Research = Annotated[
 def chat_command(
     url: Url = None,
     model: ServedModel = None,
-    session: Annotated[
-        str | None,
-        typer.Option(
-            help="Name or id of a session: the chat goes on in it, or begins one of this name. Without --url it is "
-            "kept in the data directory of `kvrecall serve`. Default: a session of this chat alone."
-        ),
-    ] = None,
+    session: SessionName = None,
     budget: Annotated[
         int | None,
         typer.Option(min=1, help="Budget of the session, in active rows. Default: automatic."),
@@ -122,7 +124,6 @@ def chat_command(
         reference = is_reference(client.worker().model)
         if reference:
             console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
-        opening: Messages = []
         found = None if session is None else find_session(client, session)
         if found is None:
             found = client.create_session(
@@ -132,14 +133,9 @@ def chat_command(
                 tools=_tools(tools, reference),
                 metadata={} if session is None else {NAME: session},
             )
-        if not found.turns:
-            lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
-            opening = [{"role": "system", "content": lines}]
-        for line in (
-            session_line(found),
-            f"/help lists the commands, {QUIT} ends the chat",
-        ):
+        for line in (session_line(found), f"/help lists the commands, {QUIT} ends the chat"):
             console.print(line, style="dim", highlight=False, soft_wrap=True)
+        opening = [] if found.turns else _begin(system, reference)
         Talk(client.attach(found.id), console, max_tokens, temperature).run(opening)
 
 
@@ -290,6 +286,12 @@ class Talk:
             return self.console.input(prompt).strip()
         except KeyboardInterrupt:
             raise EOFError from None
+
+
+def _begin(system: str | None, reference: bool) -> Messages:
+    """The messages before a session's first one."""
+    text = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
+    return [{"role": "system", "content": text}]
 
 
 def _tools(path: Path | None, reference: bool) -> list[Any]:
