@@ -19,7 +19,7 @@ MODULES = {
     "fair-shares": "benchmarks.fair_shares.benchmark",
     "first-token": "benchmarks.first_token",
     "forks": "benchmarks.forks",
-    "front-door": "benchmarks.front_door",
+    "front-door": "benchmarks.front_door.benchmark",
     "fuzz": "benchmarks.fuzz.benchmark",
     "gpu": "benchmarks.gpu",
     "hybrid": "benchmarks.hybrid.benchmark",

@@ -2,8 +2,16 @@
 
 from pathlib import Path
 
-from benchmarks import front_door
-from benchmarks.front_door import ECHO, Plan, memory_row, read_rows, served, slow_rows, turn_rows
+from benchmarks.front_door import benchmark as front_door
+from benchmarks.front_door.benchmark import (
+    ECHO,
+    Plan,
+    memory_row,
+    read_rows,
+    served,
+    slow_rows,
+    turn_rows,
+)
 from gateway.http.settings import GatewaySettings
 
 PLAN = Plan(seed=0, seconds=0.3, rounds=1, turns=2)

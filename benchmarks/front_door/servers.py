@@ -1,6 +1,6 @@
 """Servers of the front door's benchmark, each in a process of its own: a bare echo, or a gateway.
 
-`python -m benchmarks.front_door_servers echo|stub` serves on a free port and ends with its input.
+`python -m benchmarks.front_door.servers echo|stub` serves on a free port and ends with its input.
 The gateway is the one of `kvrecall gateway`, with its limits and its access log, over a worker that
 computes nothing (`kvrecall_server.testing.StubWorker`). The echo is a FastAPI application with one route,
 on the same server without any limits, middleware or log, whose response has the fields of a

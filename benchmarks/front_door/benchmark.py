@@ -33,7 +33,7 @@ import numpy as np
 import psutil
 
 from benchmarks.benchmark import Benchmark, Measured
-from benchmarks.front_door_load import (
+from benchmarks.front_door.load import (
     SLOW_OR_BROKEN,
     Caller,
     misbehaving,
@@ -124,7 +124,7 @@ def served(
     name: str, command: str, folder: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Subject]:
     """A subject in a process of its own, with its data in `folder`."""
-    own = PROGRAM if command == "serve" else ("-m", "benchmarks.front_door_servers")
+    own = PROGRAM if command == "serve" else ("-m", "benchmarks.front_door.servers")
     data = folder / name.replace(" ", "-")
     settings = {
         "KVRECALL_DATA": str(data),

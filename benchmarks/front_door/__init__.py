@@ -1,0 +1,1 @@
+"""The HTTP API's own cost: reads, turns and bad connections."""
