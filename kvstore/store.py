@@ -228,10 +228,11 @@ class RowStore:
             self._renew(state)
 
         def finish(durable: bool) -> bool:
-            if durable:
+            kept = durable and self._through.keep(pages.keys())
+            if kept:
                 with state.lock:
                     state.mark_flushed(pages)
-            return durable
+            return kept
 
         return then(self._through.flush(pages.keys()), finish)
 

@@ -124,6 +124,19 @@ class PagePlacement:
             for pages in pending
         ]
 
+    def keep(self, ids: Collection[PageId]) -> bool:
+        """Give pages of the lowest tier their whole time to live; return whether they have it.
+
+        Pending ones get it when the lowest tier gets them.
+        """
+        if self._tiers.lowest.life_seconds is None:
+            return True
+        try:
+            self._tiers.keep(self._tiers.bottom, ids)
+        except TierError:
+            return all(page_id in self._pending for page_id in ids)
+        return True
+
     def sync(self) -> None:
         """Make the deletions of all durable tiers durable. Raises a tier's error."""
         for depth, tier in enumerate(self._tiers.all):
@@ -227,6 +240,8 @@ class PagePlacement:
         else:
             preferred = self._write_order[: self._write_order.index(pending.depth)]
             depth = self._put_first(pending.id, blob, preferred)
+            if depth == self._tiers.bottom:
+                self._tiers.keep(depth, [pending.id])  # Its flush may be over.
         self._record_depth(pending.id, depth, replace=pending.replace)
         if not pending.durable:  # Memory may drop the page from now on.
             self._tiers.put(pending.depth, pending.id, blob, backed=True)

@@ -52,7 +52,10 @@ class Tier(Protocol):
 
     @property
     def life_seconds(self) -> float | None:
-        """Seconds after which a page ends that is neither put nor kept; None when none ever does."""
+        """Seconds after which a page ends that was kept; None when none ever does.
+
+        One that was put and never kept may end earlier.
+        """
         ...
 
     @property

@@ -1,9 +1,9 @@
 """Tier in a Redis that several workers share: one server, a primary with sentinels, or a cluster.
 
 A page is the value of one key, which is written whole, so no reader sees half a page. It
-expires `ttl_seconds` after it was last put or kept. Deleting a page condemns it: it expires after two
-minutes, since another worker may have found it and be about to use it; keeping it, or putting it
-again, saves it.
+expires `ttl_seconds` after it was last kept, and a day after it was put: what a turn that was cut off put
+does not stay for longer. Deleting a page condemns it: it expires after two minutes, since another worker may
+have found it and be about to use it; keeping it, or putting it again, saves it.
 
 Durable means: `put` returns when the primary has the pages and, where it has replicas, one of these
 has them too. That survives the loss of one server. What survives a restart of all servers is their
@@ -50,6 +50,7 @@ between and reuses buffers of this size; calls of 4 MB and more took two to ten 
 # Memory that pages are received into is reused, which costs less than new memory.
 _BUFFER_BYTES = 1 << 27
 _TTL_SECONDS = 14 * 24 * 3600
+_NEW_MILLISECONDS = 24 * 3600 * 1000
 _CONDEMNED_MILLISECONDS = 120_000
 _BATCH_PAGES = 1000
 
@@ -63,7 +64,7 @@ class RedisTier:
         url: Address of the server in a form of `parse_address`.
         layout: Shape, dtype and fingerprint of the rows.
         namespace: Prefix of all keys, which separates deployments.
-        ttl_seconds: Seconds until a page expires that is neither put again nor kept.
+        ttl_seconds: Seconds until a page expires after it was kept.
         limit_bytes: Maximum bytes of the pages of this namespace and layout. It is compared with a
             sum that is a few seconds old (`SharedUsage`), so several writers may exceed it a little.
             By default `PAGES_SHARE` of the servers' maxmemory, and no page is accepted while a server
@@ -95,6 +96,7 @@ class RedisTier:
         self._timeout_seconds = timeout_seconds
         self._keys = RedisKeys.build(namespace, layout)
         self._ttl_milliseconds = int(1000 * ttl_seconds)
+        self._new_milliseconds = min(_NEW_MILLISECONDS, self._ttl_milliseconds)
         self._get_pages = max(1, BATCH_BYTES // layout.page_bytes)
         self._buffers = BufferPool(_BUFFER_BYTES)
         # Pages whose value this process found damaged.
@@ -123,7 +125,7 @@ class RedisTier:
 
     @property
     def life_seconds(self) -> float:
-        """Seconds after which a page expires that is neither put nor kept."""
+        """Seconds after which a page expires that was kept."""
         return self._ttl_milliseconds / 1000
 
     @property
@@ -220,7 +222,7 @@ class RedisTier:
             """Store pages of one server; returns the bytes that each key counted before."""
             commands = self._usage.list_size_commands(names)
             commands += [
-                ("SET", name, memoryview(blobs[name]), "PX", self._ttl_milliseconds)
+                ("SET", name, memoryview(blobs[name]), "PX", self._new_milliseconds)
                 for name in names
             ]
             replies = run_replicated(client, commands, self._timeout_seconds)

@@ -254,9 +254,26 @@ def test_a_session_continues_from_memory_while_redis_is_down(
     assert one.sessions() == ["a"]
     server.start()
     until(lambda: is_flushed(one))
+    names = list(server.client.scan_iter("*:p:*"))
+    assert len(names) == 8
+    assert all(server.client.ttl(name) > 24 * 3600 for name in names), "as if flushed just now"
     other = open_worker("other")
     open_session(other, "a", torch.cat([rows, more], 3))
     assert torch.equal(read_all(other, "a"), torch.cat([rows, more], 3))
+
+
+def test_pages_of_a_turn_that_was_cut_off_live_a_day(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
+) -> None:
+    one = open_worker("one")
+    rows = make_rows(32)
+    append(one, "a", rows)
+    until(lambda: len(list(server.client.scan_iter("*:p:*"))) == 4)
+    lives = [server.client.ttl(name) for name in server.client.scan_iter("*:p:*")]
+    day = 24 * 3600
+    assert all(day - 600 < life <= day for life in lives)
+    assert one.flush("a")
+    assert all(server.client.ttl(name) > day for name in server.client.scan_iter("*:p:*"))
 
 
 def test_a_failed_deletion_is_retried_later(
