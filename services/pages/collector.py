@@ -63,4 +63,5 @@ class PageCollector:
             self._wanted.clear()
             await self.sweep()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), _SWEEP_SECONDS)
+                async with asyncio.timeout(_SWEEP_SECONDS):
+                    await self._wanted.wait()

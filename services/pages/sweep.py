@@ -128,7 +128,8 @@ class PageSweep:
             with suppress(ServiceError):  # no worker answers now: the next round comes
                 self._begin(each.name for each in await self._worker.workers())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._joined.wait(), self._get_delay())
+                async with asyncio.timeout(self._get_delay()):
+                    await self._joined.wait()
             self._joined.clear()
 
     def _get_delay(self) -> float:

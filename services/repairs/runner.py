@@ -86,7 +86,8 @@ class RepairRunner:
     async def _wait_for_a_turn(self, live: ActiveSession) -> None:
         """Wait a moment after a result: a client that continues at once should meet no repair."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(live.stop_repairs.wait(), self._limits.result_delay_seconds)
+            async with asyncio.timeout(self._limits.result_delay_seconds):
+                await live.stop_repairs.wait()
 
     async def stop_early(self, live: ActiveSession) -> None:
         """Ask the running repair to end with what it has found so far; do not wait for the end."""

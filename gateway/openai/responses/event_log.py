@@ -32,7 +32,8 @@ class EventLog:
     async def wait(self, seconds: float | None = None) -> None:
         """Wait for the end, at most so long."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._end.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._end.wait()
 
     async def read(self, after: int) -> AsyncIterator[bytes]:
         """Yield the events behind number `after`, those to come as well."""

@@ -142,3 +142,24 @@ async def test_it_stops_in_the_middle_of_a_sweep_though_the_catalog_is_away(
     await sweeping.wait()
     async with asyncio.timeout(10):
         await collector.stop()
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_it_stops_though_it_was_woken_just_before(
+    harness, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    swept = asyncio.Event()
+
+    async def sweep() -> None:
+        swept.set()
+
+    collector = harness.build_collector()
+    monkeypatch.setattr(collector, "sweep", sweep)
+    collector.start()
+    await swept.wait()
+    await asyncio.sleep(0)
+    collector.wake()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await collector.stop()
