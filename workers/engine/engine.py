@@ -14,6 +14,7 @@ from kvrecall.metrics.page import Metrics
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.sandbox.settings import SandboxSettings
 from kvrecall.sandbox.tenant_threads import TenantThreads
+from kvstore.index.key_codes import code_bytes
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import ActiveCache
@@ -91,7 +92,8 @@ class Engine:
         self.sessions: dict[str, WorkerSession] = {}
         # A store without memory holds nothing.
         memory = parts.store.memory or RamTier(0)
-        self.host_cache = HostCache(memory, parts.store.layout.page_bytes)
+        layout = parts.store.layout
+        self.host_cache = HostCache(memory, layout.page_bytes + code_bytes(layout))
         self.host_cache.register(self._drop_copy)
         self.lost_pages = 0
         self.rebuilt_pages = 0

@@ -8,6 +8,7 @@ from threading import RLock
 from torch import Tensor
 
 from kvrecall.domain.page_ids import PageId
+from kvstore.index.key_codes import SharedCodes
 from kvstore.tiers.ram import RamTier
 
 
@@ -32,11 +33,13 @@ class HostCache:
     Attributes:
         lock: Held while bytes are reserved or dropped.
         evictions: Number of sessions that were dropped to make room.
+        codes: Of the keys of pages that sessions hold.
     """
 
     def __init__(self, memory: RamTier, page_bytes: int) -> None:
-        """Begin without a session; page_bytes: of a page."""
+        """Begin without a session; page_bytes: of a page, with the codes of its keys."""
         self.lock = RLock()
+        self.codes = SharedCodes()
         self.evictions = 0
         self._memory = memory
         self._page_bytes = page_bytes

@@ -75,7 +75,9 @@ def open_host_copy(
     yield from wait_for_writes(engine, session)
     settings = resident.config.retrieval
     window = engine.long_sessions.find_window(session)
-    copy = session.host_copy or HostCopy(engine.store.layout, settings, engine.native, window)
+    copy = session.host_copy or HostCopy(
+        engine.store.layout, settings, engine.native, window, engine.host_cache.codes
+    )
     with map_store_errors():
         source = source or engine.store
         taker = PageTaker(copy, engine.host_cache, source, session.name, session.length)

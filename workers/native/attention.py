@@ -1,12 +1,14 @@
 """Attention of a decode step over active and drawn rows, in native code."""
 
 import ctypes
+import math
 from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from kvstore.format.page import PageLayout
+from kvstore.index.key_codes import code_shapes
 from kvstore.index.paged_rows import PagedRows
 from workers.native.call import Call
 from workers.native.gather import Gather
@@ -201,6 +203,7 @@ def describe_searched(searched: SearchedRows | None) -> Searched:
     keys, values = find_parts(rows.layout, searched.layer)
     return Searched(
         *(rows.addresses.data_ptr(), keys, values),
+        *(searched.codes.data_ptr(), *find_codes(rows.layout, searched.layer)),
         *(searched.ranks.data_ptr(), rows.layout.page_tokens, rows.length, searched.count),
     )
 
@@ -212,6 +215,13 @@ def find_parts(layout: PageLayout, layer: int) -> tuple[int, int]:
     return keys, keys if layout.latent else keys + part
 
 
+def find_codes(layout: PageLayout, layer: int) -> tuple[int, int]:
+    """Bytes from the begin of a page's codes to a layer's scales and to its codes of keys."""
+    scales, codes = code_shapes(layout)
+    scale_bytes = torch.float32.itemsize * math.prod(scales[1:])
+    return layer * scale_bytes, layout.n_layers * scale_bytes + layer * math.prod(codes[1:])
+
+
 def _count_threads(heads: int, numbers: int) -> int:
     """Threads that are worth their start for so many heads, and numbers of keys in all."""
     return max(1, min(torch.get_num_threads(), heads, numbers // _NUMBERS_PER_THREAD))
@@ -220,7 +230,8 @@ def _count_threads(heads: int, numbers: int) -> int:
 def _count_scratch(active: int, most: int, longest: int, group: int, dim: int) -> int:
     """Floats that one thread of `attend_head` needs."""
     joint = _pad(active + most)
-    return 2 * group * dim + most + group * joint + (group + 2) * _pad(longest)
+    asked = _pad(group * (2 + -(-dim // 4)))
+    return 2 * group * dim + most + group * joint + (group + 2) * _pad(longest) + asked
 
 
 def _pad(n: int) -> int:

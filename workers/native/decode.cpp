@@ -298,7 +298,8 @@ class Decode {
         for (int64_t h = 0; h < model.heads; ++h)
           longest = std::max(longest, step.lengths[(l * step.sessions + b) * model.heads + h]);
       const Searched& stored = step.stored[b];
-      head = std::max(head, count_scratch(longest + 1, stored.rows ? stored.count : 0, stored.rows, model.group));
+      head = std::max(head, count_scratch(longest + 1, stored.rows ? stored.count : 0, stored.rows, model.group,
+                                          model.dim));
     }
     return padded(step.sessions * model.hidden) + 2 * piece(step) + padded(model.group * model.dim) + padded(head);
   }
@@ -441,6 +442,8 @@ class Decode {
     Searched stored = step_.stored[session];
     stored.keys += index * step_.layer_bytes;
     stored.values += index * step_.layer_bytes;
+    stored.scales += index * heads * padded(stored.page_rows) * int64_t(sizeof(float));
+    stored.coded += index * heads * padded(stored.page_rows) * count_quads(dim) * 4;
     const int64_t rotation = (step_.positions[session] + step_.layer_rotation * index) % step_.rotations;
     const int64_t most = stored.rows ? stored.count : 0;
     const Head<T> one{

@@ -1,8 +1,9 @@
 // Attention of one KV head of one session to its active rows, and to stored ones that it draws.
 //
-// Logits of every stored key, softmax weights, priority sampling, and attention over active and drawn
-// rows in one softmax. Keys are read once, from the pages that the row store has them in; of drawn rows,
-// values alone are read again. What is drawn is defined by workers/retrieval/sampling.py, whose results these are.
+// Logits of the codes of every stored key, softmax weights, priority sampling, and attention over active and drawn
+// rows in one softmax. Codes (kvstore/index/key_codes.py) are read by all queries of a head at once; of drawn rows
+// keys and values are read from the pages that the row store has them in. What is drawn is defined by
+// workers/retrieval/sampling.py, whose results these are.
 //
 // A head is computed by one thread in one order, so that results depend neither on the number of threads
 // nor on the other sessions.
@@ -10,11 +11,22 @@
 
 #include "vectors.h"
 
+namespace {
+
+constexpr int32_t KEY_OFFSET = 64;  // is added to a key's codes, which are bytes without a sign: as in key_codes.py
+
+INLINE int64_t count_quads(int64_t dim) { return (dim + 3) / 4; }
+
+}  // namespace
+
 // Of one session, as `Searched` of searched.py.
 struct Searched {
   const char* const* pages;  // [rows / page_rows, rounded up]
   int64_t keys;              // bytes from a page to those of the layer, [heads, page_rows, dim]
   int64_t values;            // as keys
+  const char* const* codes;  // of the pages' keys
+  int64_t scales;            // bytes from a page's codes to the layer's scales, float32 [heads, padded page_rows]
+  int64_t coded;             // as scales, to its codes, [heads, padded page_rows / 8, dim / 4 rounded up, 8, 4]
   const float* ranks;        // of all positions, and of those that a rotation adds
   int64_t page_rows;         // rows of a head in a page
   int64_t rows;              // that can be drawn; 0: none
@@ -24,6 +36,13 @@ struct Searched {
   template <typename T>
   const T* at(int64_t part, int64_t head, int64_t row, int64_t dim) const {
     return (const T*)(pages[row / page_rows] + part) + (head * page_rows + row % page_rows) * dim;
+  }
+  // Codes of a head in the page of a row.
+  const uint8_t* codes_at(int64_t head, int64_t row, int64_t dim) const {
+    return (const uint8_t*)codes[row / page_rows] + coded + head * padded(page_rows) * count_quads(dim) * 4;
+  }
+  const float* scales_at(int64_t head, int64_t row) const {
+    return (const float*)(codes[row / page_rows] + scales) + head * padded(page_rows);
   }
 };
 
@@ -69,35 +88,106 @@ INLINE void score_rows(const T* const rows[4], int64_t dim, const float* queries
 }
 
 template <int Q, typename T>
-INLINE void score_tile(const T* keys, int64_t n, int64_t dim, const float* queries, float* logits, int64_t stride,
-                       const T* next) {
+INLINE void score_tile(const T* keys, int64_t n, int64_t dim, const float* queries, float* logits, int64_t stride) {
   for (int64_t i = 0; i < n; i += 4) {
     const T* rows[4];  // behind the end the last one's, whose logits are overwritten
     for (int64_t r = 0; r < 4; ++r) rows[r] = keys + std::min(i + r, n - 1) * dim;
-    if (next) fetch<true>(next + i * dim, 4 * dim);
     score_rows<Q>(rows, dim, queries, logits + i, stride);
   }
 }
 
-// Logits [group, stride] of keys [n, dim]. `next`: what is read after them. A tile is fetched while the one
-// before it is scored: pages lie anywhere, and no CPU guesses where the next one is.
+// Logits [group, stride] of keys [n, dim].
 template <typename T>
 INLINE void score(const T* keys, int64_t n, int64_t dim, const float* queries, int64_t group, float* logits,
-                  int64_t stride, const T* next) {
+                  int64_t stride) {
   const int64_t tile = std::max<int64_t>(1, TILE_BYTES / (dim * int64_t(sizeof(T)) * 4)) * 4;
   for (int64_t first = 0; first < n; first += tile) {
     const T* some = keys + first * dim;
     const int64_t rows = std::min(tile, n - first);
-    const T* ahead = first + rows < n ? some + rows * dim : next;
     for (int64_t q = 0; q < group;) {
       const float* asked = queries + q * dim;
       float* into = logits + q * stride + first;
-      const T* fetched = q == 0 ? ahead : nullptr;
       switch (group - q) {  // three at once at most: their sums have to stay in registers
-        case 1: score_tile<1>(some, rows, dim, asked, into, stride, fetched); q += 1; break;
+        case 1: score_tile<1>(some, rows, dim, asked, into, stride); q += 1; break;
         case 2:
-        case 4: score_tile<2>(some, rows, dim, asked, into, stride, fetched); q += 2; break;
-        default: score_tile<3>(some, rows, dim, asked, into, stride, fetched); q += 3;
+        case 4: score_tile<2>(some, rows, dim, asked, into, stride); q += 2; break;
+        default: score_tile<3>(some, rows, dim, asked, into, stride); q += 3;
+      }
+    }
+  }
+}
+
+// Queries of a head as codes, beside those of the keys: `encode_queries` of kvstore/index/key_codes.py.
+struct Asked {
+  const int32_t* quads;  // four codes in each, [group, quads]
+  const float* scales;   // [group]
+  const int32_t* sums;   // of a query's codes, times what is added to each of a key's, [group]
+};
+
+// Encodes queries [group, dim] into memory of `count_asked` numbers.
+INLINE Asked encode_queries(const float* queries, int64_t group, int64_t dim, float* memory) {
+  const int64_t quads = count_quads(dim);
+  float* scales = memory;
+  int32_t* sums = (int32_t*)(scales + group);
+  int8_t* codes = (int8_t*)(sums + group);
+  std::memset(codes, 0, size_t(group * quads * 4));
+  for (int64_t q = 0; q < group; ++q) {
+    const float* query = queries + q * dim;
+    float most = 0;
+    for (int64_t c = 0; c < dim; ++c) most = std::max(most, std::fabs(query[c]));
+    scales[q] = most / 127;
+    sums[q] = 0;
+    const float step = std::max(scales[q], std::numeric_limits<float>::min());
+    for (int64_t c = 0; c < dim; ++c) {
+      const int32_t code = int32_t(std::nearbyint(query[c] / step));
+      codes[q * quads * 4 + c] = int8_t(code);
+      sums[q] += KEY_OFFSET * code;
+    }
+  }
+  return {(const int32_t*)codes, scales, sums};
+}
+
+INLINE int64_t count_asked(int64_t group, int64_t dim) { return padded(group * (2 + count_quads(dim))); }
+
+// Logits of the codes of n rows for Q queries from `first` on.
+template <int Q>
+INLINE void score_codes(const uint8_t* codes, const float* scales, int64_t n, int64_t quads, const Asked& asked,
+                        int64_t first, float* logits, int64_t stride) {
+  for (int64_t i = 0; i < n; i += LANES, codes += quads * sizeof(Bytes)) {
+    Ints sums[Q] = {};
+    for (int64_t c = 0; c < quads; ++c) {
+      Bytes some;
+      std::memcpy(&some, codes + c * int64_t(sizeof some), sizeof some);
+#pragma GCC unroll 4
+      for (int q = 0; q < Q; ++q) sums[q] = add_products(sums[q], some, asked.quads[(first + q) * quads + c]);
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < Q; ++q) {
+      const Floats whole = __builtin_convertvector(sums[q] - asked.sums[first + q], Floats);
+      const Floats four = whole * load(scales + i) * asked.scales[first + q];
+      float* into = logits + (first + q) * stride + i;
+      if (i + LANES <= n) store(four, into);
+      else std::memcpy(into, &four, size_t(n - i) * sizeof(float));
+    }
+  }
+}
+
+// Logits [group, stride] of the codes of all stored rows. A page's codes are fetched while those of the one before it
+// are scored: pages lie anywhere, and no CPU guesses where the next one is.
+INLINE void score_stored(const Searched& stored, int64_t head, int64_t dim, int64_t group, const Asked& asked,
+                         float* logits, int64_t stride) {
+  const int64_t quads = count_quads(dim);
+  for (int64_t first = 0, after; first < stored.rows; first = after) {
+    after = std::min(stored.rows, first + stored.page_rows);
+    const uint8_t* codes = stored.codes_at(head, first, dim);
+    const float* scales = stored.scales_at(head, first);
+    if (after < stored.rows) fetch<true>(stored.codes_at(head, after, dim), padded(stored.page_rows) * quads * 4);
+    for (int64_t q = 0; q < group;) {
+      switch (group - q) {
+        case 1: score_codes<1>(codes, scales, after - first, quads, asked, q, logits + first, stride); q += 1; break;
+        case 2: score_codes<2>(codes, scales, after - first, quads, asked, q, logits + first, stride); q += 2; break;
+        case 3: score_codes<3>(codes, scales, after - first, quads, asked, q, logits + first, stride); q += 3; break;
+        default: score_codes<4>(codes, scales, after - first, quads, asked, q, logits + first, stride); q += 4;
       }
     }
   }
@@ -199,26 +289,49 @@ INLINE int64_t draw(const float* weights, const float* priorities, int64_t rows,
   return made;
 }
 
-// Draws of the stored rows for queries [group, dim], none that is active. Sets logits [group, padded rows] of all, and
-// of drawn ones positions and counts; returns how many they are. Behind the logits are two such rows of scratch.
+// Draws of the stored rows for queries [group, dim], none that is active. Sets positions and counts of drawn ones;
+// returns how many they are. `logits`: scratch of group + 2 times the padded rows, and of `count_asked`.
 template <typename T>
 INLINE int64_t search(const Head<T>& head, const float* queries, float* logits, int32_t* drawn, float* counts) {
   const Searched& stored = *head.stored;
   const int64_t stride = padded(stored.rows);
   float* weights = logits + head.group * stride;
   float* priorities = weights + stride;
-  for (int64_t first = 0, after; first < stored.rows; first = after) {
-    after = std::min(stored.rows, first + stored.page_rows);
-    const T* next = after < stored.rows ? stored.at<T>(stored.keys, head.index, after, head.dim) : nullptr;
-    const T* keys = stored.at<T>(stored.keys, head.index, first, head.dim);
-    score(keys, after - first, head.dim, queries, head.group, logits + first, stride, next);
-  }
+  const Asked asked = encode_queries(queries, head.group, head.dim, priorities + stride);
+  score_stored(stored, head.index, head.dim, head.group, asked, logits, stride);
   close_rows(logits, stored.rows, head.group, stride);
   weigh(logits, head.group, stride, priorities, weights);
   for (int64_t i = 0; i < head.active; ++i)
     if (head.positions[i] < stored.rows) weights[head.positions[i]] = -1.f;
   for (int64_t i = 0; i < stride; i += LANES) store(load(weights + i) * load(head.ranks + i), priorities + i);
   return draw(weights, priorities, stored.rows, stored.count, drawn, counts);
+}
+
+// Logits [group, stride] of the keys of drawn rows; stride: a multiple of 4.
+template <typename T>
+INLINE void score_drawn(const Head<T>& head, const int32_t* drawn, int64_t made, const float* queries, float* logits,
+                        int64_t stride) {
+  const Searched& stored = *head.stored;
+  const auto key = [&](int64_t j) {
+    return stored.at<T>(stored.keys, head.index, drawn[std::min(j, made - 1)], head.dim);
+  };
+  for (int64_t j = 0; j < made; j += 4) {
+    const T* rows[4];
+    for (int64_t r = 0; r < 4; ++r) {
+      rows[r] = key(j + r);
+      fetch<false>(key(j + r + 8), head.dim);
+    }
+    for (int64_t q = 0; q < head.group;) {
+      const float* asked = queries + q * head.dim;
+      float* into = logits + q * stride + j;
+      switch (head.group - q) {  // as in `score`
+        case 1: score_rows<1>(rows, head.dim, asked, into, stride); q += 1; break;
+        case 2:
+        case 4: score_rows<2>(rows, head.dim, asked, into, stride); q += 2; break;
+        default: score_rows<3>(rows, head.dim, asked, into, stride); q += 3;
+      }
+    }
+  }
 }
 
 // Adds N rows of values, each times its weight, to sums [group, dim].
@@ -249,8 +362,8 @@ INLINE void add_some(const T* const rows[4], int64_t left, int64_t dim, int64_t 
 }
 
 // Numbers of scratch that `attend_head` needs for so many rows.
-INLINE int64_t count_scratch(int64_t active, int64_t most, int64_t stored, int64_t group) {
-  return most + group * padded(active + most) + (group + 2) * padded(stored);
+INLINE int64_t count_scratch(int64_t active, int64_t most, int64_t stored, int64_t group, int64_t dim) {
+  return most + group * padded(active + most) + (group + 2) * padded(stored) + count_asked(group, dim);
 }
 
 // Attends with queries [group, dim], which are scaled, into sums of that shape. Sets positions of the `most` drawn
@@ -264,14 +377,16 @@ int64_t attend_head(const Head<T>& head, const float* queries, float* sums, int3
   const int64_t most = padded(active + head.most);
   float* logits = joint + group * most;
   const int64_t made = stored.rows ? search<T>(head, queries, logits, drawn, counts) : 0;
+  const int64_t width = padded(made);
+  score_drawn(head, drawn, made, queries, logits, width);
   std::fill(drawn + made, drawn + head.most, -1);
-  score<T>(head.keys, active, dim, queries, group, joint, most, nullptr);
+  score(head.keys, active, dim, queries, group, joint, most);
   close_rows(joint, active, group, most);
   std::fill(sums, sums + group * dim, 0.f);
   for (int64_t q = 0; q < group; ++q) {
     float* row = joint + q * most;
     for (int64_t i = 0; head.mask && i < active; ++i) row[i] += head.mask[i];
-    for (int64_t j = 0; j < made; ++j) row[active + j] = logits[q * padded(stored.rows) + drawn[j]];
+    for (int64_t j = 0; j < made; ++j) row[active + j] = logits[q * width + j];
     double total = exponentiate(row, most, row);
     for (int64_t j = 0; j < made; ++j) {
       const float counted = row[active + j] * counts[j];

@@ -14,6 +14,8 @@ class SearchedRows:
     Attributes:
         rows: The session's rows, on the host.
         layer: The layer.
+        codes: Addresses of the codes of the pages' keys, int64 `[n_pages]`, see
+            `kvstore.index.key_codes.KeyCodes`.
         ranks: Ranks of the positions, and of those that a rotation adds, float32, see
             `workers.retrieval.sampling.Ranks`.
         count: Rows per KV head that are drawn at most, 1 or more.
@@ -21,5 +23,6 @@ class SearchedRows:
 
     rows: PagedRows
     layer: int
+    codes: Tensor
     ranks: Tensor
     count: int

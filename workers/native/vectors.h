@@ -25,6 +25,7 @@ constexpr float NONE = -std::numeric_limits<float>::infinity();
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef float Quad __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
@@ -108,6 +109,19 @@ INLINE Floats exponential(Floats x) {
   power = power * part * part + part + 1.f;
   const Ints scale = (__builtin_convertvector(whole, Ints) + 127) << 23;
   return (Floats)((Ints)(power * (Floats)scale) & normal);
+}
+
+// Adds products of four bytes, each up to 127, with four of a query to each lane's sum.
+INLINE Ints add_products(Ints sums, Bytes bytes, int32_t query) {
+#ifdef __AVX2__  // no compiler finds them in vectors of its own
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)bytes, _mm256_set1_epi32(query));
+  return sums + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  int8_t four[4];
+  std::memcpy(four, &query, sizeof four);
+  for (int c = 0; c < 4; ++c) sums += ((Ints)bytes >> 8 * c & 0xff) * four[c];
+  return sums;
+#endif
 }
 
 // Sum in parts, so that it is exact to the last places of a float however long it is.

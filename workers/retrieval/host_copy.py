@@ -1,4 +1,4 @@
-"""A session's rows in host memory, and for retrieval an index over each layer's keys."""
+"""A session's rows in host memory, and for retrieval codes of its keys, or an index over each layer's."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,10 +9,14 @@ from kvrecall.domain.page_ids import PageId
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
 from kvstore.index.base import KeyIndex
+from kvstore.index.key_codes import KeyCodes, SharedCodes, code_bytes
 from kvstore.index.paged_rows import PagedRows
 from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.native.attention import NativeAttention
 from workers.retrieval.indexes import create_index, index_bytes
+
+# Pages whose keys are encoded before others run.
+_PAGES_AT_ONCE = 16
 
 
 class HostCopy:
@@ -21,6 +25,7 @@ class HostCopy:
     Attributes:
         layout: Shape of the rows.
         rows: The rows, in pages that other sessions and the RAM tier may have too.
+        codes: Of the keys, where a search scores every row; of the pages that `index_rows` came to.
         native: Native code that draws and gathers; None: torch does.
         taken: Pages that were taken so far, those that were dropped again included.
     """
@@ -31,13 +36,15 @@ class HostCopy:
         settings: Retrieval | None,
         native: NativeAttention | None = None,
         window: int | None = None,
+        shared_codes: SharedCodes | None = None,
     ) -> None:
         """Begin without rows; settings: of the index; None: there is none, however many rows.
 
-        window: of the model, behind which torch searches; None: nowhere.
+        window: of the model, behind which torch searches; None: nowhere. shared_codes: of other sessions.
         """
         self.layout = layout
         self.rows = PagedRows(layout)
+        self.codes = KeyCodes(layout, shared_codes or SharedCodes())
         self.native = native
         self.taken = 0
         self._settings = settings
@@ -51,15 +58,15 @@ class HostCopy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory on the host, of pages that others have too included."""
-        return self.rows.nbytes + self.own_bytes
+        """Bytes of memory on the host, of pages and codes that others have too included."""
+        return self.rows.nbytes + self.codes.nbytes + self.own_bytes
 
     @property
     def own_bytes(self) -> int:
-        """Bytes beside the pages: of the indexes, and of rows that torch searches."""
+        """Bytes beside the pages and their codes: of the indexes, and of what is joined for torch."""
         indexes = sum(each.nbytes for each in self._indexes if each is not None)
         joined = (self.layout.parts * keys.nbytes for keys, _ in self._joined.values())
-        return indexes + sum(joined)
+        return indexes + self.codes.joined_bytes + sum(joined)
 
     @property
     def pages(self) -> int:
@@ -67,10 +74,13 @@ class HostCopy:
         return len(self._ids)
 
     def most_own_bytes(self, length: int) -> int:
-        """Most bytes beside the pages of so many rows."""
+        """Most bytes beside the pages of so many rows, and their codes."""
         if self._settings is None:
             return 0
         joined = self.layout.row_bytes * length * self._is_joined(length)
+        pages = -(-length // self.layout.page_tokens)
+        if self._searched_by_torch and self._is_coded(length):
+            joined += pages * code_bytes(self.layout)
         return index_bytes(self._settings, self.layout, length) + joined
 
     def keep(self, ids: Sequence[PageId | None], length: int) -> None:
@@ -102,20 +112,23 @@ class HostCopy:
         self._joined.clear()
         self.rows.truncate(length)
         del self._ids[len(self.rows.pages) :]
+        self.codes.truncate(len(self._ids))
         for index in self._indexes:
             if index is not None:
                 index.truncate(self.rows.length)
 
     def index_rows(self) -> Iterator[None]:
-        """Index the rows, if the settings say so for so many; yields after each layer."""
+        """Encode the keys, or index them, if the settings say so for so many rows; yields in between."""
         if self._settings is None:
             return
+        if create_index(self._settings, self.rows.length) is None:
+            self._indexes = [None] * self.layout.n_layers
+            if self._is_coded(self.rows.length):
+                yield from self._encode()
+            return
         for layer in range(len(self._indexes)):
-            index = create_index(self._settings, self.rows.length)
-            if index is None:
-                self._indexes[layer] = None
-                continue
-            index = self._indexes[layer] or index
+            index = self._indexes[layer] or create_index(self._settings, self.rows.length)
+            assert index is not None, "of so many rows"
             index.extend(self.keys(layer))
             self._indexes[layer] = index
             yield None
@@ -124,6 +137,16 @@ class HostCopy:
         """Join a layer's keys, `[n_kv_heads, n, head_dim]`."""
         joined = self._is_joined(self.rows.length)
         return self._join(layer)[0] if joined else self.rows.keys(layer)
+
+    def scored_codes(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Codes of a layer's keys int8 `[n_kv_heads, n, head_dim]`, and their scales `[n_kv_heads, n]`.
+
+        None where a search scores the keys themselves.
+        """
+        if not self.is_coded:
+            return None
+        codes, scales = self.codes.join(layer)
+        return codes[:, : self.rows.length], scales[:, : self.rows.length]
 
     def gather(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Gather keys and values `[n_kv_heads, m, head_dim]` of positions, int64 `[n_kv_heads, m]`.
@@ -160,6 +183,11 @@ class HostCopy:
         positions = runs[..., None] * FANOUT + torch.arange(FANOUT)
         return self.gather_keys(layer, positions.flatten(1))
 
+    @property
+    def is_coded(self) -> bool:
+        """True if a search scores every row by the codes of the keys: those of all pages are there."""
+        return self._is_coded(self.rows.length) and len(self.codes) == self.pages
+
     def is_indexed(self, layer: int) -> bool:
         """True if a search of the layer goes through an index, and not through every row."""
         return self._indexes[layer] is not None
@@ -179,6 +207,26 @@ class HostCopy:
         """Summaries of a layer's keys; None if a search scores every row, or those of a tree."""
         index = self._indexes[layer]
         return index if isinstance(index, KeySummaries) else None
+
+    def _encode(self) -> Iterator[None]:
+        """Encode the keys of the pages that have no codes."""
+        while (first := len(self.codes)) < self.pages:
+            pages = slice(first, first + _PAGES_AT_ONCE)
+            self.codes.append(self._ids[pages], self.rows.pages[pages])
+            yield None
+
+    def _is_coded(self, length: int) -> bool:
+        """True if a search of so many rows scores all of them, by their codes.
+
+        What is taken for its weight alone, and not by chance, is scored by the keys themselves, and so is what
+        is seen from behind the window.
+        """
+        return (
+            self._settings is not None
+            and self._settings.choice == "sample"
+            and (self._window is None or length < self._window)
+            and create_index(self._settings, length) is None
+        )
 
     def _is_joined(self, length: int) -> bool:
         """True if torch searches so many rows, and joins them once instead of with each step."""

@@ -16,7 +16,7 @@ from workers.positions.seen_rows import SeenRows
 from workers.retrieval.descent import descend
 from workers.retrieval.host_copy import HostCopy
 from workers.retrieval.sampling import Ranks, draw, take_best
-from workers.retrieval.weights import weigh, weigh_runs
+from workers.retrieval.weights import weigh, weigh_codes, weigh_runs
 
 LAYER_STEP = 37
 """Positions that the ranks of a layer are rotated from those of the one before."""
@@ -126,15 +126,11 @@ class Retriever:
 
     def searched_rows(self, layer: int) -> SearchedRows | None:
         """The rows of a layer, where a search scores each of them, and draws; None where it does not."""
-        if self.copy.is_indexed(layer) or self._settings.choice != "sample":
+        if not self.copy.is_coded:
             return None
         rows = self.copy.rows
-        return SearchedRows(rows, layer, self._ranks.unrotated(rows.length), self.count)
-
-    def whole_rows(self) -> SearchedRows | None:
-        """The rows of the first layer, where the search of every layer scores each of its own; else None."""
-        layers = range(self.copy.layout.n_layers)
-        return None if any(map(self.copy.is_indexed, layers)) else self.searched_rows(0)
+        ranks = self._ranks.unrotated(rows.length)
+        return SearchedRows(rows, layer, self.copy.codes.addresses, ranks, self.count)
 
     def _draw(
         self, layer: int, queries: Tensor, active: Tensor, scale: float, seen: SeenRows | None
@@ -182,13 +178,7 @@ class Retriever:
         asked = queries if seen is None else seen.turn_queries(layer, queries)
         some = self._narrow(layer, asked, rotation, seen)
         if some is None:
-            keys = self.copy.keys(layer)
-            weights = (
-                weigh(queries, keys)
-                if seen is None
-                else weigh_runs(asked, keys, seen.split(0, length))
-            )
-            weights = pad(weights, (0, 1), value=-1.0)
+            weights = pad(self._weigh(layer, asked, seen), (0, 1), value=-1.0)
             return self._select(weights.scatter_(1, excluded, -1.0), ranks, self.count)
         places = some.positions.clamp(max=length)
         marks = torch.zeros(len(queries), length + 1, dtype=torch.bool).scatter_(1, excluded, True)
@@ -198,6 +188,13 @@ class Retriever:
         at = taken.clamp(min=0)
         bias += some.raised.gather(1, at)
         return places.gather(1, at).masked_fill(bias.isneginf(), -1), bias
+
+    def _weigh(self, layer: int, asked: Tensor, seen: SeenRows | None) -> Tensor:
+        """Weigh all rows of a layer; asked: as `_narrow`."""
+        if seen is not None:
+            return weigh_runs(asked, self.copy.keys(layer), seen.split(0, self.copy.rows.length))
+        codes = self.copy.scored_codes(layer)
+        return weigh(asked, self.copy.keys(layer)) if codes is None else weigh_codes(asked, *codes)
 
     def _narrow(
         self, layer: int, asked: Tensor, rotation: int, seen: SeenRows | None

@@ -107,11 +107,9 @@ class RetrievalStep:
     def whole_rows(self) -> list[SearchedRows | None] | None:
         """Of each session the rows of the first layer, None for one that retrieves nothing.
 
-        None in all if a session's search does not score all rows of every layer.
+        None in all if a session's search does not score all of its rows, in every layer alike.
         """
-        rows = [None if each is None else each.whole_rows() for each in self.retrievers]
-        pairs = zip(self.retrievers, rows, strict=True)
-        return None if any(each is not None and own is None for each, own in pairs) else rows
+        return self._searched_rows(0)
 
     def count(self, rows: Sequence[int], seconds: float) -> None:
         """Count what was found for each session in all layers together, and the time of all sessions."""

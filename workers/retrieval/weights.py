@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvstore.index.key_codes import encode_queries
 from workers.primitives.products import cpu_has_bfloat16
 
 
@@ -16,6 +17,14 @@ def weigh(queries: Tensor, keys: Tensor, raised: Tensor | None = None) -> Tensor
     float32 `[n_kv_heads, n]`.
     """
     return _share(_compare(queries, keys), raised)
+
+
+def weigh_codes(queries: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """Weigh keys by their codes, int8 `[n_kv_heads, n, d]`, each times its scale `[n_kv_heads, n]`, as `weigh`."""
+    asked, asked_scales = encode_queries(queries.float())
+    # Whole numbers, and exact as such in float32.
+    products = (codes.float() @ asked.mT).mT
+    return _share(products * scales[:, None] * asked_scales[..., None])
 
 
 def weigh_runs(asked: Tensor, keys: Tensor, sizes: Sequence[int]) -> Tensor:

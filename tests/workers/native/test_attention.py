@@ -21,7 +21,7 @@ from workers.native.library import LEVELS, open_library
 from workers.retrieval.retriever import LAYER_STEP, Retriever
 from workers.retrieval.sampling import ROTATIONS, Ranks
 from workers.retrieval.step import RetrievalStep
-from workers.retrieval.weights import weigh
+from workers.retrieval.weights import weigh_codes
 
 CPU = Transfers(torch.device("cpu"))
 LAYERS = 3
@@ -116,7 +116,9 @@ def draws_differ(made: Made, index: int, drawn: Tensor) -> bool:
     assert retriever is not None
     active, scale = made.rows[2][index], shape.dim**-0.5
     found, _ = retriever.search(shape.layer, made.queries[index], active, scale)
-    weights = weigh(made.queries[index].float() * scale, retriever.copy.rows.keys(shape.layer))
+    codes = retriever.copy.scored_codes(shape.layer)
+    assert codes is not None
+    weights = weigh_codes(made.queries[index].float() * scale, *codes)
     newest = int(active.masked_fill(active == EMPTY, 0).max())
     rotation = newest + LAYER_STEP * shape.layer
     priorities = weights * Ranks().rotated(shape.heads, weights.shape[1], rotation)

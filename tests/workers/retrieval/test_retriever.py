@@ -74,6 +74,7 @@ def test_rows_of_16_bits_are_weighed_as_those_of_32(choice: str) -> None:
         made = make_retriever(settings, 9, replace(LAYOUT, dtype=dtype))
         keys, values = rows.to(dtype)
         add_rows(made.copy, [(keys, values)])
+        list(made.copy.index_rows())
         found.append(made.search(0, queries.to(dtype), padded([[3, 50], [0]]), 0.5))
     (positions, bias), (positions_16, bias_16) = found
     assert torch.equal(positions, positions_16)
@@ -311,3 +312,28 @@ def test_attention_with_drawn_rows_is_nearer_to_the_whole_than_with_as_many_best
             found.append(float((attend(step, queries, (*rows, active), None) - whole).norm()))
     assert sum(errors["sample"]) < 0.7 * sum(errors["best"])
     assert sum(errors["descent"]) < 0.85 * sum(errors["best"])
+
+
+def test_draws_by_coarse_codes_are_right_on_average() -> None:
+    """A channel of large numbers that no query asks for leaves the codes a few bits of the others."""
+    random = torch.Generator().manual_seed(6)
+    keys, values = torch.randn(2, HEADS, 600, DIM, generator=random)
+    keys[:, :, 0] = 60.0
+    queries = torch.randn(1, HEADS, GROUP, DIM, generator=random)
+    queries[..., 0] = 0
+    made = make_retriever(Retrieval(index="exact"), 48)
+    add_rows(made.copy, [(keys, values)])
+    list(made.copy.index_rows())
+    whole = torch.nn.functional.scaled_dot_product_attention(queries, keys[None], values[None])
+    codes = made.copy.scored_codes(0)
+    assert codes is not None
+    coarse = (codes[0].float() * codes[1][..., None])[None]
+    by_codes = torch.nn.functional.scaled_dot_product_attention(queries, coarse, values[None])
+    outputs = []
+    for newest in range(600, 1000):  # of a rotation each
+        active = torch.tensor([0, newest], dtype=torch.int32).expand(1, HEADS, -1).contiguous()
+        rows = keys[None][:, :, [0, 1]], values[None][:, :, [0, 1]]
+        mask = torch.tensor([0.0, -torch.inf]).expand(1, HEADS, 1, -1)
+        outputs.append(attend(RetrievalStep([made], CPU), queries, (*rows, active), mask))
+    mean = torch.stack(outputs).mean(0)
+    assert float((mean - whole).norm()) < 0.5 * float((by_codes - whole).norm())
