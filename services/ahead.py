@@ -65,21 +65,22 @@ class AheadPrefiller:
             await self._worker.stop_early(pb.StopEarlyRequest(session=live.id))
 
     async def _prefill(self, live: ActiveSession, messages: list[Message]) -> None:
-        request = pb.SettleRequest(
+        request = pb.PrefillAheadRequest(
             session=live.id,
             messages=[message_to_wire(message) for message in messages],
             epoch=await self._sessions.ensure_open(live),
         )
 
-        async def ask_under(epoch: int) -> pb.SettleResult:
+        async def ask_under(epoch: int) -> pb.PrefillAheadResult:
             request.epoch = epoch
-            return await self._worker.settle(request)
+            return await self._worker.prefill_ahead(request)
 
         if live.stop_repairs.is_set():
             return  # nothing is awaited from here to the worker: a later stop request finds the job there
         live.prefills_ahead = True
         try:
-            await self._sessions.call_reopening(live, request.epoch, ask_under)
+            found = await self._sessions.call_reopening(live, request.epoch, ask_under)
+            _log.debug("prefilled ahead", session=live.id, tokens=found.prompt_tokens)
         finally:
             live.prefills_ahead = False
 

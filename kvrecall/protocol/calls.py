@@ -119,6 +119,15 @@ SETTLE = Call(
     drained=True,
     uncancellable=True,
 )
+PREFILL_AHEAD = Call(
+    "PrefillAhead",
+    pb.PrefillAheadRequest,
+    pb.PrefillAheadResult,
+    "repair_seconds",
+    session=lambda request: request.session,
+    drained=True,
+    uncancellable=True,
+)
 TAKE_USAGE = Call(
     "TakeUsage",
     pb.TakeUsageRequest,
@@ -185,6 +194,7 @@ CALLS: tuple[Call[Any, Any], ...] = (
     TURN,
     REPAIR,
     SETTLE,
+    PREFILL_AHEAD,
     TAKE_USAGE,
     STOP_EARLY,
     DETOKENIZE,

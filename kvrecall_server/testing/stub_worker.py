@@ -284,14 +284,9 @@ class StubWorker:
         return pb.RepairResult(report=report, memory=self._memory(request.session), state=state)
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
-        """Compute the unsettled words, or take note of what is known of the next prompt."""
+        """Compute the unsettled words."""
         self._fault("settle")
         state = self._state(request.session)
-        if request.messages:
-            known = [message.content for message in request.messages]
-            self.call_log.append(f"ahead {len(' '.join(known).split())}")
-            await self._gate_or_stop(request.session, "ahead")
-            return pb.SettleResult(ahead_tokens=len(" ".join(known).split()))
         self.call_log.append(f"settle {len(state.pending)}")
         await self._gate("settle")
         settled = settle_words(state)
@@ -301,6 +296,15 @@ class StubWorker:
         return pb.SettleResult(
             settled_tokens=settled, durable=self.durable, memory=memory, state=state
         )
+
+    async def prefill_ahead(self, request: pb.PrefillAheadRequest) -> pb.PrefillAheadResult:
+        """Take note of what is known of the next prompt."""
+        self._fault("prefill_ahead")
+        self._state(request.session)
+        words = len(" ".join(message.content for message in request.messages).split())
+        self.call_log.append(f"ahead {words}")
+        await self._gate_or_stop(request.session, "ahead")
+        return pb.PrefillAheadResult(prompt_tokens=words)
 
     async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
         """The words of prompts and answers since this was last asked."""

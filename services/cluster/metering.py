@@ -50,6 +50,10 @@ class MeteredWorker:
         """See `Worker.settle`."""
         return await self._meter(request.session, self._worker.settle(request))
 
+    async def prefill_ahead(self, request: pb.PrefillAheadRequest) -> pb.PrefillAheadResult:
+        """See `Worker.prefill_ahead`."""
+        return await self._meter(request.session, self._worker.prefill_ahead(request))
+
     async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
         """See `Worker.rebuild`."""
         return await self._meter(request.spec.session, self._worker.rebuild(request))

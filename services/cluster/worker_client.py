@@ -107,6 +107,10 @@ class Worker(Protocol):
         """
         ...
 
+    async def prefill_ahead(self, request: pb.PrefillAheadRequest) -> pb.PrefillAheadResult:
+        """Compute the next prompt as far as it is known, uncommitted; `stop_early` ends it behind a block."""
+        ...
+
     async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
         """The tokens computed for a session since they were last taken.
 
@@ -251,6 +255,10 @@ class WorkerCalls(ABC):
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
         """See `Worker.settle`."""
         return await self.call(calls.SETTLE, request)
+
+    async def prefill_ahead(self, request: pb.PrefillAheadRequest) -> pb.PrefillAheadResult:
+        """See `Worker.prefill_ahead`."""
+        return await self.call(calls.PREFILL_AHEAD, request)
 
     async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
         """See `Worker.take_usage`."""

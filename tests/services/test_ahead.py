@@ -77,7 +77,9 @@ async def test_a_session_whose_repairs_change_rows_before_the_turn_does_not(
 
 async def test_a_refusal_leaves_the_pause_as_it_was(harness: Any, call: Any) -> None:
     session = await pause(harness, call, "c1")
-    harness.worker.faults["settle"] = WorkerRefused(ErrorCode.BAD_MESSAGES, "not in this template")
+    harness.worker.faults["prefill_ahead"] = WorkerRefused(
+        ErrorCode.BAD_MESSAGES, "not in this template"
+    )
     await put_out(harness, session, "c1", LINE * 4)
     assert (await harness.catalog.sessions.get(session)).committed_state == "paused"
     assert (await harness.say(session, Message("tool", "sun", tool_call_id="c1"))).output_tokens

@@ -152,8 +152,12 @@ class WorkerService:
             result.cancel()
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResult:
-        """Settle a session between turns, or compute its next prompt's beginning."""
+        """Settle a session between turns."""
         return await _wait(self._scheduler.settle(request))
+
+    async def prefill_ahead(self, request: pb.PrefillAheadRequest) -> pb.PrefillAheadResult:
+        """Compute a session's next prompt as far as it is known."""
+        return await _wait(self._scheduler.prefill_ahead(request))
 
     async def take_usage(self, request: pb.TakeUsageRequest) -> pb.Usage:
         """The tokens computed for the session since this was last asked."""

@@ -33,7 +33,7 @@ class ModelWork:
     steps: Callable[[], Steps[Any]]
 
 
-JobKind = Literal["turn", "repair", "settle", "build", "open", "measure"]
+JobKind = Literal["turn", "repair", "settle", "ahead", "build", "open", "measure"]
 JobState = Literal["running", "queued"]
 
 

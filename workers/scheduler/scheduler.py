@@ -62,15 +62,23 @@ class Scheduler:
         return self._loop.submit(job)
 
     def settle(self, request: pb.SettleRequest) -> "Future[pb.SettleResult]":
-        """Queue the work on a session's rows between turns."""
+        """Queue the settling of a session between turns."""
 
         def settle(resident: ResidentSession) -> Steps[pb.SettleResult]:
-            if request.messages:
-                return run_ahead(self.engine, resident, request, lambda: job.stop_requested)
             return run_settle(self.engine, resident)
 
         work = SlotWork(settle)
         job = Job("settle", request.session, request.epoch, work, share=_IN_BACKGROUND)
+        return self._loop.submit(job)
+
+    def prefill_ahead(self, request: pb.PrefillAheadRequest) -> "Future[pb.PrefillAheadResult]":
+        """Queue the prefill of a session's next prompt; `stop_early` ends it behind a block."""
+
+        def prefill(resident: ResidentSession) -> Steps[pb.PrefillAheadResult]:
+            return run_ahead(self.engine, resident, request, lambda: job.stop_requested)
+
+        work = SlotWork(prefill)
+        job = Job("ahead", request.session, request.epoch, work, share=_IN_BACKGROUND)
         return self._loop.submit(job)
 
     def take_usage(self, name: str) -> "Future[pb.Usage]":

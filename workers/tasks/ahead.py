@@ -31,13 +31,13 @@ _UNSURE_TOKENS = 8
 def run_ahead(
     engine: Engine,
     resident: ResidentSession,
-    request: pb.SettleRequest,
+    request: pb.PrefillAheadRequest,
     stop_requested: Callable[[], bool],
-) -> Steps[pb.SettleResult]:
+) -> Steps[pb.PrefillAheadResult]:
     """Compute the blocks that a request's messages fill. Raises BadMessages and the store's errors."""
     messages = [convert.to_chat(message) for message in request.messages]
     tokens = yield from _compute(engine, resident, messages, stop_requested)
-    return pb.SettleResult(ahead_tokens=tokens)
+    return pb.PrefillAheadResult(prompt_tokens=tokens)
 
 
 def go_on_behind(

@@ -684,6 +684,26 @@ class RepairRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., trigger: _Optional[str] = ..., text: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
+    __slots__ = ("session", "epoch")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    epoch: int
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class SettleResult(_message.Message):
+    __slots__ = ("settled_tokens", "durable", "memory", "state")
+    SETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    settled_tokens: int
+    durable: bool
+    memory: MemoryReport
+    state: SessionState
+    def __init__(self, settled_tokens: _Optional[int] = ..., durable: bool = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+
+class PrefillAheadRequest(_message.Message):
     __slots__ = ("session", "epoch", "messages")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -693,19 +713,11 @@ class SettleRequest(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
-class SettleResult(_message.Message):
-    __slots__ = ("settled_tokens", "durable", "memory", "state", "ahead_tokens")
-    SETTLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DURABLE_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    settled_tokens: int
-    durable: bool
-    memory: MemoryReport
-    state: SessionState
-    ahead_tokens: int
-    def __init__(self, settled_tokens: _Optional[int] = ..., durable: bool = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., ahead_tokens: _Optional[int] = ...) -> None: ...
+class PrefillAheadResult(_message.Message):
+    __slots__ = ("prompt_tokens",)
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class TakeUsageRequest(_message.Message):
     __slots__ = ("session",)

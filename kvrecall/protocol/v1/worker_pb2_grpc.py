@@ -88,6 +88,11 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.FromString,
                 _registered_method=True)
+        self.PrefillAhead = channel.unary_unary(
+                '/kvrecall.v1.Worker/PrefillAhead',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PrefillAheadRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PrefillAheadResult.FromString,
+                _registered_method=True)
         self.TakeUsage = channel.unary_unary(
                 '/kvrecall.v1.Worker/TakeUsage',
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.TakeUsageRequest.SerializeToString,
@@ -207,6 +212,12 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrefillAhead(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TakeUsage(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -319,6 +330,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Settle,
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.SerializeToString,
+            ),
+            'PrefillAhead': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrefillAhead,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PrefillAheadRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PrefillAheadResult.SerializeToString,
             ),
             'TakeUsage': grpc.unary_unary_rpc_method_handler(
                     servicer.TakeUsage,
@@ -644,6 +660,33 @@ class Worker(object):
             '/kvrecall.v1.Worker/Settle',
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleRequest.SerializeToString,
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SettleResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrefillAhead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/PrefillAhead',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PrefillAheadRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PrefillAheadResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,9 +32,9 @@ def result(text: str, call: str = "c1") -> dict[str, Any]:
 def ahead(worker: Any, name: str, messages: Said) -> int:
     """Compute the next prompt's beginning; returns its tokens that have rows."""
     said = [pb.Message(**message) for message in messages]
-    request = pb.SettleRequest(session=name, epoch=1, messages=said)
-    settled: pb.SettleResult = worker.scheduler.settle(request).result(600)
-    return settled.ahead_tokens
+    request = pb.PrefillAheadRequest(session=name, epoch=1, messages=said)
+    found: pb.PrefillAheadResult = worker.scheduler.prefill_ahead(request).result(600)
+    return found.prompt_tokens
 
 
 def settle(worker: Any, name: str) -> None:
@@ -146,9 +146,11 @@ def test_it_ends_behind_a_block_when_a_turn_comes(
     begin(worker, "s", "plain")
     text = words(900, seed=4)
     said = [pb.Message(**result(text))]
-    running = worker.scheduler.settle(pb.SettleRequest(session="s", epoch=1, messages=said))
+    running = worker.scheduler.prefill_ahead(
+        pb.PrefillAheadRequest(session="s", epoch=1, messages=said)
+    )
     worker.scheduler.stop_early("s").result(60)
-    computed = running.result(60).ahead_tokens
+    computed = running.result(60).prompt_tokens
     done = worker.turn("s", [result(text)], **SAID)
     assert computed < done.prompt_tokens - 2 * BLOCK
     assert done.token_ids == worker.turn("plain", [result(text)], **SAID).token_ids
@@ -196,8 +198,8 @@ def test_a_cancelled_computation_has_the_session_opened_again(
     worker = make_worker("qwen2", **LIMITS)
     begin(worker, "s")
     said = [pb.Message(**result(words(900)))]
-    running: Future[Any] = worker.scheduler.settle(
-        pb.SettleRequest(session="s", epoch=1, messages=said)
+    running: Future[Any] = worker.scheduler.prefill_ahead(
+        pb.PrefillAheadRequest(session="s", epoch=1, messages=said)
     )
     running.cancel()
     turn = worker.submit("s", [result("short")], **SAID)
