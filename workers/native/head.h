@@ -210,7 +210,7 @@ INLINE void weigh(const float* logits, int64_t group, int64_t stride, float* pow
 
 // Number at place `count` of the descending order, from 0; 0 if that is negative. By bisection over the bits,
 // whose order as whole numbers is that of the numbers.
-INLINE float find_threshold(const float* numbers, int64_t n, int64_t count) {
+INLINE float bisect(const float* numbers, int64_t n, int64_t count) {
   int32_t low = -1, high = 0x7f800000;  // not more than `count` are over `high`
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
@@ -240,6 +240,34 @@ INLINE float find_threshold(const float* numbers, int64_t n, int64_t count) {
   return found;
 }
 
+// As `bisect`, of many numbers. That of the largest of each few is a lower bound; over it are only numbers of so few as are
+// over it themselves. `memory`: of n numbers.
+INLINE float find_threshold(const float* numbers, int64_t n, int64_t count, float* memory) {
+  constexpr int64_t FEW = 8;
+  const int64_t step = FEW * LANES, most = n / 2;
+  if (n < step || n < 2 * FEW * (count + 1)) return bisect(numbers, n, count);
+  float* largest = memory;
+  int64_t vectors = 0;
+  for (int64_t first = 0; first < n; first += step, ++vectors) {
+    Floats few = load(numbers + first);
+    for (int64_t i = first + LANES; i < std::min(n, first + step); i += LANES) few = larger(load(numbers + i), few);
+    store(few, largest + vectors * LANES);
+  }
+  const float bound = bisect(largest, vectors * LANES, count);
+  if (bound <= 0) return bisect(numbers, n, count);
+  float* over = largest + vectors * LANES;
+  int64_t made = 0;
+  for (int64_t i = 0; i < vectors * LANES; ++i) {
+    if (largest[i] < bound) continue;
+    const int64_t first = i / LANES * step + i % LANES;
+    if (made + FEW > most) return bisect(numbers, n, count);
+    for (int64_t j = first; j < std::min(n, first + step); j += LANES)
+      if (numbers[j] >= bound) over[made++] = numbers[j];
+  }
+  std::fill(over + made, over + padded(made), -1.f);
+  return bisect(over, padded(made), count);
+}
+
 // Positions, in their order, whose priority is over the threshold, and of those at it as many as there is room for.
 INLINE int64_t collect(const float* priorities, int64_t n, float threshold, int64_t count, int32_t* drawn) {
   int64_t made = 0;
@@ -255,9 +283,10 @@ INLINE int64_t collect(const float* priorities, int64_t n, float threshold, int6
 }
 
 // Draws rows of weights [padded], negative for no candidate: `draw` of sampling.py, and `take_best` of no more
-// rows than `count`. Sets positions, and for how many rows each one counts; returns how many there are.
+// rows than `count`. Sets positions, and for how many rows each one counts; returns how many there are. `memory`: of
+// so many numbers as weights.
 INLINE int64_t draw(const float* weights, const float* priorities, int64_t rows, int64_t count, int32_t* drawn,
-                    float* counts) {
+                    float* counts, float* memory) {
   int64_t made = 0;
   if (rows <= count) {
     for (int64_t i = 0; i < rows; ++i)
@@ -266,7 +295,7 @@ INLINE int64_t draw(const float* weights, const float* priorities, int64_t rows,
     return made;
   }
   const int64_t n = padded(rows);
-  const float next = find_threshold(priorities, n, count);
+  const float next = find_threshold(priorities, n, count, memory);
   made = collect(priorities, n, next, count, drawn);
   const float threshold = std::max(next, std::numeric_limits<float>::min());
   const Floats bound = Floats{} + threshold;
@@ -304,7 +333,7 @@ INLINE int64_t search(const Head<T>& head, const float* queries, float* logits, 
   for (int64_t i = 0; i < head.active; ++i)
     if (head.positions[i] < stored.rows) weights[head.positions[i]] = -1.f;
   for (int64_t i = 0; i < stride; i += LANES) store(load(weights + i) * load(head.ranks + i), priorities + i);
-  return draw(weights, priorities, stored.rows, stored.count, drawn, counts);
+  return draw(weights, priorities, stored.rows, stored.count, drawn, counts, logits);
 }
 
 // Logits [group, stride] of the keys of drawn rows; stride: a multiple of 4.

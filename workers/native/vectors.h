@@ -82,6 +82,8 @@ INLINE Quad sum(Floats a, Floats b, Floats c, Floats d) {
 
 INLINE float sum(Floats lanes) { return sum(lanes, lanes, lanes, lanes)[0]; }
 
+INLINE Floats larger(Floats a, Floats b) { return (Floats)(((Ints)a & (a > b)) | ((Ints)b & (a <= b))); }
+
 INLINE float largest(Floats lanes) {
   float most = lanes[0];
   for (int64_t lane = 1; lane < LANES; ++lane) most = std::max(most, lanes[lane]);
@@ -140,10 +142,7 @@ INLINE double sum_terms(int64_t n, Term term) {
 // Powers of e by logits [padded], as far below the largest as they are; returns their sum.
 INLINE double exponentiate(const float* logits, int64_t n, float* powers) {
   Floats most = load(logits);
-  for (int64_t i = LANES; i < n; i += LANES) {
-    const Floats next = load(logits + i);
-    most = (Floats)(((Ints)next & (next > most)) | ((Ints)most & (next <= most)));
-  }
+  for (int64_t i = LANES; i < n; i += LANES) most = larger(load(logits + i), most);
   const Floats top = Floats{} + largest(most);
   return sum_terms(n, [&](int64_t i) {
     const Floats power = exponential(load(logits + i) - top);
