@@ -34,7 +34,7 @@ from workers.retrieval.sampling import ROTATIONS
 from workers.retrieval.step import RetrievalStep
 
 HEADS, GROUP, HEAD_DIM = 4, 7, 128
-CPU_ROWS = (8192, 16_384, 65_536, 262_144)
+CPU_ROWS = (8192, 16_384, 32_768, 65_536, 262_144)
 GPU_ROWS = (8192, 32_768, 131_072)
 INDEXES: tuple[Literal["exact", "summaries", "tree"], ...] = ("exact", "summaries", "tree")
 NATIVE = "exact, native"

@@ -93,7 +93,7 @@ class Engine:
         # A store without memory holds nothing.
         memory = parts.store.memory or RamTier(0)
         layout = parts.store.layout
-        self.host_cache = HostCache(memory, layout.page_bytes + code_bytes(layout))
+        self.host_cache = HostCache(memory, layout.page_bytes, code_bytes(layout))
         self.host_cache.register(self._drop_copy)
         self.lost_pages = 0
         self.rebuilt_pages = 0

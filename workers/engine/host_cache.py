@@ -1,8 +1,7 @@
 """Host cache: pages of rows that sessions hold, in the memory that the RAM tier has the rest of."""
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from threading import RLock
 
 from torch import Tensor
@@ -10,14 +9,7 @@ from torch import Tensor
 from kvrecall.domain.page_ids import PageId
 from kvstore.index.key_codes import SharedCodes
 from kvstore.tiers.ram import RamTier
-
-
-@dataclass(frozen=True)
-class _Held:
-    """What one session holds: pages, and bytes of its own beside them."""
-
-    pages: frozenset[PageId] = frozenset()
-    own_bytes: int = 0
+from workers.engine.reserved_pages import Held, ReservedPages
 
 
 class HostCache:
@@ -36,16 +28,15 @@ class HostCache:
         codes: Of the keys of pages that sessions hold.
     """
 
-    def __init__(self, memory: RamTier, page_bytes: int) -> None:
-        """Begin without a session; page_bytes: of a page, with the codes of its keys."""
+    def __init__(self, memory: RamTier, page_bytes: int, code_bytes: int = 0) -> None:
+        """Begin without a session; page_bytes, code_bytes: of a page, and of the codes of its keys."""
         self.lock = RLock()
         self.codes = SharedCodes()
         self.evictions = 0
         self._memory = memory
-        self._page_bytes = page_bytes
         self._drop: Callable[[str], None] = lambda _session: None
-        self._sessions: OrderedDict[str, _Held] = OrderedDict()
-        self._holders = Counter[PageId]()
+        self._sessions: OrderedDict[str, Held] = OrderedDict()
+        self._reserved = ReservedPages(page_bytes, code_bytes)
         self._rows: dict[PageId, Tensor] = {}
         self._pinned: set[str] = set()
 
@@ -54,7 +45,7 @@ class HostCache:
         """Reserved bytes of all sessions: of each page once."""
         with self.lock:
             own = sum(held.own_bytes for held in self._sessions.values())
-            return len(self._holders) * self._page_bytes + own
+            return self._reserved.nbytes + own
 
     def register(self, drop: Callable[[str], None]) -> None:
         """Set the function that frees what a session holds; called under `lock`, by any thread."""
@@ -72,16 +63,24 @@ class HostCache:
             self._pinned.discard(session)
             self._use(session)
 
-    def reserve(self, session: str, pages: Collection[PageId | None], own_bytes: int = 0) -> bool:
+    def reserve(
+        self,
+        session: str,
+        pages: Collection[PageId | None],
+        own_bytes: int = 0,
+        *,
+        coded: bool = False,
+    ) -> bool:
         """Reserve memory for exactly these pages of a session, and drop others' to make room.
 
-        None: a page that may change, which no other session has. own_bytes: beside the pages.
-        Returns False where that does not give enough: nothing is dropped
+        None: a page that may change, which no other session has. own_bytes: beside the pages. coded: with
+        the codes of their keys. Returns False where that does not give enough: nothing is dropped
         or changed then, unless pages that no lower tier accepts have come in between.
         """
         final = [page for page in pages if page is not None]
-        own_bytes += (len(pages) - len(final)) * self._page_bytes
-        wanted = _Held(frozenset(final), own_bytes)
+        page_bytes = self._reserved.page_bytes + coded * self._reserved.code_bytes
+        own_bytes += (len(pages) - len(final)) * page_bytes
+        wanted = Held(frozenset(final), coded, own_bytes)
         with self.lock:
             victims = self._choose_victims(session, wanted)
             if victims is None:
@@ -90,9 +89,9 @@ class HostCache:
                 self._drop(name)
                 self._forget(name)
                 self.evictions += 1
-            added = [page for page in wanted.pages if page not in self._holders]
+            added = [page for page in wanted.pages if page not in self._reserved]
             # Before what it had is forgotten, which may be some of the same.
-            self._holders.update(wanted.pages)
+            self._reserved.add(wanted)
             self._forget(session)
             self._sessions[session] = wanted
             if self._memory.reserve(self.used_bytes, added):
@@ -109,7 +108,7 @@ class HostCache:
         """Keep pages for all sessions that hold them; of those that may change, nothing is kept."""
         with self.lock:
             for page, of_page in zip(pages, rows, strict=True):
-                if page is not None and page in self._holders and page not in self._rows:
+                if page is not None and page in self._reserved and page not in self._rows:
                     self._rows[page] = of_page
                     self._memory.hold(page, of_page.data_ptr())
 
@@ -126,37 +125,28 @@ class HostCache:
     def _forget(self, session: str) -> None:
         held = self._sessions.pop(session, None)
         if held is not None:
-            for page in _release(self._holders, held.pages):
+            for page in self._reserved.remove(held):
                 self._memory.release(page)
                 self._rows.pop(page, None)
 
-    def _choose_victims(self, session: str, wanted: _Held) -> list[str] | None:
+    def _choose_victims(self, session: str, wanted: Held) -> list[str] | None:
         """Choose the sessions to drop, so that this one may have what it wants; None: too few."""
         limit_bytes = self._memory.reservable_bytes
-        added = sum(page not in self._holders for page in wanted.pages)
-        if self.used_bytes + added * self._page_bytes + wanted.own_bytes <= limit_bytes:
+        added = self._reserved.count_added(wanted)
+        if self.used_bytes + added + wanted.own_bytes <= limit_bytes:
             return []  # as nearly always, without a look at all pages
-        holders = self._holders.copy()
-        holders.update(wanted.pages)
-        before = self._sessions.get(session, _Held())
-        _release(holders, before.pages)
+        reserved = self._reserved.copy()
+        reserved.add(wanted)
+        before = self._sessions.get(session, Held())
+        reserved.remove(before)
         free = limit_bytes - sum(held.own_bytes for held in self._sessions.values())
         free += before.own_bytes - wanted.own_bytes
         victims = list[str]()
         for name, held in self._sessions.items():
-            if len(holders) * self._page_bytes <= free:
+            if reserved.nbytes <= free:
                 break
             if name != session and name not in self._pinned:
-                _release(holders, held.pages)
+                reserved.remove(held)
                 free += held.own_bytes
                 victims.append(name)
-        return victims if len(holders) * self._page_bytes <= free else None
-
-
-def _release(holders: Counter[PageId], pages: Collection[PageId]) -> list[PageId]:
-    """Count one holder less of each page; return those that none holds any more."""
-    holders.subtract(pages)
-    released = [page for page in pages if holders[page] <= 0]
-    for page in released:
-        del holders[page]
-    return released
+        return victims if reserved.nbytes <= free else None

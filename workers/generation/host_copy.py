@@ -81,8 +81,8 @@ def open_host_copy(
     with map_store_errors():
         source = source or engine.store
         taker = PageTaker(copy, engine.host_cache, source, session.name, session.length)
-    own_bytes = copy.most_own_bytes(session.length)
-    if not engine.host_cache.reserve(session.name, taker.ids, own_bytes):
+    own_bytes, coded = copy.most_own_bytes(session.length), copy.codes_keys(session.length)
+    if not engine.host_cache.reserve(session.name, taker.ids, own_bytes, coded=coded):
         engine.drop_host_copy(session)
         return None
     session.host_copy = copy

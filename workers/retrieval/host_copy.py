@@ -79,9 +79,22 @@ class HostCopy:
             return 0
         joined = self.layout.row_bytes * length * self._is_joined(length)
         pages = -(-length // self.layout.page_tokens)
-        if self._searched_by_torch and self._is_coded(length):
+        if self._searched_by_torch and self.codes_keys(length):
             joined += pages * code_bytes(self.layout)
         return index_bytes(self._settings, self.layout, length) + joined
+
+    def codes_keys(self, length: int) -> bool:
+        """True if a search of so many rows scores all of them, by codes of the keys.
+
+        What is taken for its weight alone, and not by chance, is scored by the keys themselves, and so is what
+        is seen from behind the window.
+        """
+        return (
+            self._settings is not None
+            and self._settings.choice == "sample"
+            and (self._window is None or length < self._window)
+            and create_index(self._settings, length) is None
+        )
 
     def keep(self, ids: Sequence[PageId | None], length: int) -> None:
         """Keep the pages that have these ids, up to the first one that has not, or may change (None).
@@ -123,7 +136,7 @@ class HostCopy:
             return
         if create_index(self._settings, self.rows.length) is None:
             self._indexes = [None] * self.layout.n_layers
-            if self._is_coded(self.rows.length):
+            if self.codes_keys(self.rows.length):
                 yield from self._encode()
             return
         for layer in range(len(self._indexes)):
@@ -186,7 +199,7 @@ class HostCopy:
     @property
     def is_coded(self) -> bool:
         """True if a search scores every row by the codes of the keys: those of all pages are there."""
-        return self._is_coded(self.rows.length) and len(self.codes) == self.pages
+        return self.codes_keys(self.rows.length) and len(self.codes) == self.pages
 
     def is_indexed(self, layer: int) -> bool:
         """True if a search of the layer goes through an index, and not through every row."""
@@ -214,19 +227,6 @@ class HostCopy:
             pages = slice(first, first + _PAGES_AT_ONCE)
             self.codes.append(self._ids[pages], self.rows.pages[pages])
             yield None
-
-    def _is_coded(self, length: int) -> bool:
-        """True if a search of so many rows scores all of them, by their codes.
-
-        What is taken for its weight alone, and not by chance, is scored by the keys themselves, and so is what
-        is seen from behind the window.
-        """
-        return (
-            self._settings is not None
-            and self._settings.choice == "sample"
-            and (self._window is None or length < self._window)
-            and create_index(self._settings, length) is None
-        )
 
     def _is_joined(self, length: int) -> bool:
         """True if torch searches so many rows, and joins them once instead of with each step."""

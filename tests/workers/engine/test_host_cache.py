@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.index.key_codes import code_bytes
+from workers.retrieval.host_copy import HostCopy
 
 LIMITS = {"block_tokens": 64, "recent": 8, "ram_pages": 256}
 SPEC: dict[str, Any] = {
@@ -21,13 +23,22 @@ def held_bytes(worker: Any) -> int:
     copies = [session.host_copy for session in worker.engine.sessions.values()]
     held = [copy for copy in copies if copy is not None]
     pages = {page.data_ptr() for copy in held for page in copy.rows.pages}
-    return len(pages) * worker.engine.store.layout.page_bytes + sum(c.own_bytes for c in held)
+    codes = dict(each for copy in held for each in codes_of(copy))
+    own = sum(copy.own_bytes for copy in held)
+    return len(pages) * worker.engine.store.layout.page_bytes + sum(codes.values()) + own
+
+
+def codes_of(copy: HostCopy) -> list[tuple[int, int]]:
+    """Addresses and bytes of the codes of a copy's pages."""
+    addresses = copy.codes.addresses.tolist()
+    return [(at, copy.codes.nbytes // len(addresses)) for at in addresses]
 
 
 def room_for_one(worker: Any, length: int) -> int:
     """Bytes of one session's copy, and of a quarter of another's."""
     layout = worker.engine.store.layout
-    return int(1.25 * layout.page_bytes * -(-length // layout.page_tokens))
+    page_bytes = layout.page_bytes + code_bytes(layout)
+    return int(1.25 * page_bytes * -(-length // layout.page_tokens))
 
 
 def test_a_later_session_of_a_long_lived_worker_has_what_the_first_one_had(
@@ -56,7 +67,8 @@ def test_a_later_session_of_a_long_lived_worker_has_what_the_first_one_had(
         assert worker.engine.sessions[name].host_copy is not None
         # Tokens that the turn took back leave their pages reserved until the next one.
         spare = worker.engine.host_cache.used_bytes - held_bytes(worker)
-        assert 0 <= spare <= worker.engine.store.layout.page_bytes
+        layout = worker.engine.store.layout
+        assert 0 <= spare <= layout.page_bytes + code_bytes(layout)
         assert worker.engine.host_cache.used_bytes <= limit
     assert worker.engine.sessions["s0"].host_copy is None
     assert worker.engine.host_cache.evictions >= SESSIONS - 1

@@ -16,7 +16,7 @@ from kvstore.tiers.ram import RamTier
 from workers.engine.host_cache import HostCache
 
 LIMIT = 100
-PAGE = 10
+PAGE, CODES = 10, 3
 SESSIONS = st.sampled_from("abcde")
 Held = dict[str, tuple[frozenset[PageId], int]]
 
@@ -33,7 +33,7 @@ def pages(*indices: int, number: int = 1) -> list[PageId]:
 
 def owned(limit: int) -> tuple[HostCache, Held]:
     """A cache in which sessions may hold so much, and what its owner holds by session."""
-    cache = HostCache(RamTier(-(-4 * limit // 3)), PAGE)
+    cache = HostCache(RamTier(-(-4 * limit // 3)), PAGE, CODES)
     held: Held = {}
     cache.register(held.__delitem__)
     return cache, held
@@ -79,6 +79,34 @@ def test_a_hundred_sessions_over_one_beginning_take_its_bytes_once() -> None:
         held[name] = frozenset(pages(*range(8))), 1
     assert cache.used_bytes == 8 * PAGE + 100
     assert cache.evictions == 0
+
+
+def test_codes_of_a_page_count_once_and_as_long_as_a_session_uses_them() -> None:
+    cache, _ = owned(8 * PAGE)
+    cache.reserve("plain", pages(0, 1, 2))
+    cache.reserve("a", pages(0, 1), coded=True)
+    cache.reserve("b", [*pages(1), None], 1, coded=True)
+    assert cache.used_bytes == 3 * PAGE + 2 * CODES + PAGE + CODES + 1
+    cache.free("a")
+    assert cache.used_bytes == 3 * PAGE + CODES + PAGE + CODES + 1
+    cache.reserve("b", pages(1))
+    assert cache.used_bytes == 3 * PAGE
+
+
+def test_sessions_make_room_for_codes_too() -> None:
+    cache, held = owned(8 * PAGE)
+    for name, index in (("a", 0), ("b", 3)):
+        assert hold_pages(cache, held, name, index)
+    assert cache.reserve("c", pages(6), coded=True)
+    assert set(held) == {"b"}
+    assert cache.used_bytes == 4 * PAGE + 4 * CODES
+
+
+def hold_pages(cache: HostCache, held: Held, session: str, index: int) -> bool:
+    """Reserve three coded pages, from a place on."""
+    ids = pages(index, index + 1, index + 2)
+    held[session] = frozenset(ids), 0
+    return cache.reserve(session, ids, coded=True)
 
 
 def test_sessions_whose_pages_others_hold_too_make_room_together() -> None:
@@ -155,8 +183,9 @@ class Memory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.tier = RamTier(PAGES * LAYOUT.page_bytes)
-        self.cache = HostCache(self.tier, LAYOUT.page_bytes)
+        self.cache = HostCache(self.tier, LAYOUT.page_bytes, CODES)
         self.lent: dict[str, tuple[dict[PageId, Tensor], int]] = {}
+        self.coded: dict[str, bool] = {}
         self.cache.register(self.lent.__delitem__)
         self.pinned: set[str] = set()
         self.numbers = dict.fromkeys(range(12), 1)
@@ -185,11 +214,16 @@ class Memory(RuleBasedStateMachine):
             return True
         return False
 
-    @rule(session=SESSIONS, some=st.sets(INDICES), own=st.integers(0, 4 * LAYOUT.page_bytes))
-    def take(self, session: str, some: set[int], own: int) -> None:
+    @rule(
+        session=SESSIONS,
+        some=st.sets(INDICES),
+        own=st.integers(0, 4 * LAYOUT.page_bytes),
+        coded=st.booleans(),
+    )
+    def take(self, session: str, some: set[int], own: int, coded: bool) -> None:
         before = dict(self.lent)
         wanted = [self.version(index) for index in sorted(some)]
-        reserved = self.cache.reserve(session, wanted, own)
+        reserved = self.cache.reserve(session, wanted, own, coded=coded)
         for name in self.pinned - {session}:
             assert self.lent.get(name) == before.get(name)
         if not reserved:
@@ -200,6 +234,7 @@ class Memory(RuleBasedStateMachine):
         rows = [self.read(version) for version in wanted]
         self.cache.put(wanted, rows)
         self.lent[session] = dict(zip(wanted, rows, strict=True)), own
+        self.coded[session] = coded
 
     def read(self, version: PageId) -> Tensor:
         """Rows that a session has, that lie in memory, or that come from below."""
@@ -237,7 +272,9 @@ class Memory(RuleBasedStateMachine):
     def all_of_it_is_counted_once_within_the_limit(self) -> None:
         held = {version for rows, _ in self.lent.values() for version in rows}
         own = sum(own for _, own in self.lent.values())
-        used = len(held) * LAYOUT.page_bytes + own
+        coding = (rows for name, (rows, _) in self.lent.items() if self.coded[name])
+        codes = {version for rows in coding for version in rows}
+        used = len(held) * LAYOUT.page_bytes + len(codes) * CODES + own
         assert self.cache.used_bytes == used == self.tier.limit_bytes - self.tier.room_bytes
         assert used <= self.tier.limit_bytes - self.tier.limit_bytes // 4
         self.tier.check()
