@@ -83,9 +83,10 @@ class KeyCodes:
             self.addresses = self.addresses[:pages]
 
     def join(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Join a layer's codes int8 `[n_kv_heads, n, head_dim]`, and scales float32 `[n_kv_heads, n]`.
+        """Join a layer's codes `[n_kv_heads, n, head_dim]`, and scales `[n_kv_heads, n]`, both in float32.
 
-        Of all rows of the pages. They are kept, for torch, which reads them with each step.
+        Of all rows of the pages. They are kept, for torch, which reads them with each step, and multiplies
+        whole numbers of no other type as fast.
         """
         if layer not in self._joined:
             parts = [_split(self._layout, page) for page in self._pages]
@@ -95,10 +96,9 @@ class KeyCodes:
         return self._joined[layer]
 
     def _line_up(self, blocks: Tensor) -> Tensor:
-        """A page's codes with signs, int8 `[n_kv_heads, page_tokens, head_dim]`, of its blocks of them."""
+        """A page's codes with signs, float32 `[n_kv_heads, page_tokens, head_dim]`, of its blocks of them."""
         rows = blocks.transpose(2, 3).flatten(3).flatten(1, 2)
-        rows = rows[:, : self._layout.page_tokens, : self._layout.head_dim]
-        return (rows.to(torch.int16) - _OFFSET).to(torch.int8)
+        return rows[:, : self._layout.page_tokens, : self._layout.head_dim].float() - _OFFSET
 
 
 def encode_keys(layout: PageLayout, rows: Tensor) -> Tensor:

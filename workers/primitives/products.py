@@ -1,16 +1,22 @@
 """Products of matrices on CPUs with and without instructions for bfloat16; logits in float32."""
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, cpu
 
 
 def cpu_has_bfloat16() -> bool:
     """Check if oneDNN computes in bfloat16 with instructions that this CPU has."""
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if not (available and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return False
+    # On x86 oneDNN says so of every CPU with AVX-512, and without these emulates them: prompts take
+    # several times as long as in float32.
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not x86 or any((cpu._is_avx512_bf16_supported(), cpu._is_amx_tile_supported()))
 
 
 def compute_logits(queries: Tensor, keys: Tensor, scale: float) -> Tensor:

@@ -80,7 +80,7 @@ class HostCopy:
         joined = self.layout.row_bytes * length * self._is_joined(length)
         pages = -(-length // self.layout.page_tokens)
         if self._searched_by_torch and self.codes_keys(length):
-            joined += pages * code_bytes(self.layout)
+            joined += pages * code_bytes(self.layout) * torch.float32.itemsize
         return index_bytes(self._settings, self.layout, length) + joined
 
     def codes_keys(self, length: int) -> bool:
@@ -152,7 +152,7 @@ class HostCopy:
         return self._join(layer)[0] if joined else self.rows.keys(layer)
 
     def scored_codes(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Codes of a layer's keys int8 `[n_kv_heads, n, head_dim]`, and their scales `[n_kv_heads, n]`.
+        """Codes of a layer's keys `[n_kv_heads, n, head_dim]`, and their scales `[n_kv_heads, n]`.
 
         None where a search scores the keys themselves.
         """

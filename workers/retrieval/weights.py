@@ -20,10 +20,10 @@ def weigh(queries: Tensor, keys: Tensor, raised: Tensor | None = None) -> Tensor
 
 
 def weigh_codes(queries: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """Weigh keys by their codes, int8 `[n_kv_heads, n, d]`, each times its scale `[n_kv_heads, n]`, as `weigh`."""
+    """Weigh keys by their codes `[n_kv_heads, n, d]`, each times its scale `[n_kv_heads, n]`, as `weigh`."""
     asked, asked_scales = encode_queries(queries.float())
     # Whole numbers, and exact as such in float32.
-    products = (codes.float() @ asked.mT).mT
+    products = (codes @ asked.mT).mT
     return _share(products * scales[:, None] * asked_scales[..., None])
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workers.primitives.products import compute_logits
+from workers.primitives.products import compute_logits, cpu_has_bfloat16
 
 
 @pytest.mark.parametrize("keys_in", [torch.float32, torch.bfloat16])
@@ -36,3 +36,25 @@ def test_float32_products_of_others_stay_exact() -> None:
 def test_no_row_has_no_logit() -> None:
     rows = torch.ones(2, 4, 8)
     assert compute_logits(rows, rows[:, :0], 1.0).shape == (2, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("machine", "avx512_bf16", "amx", "found"),
+    [
+        ("x86_64", True, False, True),
+        ("x86_64", False, True, True),
+        ("AMD64", False, False, False),  # AVX-512 alone, whatever oneDNN says
+        ("aarch64", False, False, True),  # oneDNN knows
+    ],
+)
+def test_a_cpu_that_would_emulate_bfloat16_has_none(
+    monkeypatch: pytest.MonkeyPatch, machine: str, avx512_bf16: bool, amx: bool, found: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert cpu_has_bfloat16() == found
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert not cpu_has_bfloat16()
