@@ -8,7 +8,7 @@ from kvstore.index.dci.tree import DciTree
 from kvstore.index.summaries import KeySummaries
 
 # Rows per head up to which scoring all of them, in native code, takes no longer than a descent.
-_MOST_EXACT = 16_384
+_MOST_EXACT = 32_768
 
 
 def create_index(settings: Retrieval, rows: int) -> KeyIndex | KeySummaries | None:

@@ -201,8 +201,8 @@ def test_a_tree_is_searched_in_a_part_of_the_rows_and_never_finds_an_active_one(
 @pytest.mark.parametrize(
     ("index", "rows", "made"),
     [
-        ("auto", 16_384, type(None)),
-        ("auto", 16_385, KeySummaries),
+        ("auto", 32_768, type(None)),
+        ("auto", 32_769, KeySummaries),
         ("summaries", 8, KeySummaries),
         ("exact", 10**6, type(None)),
         ("tree", 1, DciTree),
