@@ -7,7 +7,6 @@ from faults.rig.setups import Setup
 
 Undo = Callable[[], None]
 Inject = Callable[[Setup, Random], Undo | None]
-HOUR = 3600.0
 
 
 class NothingToHitError(Exception):

@@ -4,9 +4,10 @@ import signal
 import time
 from random import Random
 
-from faults.kinds.base import HOUR, NothingToHitError, Undo
+from faults.kinds.base import NothingToHitError, Undo
 from faults.rig import clock
 from faults.rig.setups import Setup
+from kvrecall.domain.settings.session import ONE_SHOT_SECONDS
 
 
 def kill_worker(setup: Setup, rng: Random) -> None:
@@ -109,7 +110,10 @@ def _end_well(setup: Setup, code: int, name: str) -> None:
 
 
 def jump_clock(setup: Setup, rng: Random) -> None:
-    """A jump of a process's wall clock by hours, forward or back, for good."""
-    clock.set_offset(
-        rng.choice(setup.servers).clock, rng.choice((-1, 1)) * rng.uniform(0.01, 30) * HOUR
-    )
+    """A jump of a process's wall clock by minutes, forward or back, for good.
+
+    Two jumps and a round together are shorter than the hour after which a stateless request's session ends: one
+    that is built again renders its text, whose tokens may be others than those that were generated.
+    """
+    seconds = rng.uniform(0.01, 0.35) * ONE_SHOT_SECONDS
+    clock.set_offset(rng.choice(setup.servers).clock, rng.choice((-1, 1)) * seconds)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.index.key_codes import code_bytes
 from workers.errors import BadSettings
 from workers.native.attention import NativeAttention
 
@@ -174,9 +175,11 @@ def test_an_answer_goes_on_without_retrieval_where_running_turns_have_all_memory
     assert (refused.refused, refused.steps) == (True, 0)
     assert not worker.turn("few", words(90), max_tokens=8).HasField("retrieval")
     assert worker.metric("kvrecall_worker_retrieval_refused_total") == 1
-    # Of rows that torch searches there is a joined copy beside the pages.
-    copies = 1 if worker.engine.native else 2
-    room = 3 * copies * worker.memory("s").length * worker.engine.store.layout.token_bytes // 2
+    layout = worker.engine.store.layout
+    page = layout.page_bytes + code_bytes(layout)
+    if not worker.engine.native:  # Of what torch reads there is a joined copy beside the pages.
+        page += layout.page_bytes + 4 * code_bytes(layout)
+    room = 3 * -(-worker.memory("s").length // layout.page_tokens) * page // 2
     worker = make_worker(held_bytes=room, **LIMITS)
     for name in ("s", "t"):
         worker.open(name, budget=64, method="icecache")
