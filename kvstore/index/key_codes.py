@@ -6,7 +6,8 @@ row counts by the chance that it had, and attends with its own key (`workers.ret
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from weakref import WeakValueDictionary
 
 import torch
@@ -21,6 +22,9 @@ _MOST_KEY, _MOST_QUERY = 63, 127
 _OFFSET = 64
 _TINY = torch.finfo(torch.float32).tiny
 
+Encode = Callable[[PageLayout, Tensor], Tensor]
+"""`encode_keys`, or what gives the same."""
+
 
 class SharedCodes:
     """Codes of pages that sessions have in common: each once, for as long as one of them has it."""
@@ -28,11 +32,11 @@ class SharedCodes:
     def __init__(self) -> None:
         self._codes = WeakValueDictionary[PageId, Tensor]()
 
-    def get(self, layout: PageLayout, page_id: PageId | None, rows: Tensor) -> Tensor:
-        """Get the codes of a page, `encode_keys` of its rows; page_id: None for one that may change."""
+    def get(self, page_id: PageId | None, encode: Callable[[], Tensor]) -> Tensor:
+        """Get the codes of a page, encoded where no session has it; page_id: None for one that may change."""
         codes = None if page_id is None else self._codes.get(page_id)
         if codes is None:
-            codes = encode_keys(layout, rows)
+            codes = encode()
             if page_id is not None:
                 self._codes[page_id] = codes
         return codes
@@ -45,11 +49,14 @@ class KeyCodes:
         addresses: Of the codes of each page, int64 `[n_pages]`.
     """
 
-    def __init__(self, layout: PageLayout, shared: SharedCodes) -> None:
-        """Begin without pages; layout: of the pages."""
+    def __init__(
+        self, layout: PageLayout, shared: SharedCodes, encode: Encode | None = None
+    ) -> None:
+        """Begin without pages; layout: of the pages; encode: faster than `encode_keys`, to the same bits."""
         self.addresses = torch.empty(0, dtype=torch.int64)
         self._layout = layout
         self._shared = shared
+        self._encode = encode or encode_keys
         self._pages: list[Tensor] = []
         self._joined = dict[int, tuple[Tensor, Tensor]]()
 
@@ -70,7 +77,10 @@ class KeyCodes:
         """Add pages that follow, `PagedRows.pages`, with their ids; None for one that may change."""
         self._joined.clear()
         pairs = zip(ids, pages, strict=True)
-        added = [self._shared.get(self._layout, page_id, rows) for page_id, rows in pairs]
+        added = [
+            self._shared.get(page_id, partial(self._encode, self._layout, rows))
+            for page_id, rows in pairs
+        ]
         self._pages += added
         addresses = torch.tensor([codes.data_ptr() for codes in added], dtype=torch.int64)
         self.addresses = torch.cat([self.addresses, addresses])
@@ -89,7 +99,7 @@ class KeyCodes:
         whole numbers of no other type as fast.
         """
         if layer not in self._joined:
-            parts = [_split(self._layout, page) for page in self._pages]
+            parts = [split_codes(self._layout, page) for page in self._pages]
             scales = [scales[layer, :, : self._layout.page_tokens] for scales, _ in parts]
             codes = [self._line_up(codes[layer]) for _, codes in parts]
             self._joined[layer] = torch.cat(codes, 1), torch.cat(scales, 1)
@@ -108,7 +118,7 @@ def encode_keys(layout: PageLayout, rows: Tensor) -> Tensor:
     """
     keys = rows[: layout.n_layers, 0].float().nan_to_num_()
     encoded = torch.zeros(code_bytes(layout), dtype=torch.uint8)
-    scales, blocks = _split(layout, encoded)
+    scales, blocks = split_codes(layout, encoded)
     scale = keys.abs().amax(-1).div_(_MOST_KEY)
     scales[..., : layout.page_tokens] = scale
     codes = (keys / scale.clamp(min=_TINY)[..., None]).round_().add_(_OFFSET).to(torch.uint8)
@@ -142,8 +152,8 @@ def code_bytes(layout: PageLayout) -> int:
     return torch.float32.itemsize * scales + codes
 
 
-def _split(layout: PageLayout, encoded: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of a page's scales and codes."""
+def split_codes(layout: PageLayout, encoded: Tensor) -> tuple[Tensor, Tensor]:
+    """Split a page's codes into views of scales and codes, in the shapes of `code_shapes`."""
     scales, codes = code_shapes(layout)
     end = torch.float32.itemsize * math.prod(scales)
     return encoded[:end].view(torch.float32).view(scales), encoded[end:].view(codes)

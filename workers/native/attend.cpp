@@ -16,6 +16,14 @@ struct Gather {
   char* out;                 // [heads, count, row_bytes]
 };
 
+// Keys of a page that are coded, as `Encode` of encode.py: `encode_keys` of kvstore/index/key_codes.py.
+struct Encode {
+  const char* rows;        // [layers, parts, heads, page_rows, dim]
+  int64_t layers, parts, heads, page_rows, dim;
+  float* scales;           // [layers, heads, padded page_rows]
+  uint8_t* codes;          // [layers, heads, padded page_rows / 8, quads, 8, 4]; all 0
+};
+
 // Numbers of all sessions and heads, as `Heads` of heads.py; those of one head lie one after the other.
 struct Heads {
   const void* data;
@@ -127,6 +135,49 @@ void gather(const Gather& call) {
   }
 }
 
+INLINE Floats finite(Floats numbers) {  // 0 for none; the largest ones for those that are infinite
+  const Floats most = Floats{} + std::numeric_limits<float>::max();
+  const Floats some = (Floats)((Ints)numbers & (numbers == numbers));
+  return -larger(-larger(some, -most), -most);
+}
+
+// Codes of one key, in its place of a block.
+template <typename T>
+INLINE void encode(const T* key, int64_t dim, float* scale, uint8_t* codes) {
+  constexpr float MOST = 63;
+  float numbers[LANES];
+  Floats most{};
+  const auto some = [&](int64_t c) {
+    if (c + LANES <= dim) return finite(load(key + c));
+    for (int64_t i = 0; i < LANES; ++i) numbers[i] = c + i < dim ? widen(key[c + i]) : 0;
+    return finite(load(numbers));
+  };
+  for (int64_t c = 0; c < dim; c += LANES) most = larger(larger(some(c), -some(c)), most);
+  *scale = largest(most) / MOST;
+  const Floats step = Floats{} + std::max(*scale, std::numeric_limits<float>::min());
+  const Floats round = Floats{} + 12582912.f;  // 1.5 * 2^23: a sum with it has no fraction
+  for (int64_t c = 0; c < dim; c += LANES) {
+    const Ints whole = __builtin_convertvector((some(c) / step + round) - round, Ints) + KEY_OFFSET;
+    typedef uint8_t Eight __attribute__((vector_size(LANES)));
+    const Eight eight = __builtin_convertvector(whole, Eight);
+    for (int64_t i = c; i < std::min(dim, c + LANES); i += 4)
+      std::memcpy(codes + i * LANES, (const char*)&eight + (i - c), size_t(std::min<int64_t>(4, dim - i)));
+  }
+}
+
+template <typename T>
+void encode(const Encode& call) {
+  const int64_t block = count_quads(call.dim) * LANES * 4, rows = padded(call.page_rows);
+  for (int64_t i = 0; i < call.layers * call.heads; ++i) {
+    const int64_t layer = i / call.heads, head = i % call.heads;
+    const T* keys = (const T*)call.rows + (layer * call.parts * call.heads + head) * call.page_rows * call.dim;
+    for (int64_t row = 0; row < call.page_rows; ++row) {
+      uint8_t* codes = call.codes + (i * rows / LANES + row / LANES) * block + row % LANES * 4;
+      encode(keys + row * call.dim, call.dim, call.scales + i * rows + row, codes);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -134,7 +185,9 @@ __attribute__((visibility("default"))) void attend_float32(const Call* call) { a
 __attribute__((visibility("default"))) void attend_bfloat16(const Call* call) { attend<uint16_t>(*call); }
 // By which a program finds that this was built from other sources than its own.
 __attribute__((visibility("default"))) int64_t argument_bytes() {
-  return sizeof(Call) + 1000 * sizeof(Searched) + 1000000 * sizeof(Gather);
+  return sizeof(Call) + 1000 * sizeof(Searched) + 1000000 * sizeof(Gather) + 1000000000 * int64_t(sizeof(Encode));
 }
+__attribute__((visibility("default"))) void encode_float32(const Encode* call) { encode<float>(*call); }
+__attribute__((visibility("default"))) void encode_bfloat16(const Encode* call) { encode<uint16_t>(*call); }
 __attribute__((visibility("default"))) void gather_rows(const Gather* call) { gather(*call); }
 }

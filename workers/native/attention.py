@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kvstore.format.page import PageLayout
-from kvstore.index.key_codes import code_shapes
+from kvstore.index.key_codes import code_bytes, code_shapes, split_codes
 from kvstore.index.paged_rows import PagedRows
 from workers.native.call import Call
+from workers.native.encode import Encode
 from workers.native.gather import Gather
 from workers.native.heads import Heads
 from workers.native.library import open_library
@@ -44,6 +45,13 @@ class NativeAttention:
         for function in self._functions.values():
             function.argtypes = [ctypes.POINTER(Call)]
             function.restype = None
+        self._encode = {
+            torch.float32: library.encode_float32,
+            torch.bfloat16: library.encode_bfloat16,
+        }
+        for encode in self._encode.values():
+            encode.argtypes = [ctypes.POINTER(Encode)]
+            encode.restype = None
         self._gather = library.gather_rows
         self._gather.argtypes = [ctypes.POINTER(Gather)]
         self._gather.restype = None
@@ -151,6 +159,18 @@ class NativeAttention:
             )
         )
         return out
+
+    def encode_keys(self, layout: PageLayout, rows: Tensor) -> Tensor:
+        """Encode the keys of a page's rows, to the bits of `kvstore.index.key_codes.encode_keys`."""
+        encoded = torch.zeros(code_bytes(layout), dtype=torch.uint8)
+        scales, codes = split_codes(layout, encoded)
+        self._encode[layout.dtype](
+            Encode(
+                *(rows.data_ptr(), layout.n_layers, layout.parts, layout.n_kv_heads),
+                *(layout.page_tokens, layout.head_dim, scales.data_ptr(), codes.data_ptr()),
+            )
+        )
+        return encoded
 
     def _call(
         self,

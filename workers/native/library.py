@@ -5,6 +5,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from workers.native.call import Call
+from workers.native.encode import Encode
 from workers.native.gather import Gather
 from workers.native.layer import Layer
 from workers.native.model import Model
@@ -50,7 +51,10 @@ def open_library(
 
 def _takes_arguments(library: ctypes.CDLL) -> bool:
     """True if a library was built with the arguments of this program's calls."""
-    arguments = {"argument_bytes": (Call, Searched, Gather), "decode_bytes": (Step, Model, Layer)}
+    arguments = {
+        "argument_bytes": (Call, Searched, Gather, Encode),
+        "decode_bytes": (Step, Model, Layer),
+    }
     return all(
         _count_bytes(library, name)
         == sum(ctypes.sizeof(each) * 1000**i for i, each in enumerate(of))

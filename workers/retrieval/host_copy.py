@@ -44,7 +44,12 @@ class HostCopy:
         """
         self.layout = layout
         self.rows = PagedRows(layout)
-        self.codes = KeyCodes(layout, shared_codes or SharedCodes())
+        coded_by = native if native is not None and layout.dtype in native.dtypes else None
+        self.codes = KeyCodes(
+            layout,
+            shared_codes or SharedCodes(),
+            None if coded_by is None else coded_by.encode_keys,
+        )
         self.native = native
         self.taken = 0
         self._settings = settings

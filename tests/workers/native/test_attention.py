@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks.made_up_copy import build_copy
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.format.page import PageLayout
+from kvstore.index.key_codes import encode_keys
 from workers.cache.active_cache import EMPTY
 from workers.cache.logits import Logits
 from workers.cache.transfers import Transfers
@@ -389,3 +390,32 @@ def test_keys_are_gathered_from_pages(native: NativeAttention, dtype: torch.dtyp
     assert torch.equal(found, rows[1, 0].gather(1, places))
     copy.native = None
     assert torch.equal(found, copy.gather_keys(1, positions))
+
+
+@given(
+    heads=st.integers(1, 3),
+    dim=st.integers(1, 40),
+    tokens=st.integers(1, 20),
+    latent=st.booleans(),
+    side=st.integers(0, 1),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    odd=st.sampled_from([None, 0.0, torch.nan, torch.inf, 1e-42]),
+    seed=st.integers(0, 1000),
+)
+def test_keys_are_encoded_to_the_bits_of_torch(
+    heads: int,
+    dim: int,
+    tokens: int,
+    latent: bool,
+    side: int,
+    dtype: torch.dtype,
+    odd: float | None,
+    seed: int,
+    native: NativeAttention,
+) -> None:
+    layout = PageLayout(2, heads, dim, dtype, "m", tokens, side, latent)
+    rows = torch.randn(layout.rows_shape(tokens), generator=torch.Generator().manual_seed(seed))
+    rows = (10 * rows).to(dtype)
+    if odd is not None:
+        rows[:, :, :, tokens // 2] = odd
+    assert torch.equal(native.encode_keys(layout, rows), encode_keys(layout, rows))
