@@ -26,7 +26,8 @@ class Claim:
     """This process's right to write one session.
 
     `epoch` is the one that it writes under; None: it has to take the session over first. `worker`
-    had the session's rows at the takeover. `unused`: no worker has seen the epoch yet.
+    had the session's rows at the takeover. `unused`: no worker has seen the epoch yet. `tasks` hold it;
+    those of `working` are cancelled when it is lost, but not one whose work is over.
     """
 
     def __init__(self, session: str) -> None:
@@ -37,6 +38,7 @@ class Claim:
         self.lost = False
         self.changing = asyncio.Lock()
         self.tasks: list[asyncio.Task[object]] = []
+        self.working: list[asyncio.Task[object]] = []
         self.renewing: asyncio.Task[None] | None = None
 
     def adopt(self, lease: Lease) -> None:
@@ -83,6 +85,7 @@ class Leases:
                 raise _stale(claim) from error
             raise
         finally:
+            claim.working.remove(task)
             await run_to_completion(self._leave(claim, task))
 
     async def take_over(self, claim: Claim, worker: str) -> int:
@@ -121,6 +124,7 @@ class Leases:
                     self._renew(claim), name=f"lease {claim.session}"
                 )
             claim.tasks.append(task)
+            claim.working.append(task)
 
     async def _acquire_patiently(self, claim: Claim, patience: float) -> Lease:
         until = time.monotonic() + patience
@@ -162,7 +166,7 @@ class Leases:
                     claim.lost = known is not None and lease.epoch != known
         claim.epoch = None
         self._on_lost(claim.session)
-        for task in set(claim.tasks):
+        for task in set(claim.working):
             task.cancel()
 
 

@@ -154,6 +154,31 @@ async def test_work_whose_claim_was_lost_ends(catalog: SqliteCatalog) -> None:
         pass
 
 
+async def test_work_that_is_over_as_its_claim_is_lost_has_ended(
+    catalog: SqliteCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not cancelled while it gives the claim back."""
+    leases = Leases(catalog, QUICK)
+    renewing, over = asyncio.Event(), asyncio.Event()
+
+    async def lose(*arguments: object) -> None:
+        renewing.set()
+        await over.wait()
+        raise SessionBusy("another process has it")
+
+    async def work() -> str:
+        async with leases.held(Claim("s")):
+            monkeypatch.setattr(catalog.leases, "claim", lose)
+            await renewing.wait()
+        return "done"
+
+    working = asyncio.create_task(work())
+    await renewing.wait()
+    await asyncio.sleep(0.01)
+    over.set()
+    assert await working == "done"
+
+
 async def test_cancelled_work_is_cancelled_and_gives_its_claim_back(catalog: SqliteCatalog) -> None:
     leases = Leases(catalog, QUICK)
     begun = asyncio.Event()
