@@ -1,5 +1,6 @@
 """Interface of all tiers. Pages are bytes, named by their ids; every call takes a batch."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -107,7 +108,7 @@ class Tier(Protocol):
         ...
 
     def list_ids(self, written_before: int) -> list[PageId]:
-        """Return the ids of the pages that were written before a time in unix seconds, in no order."""
+        """Return the ids of the pages that `was_written_before` a time in unix seconds, in no order."""
         ...
 
     def flush(self) -> None:
@@ -125,3 +126,8 @@ class Tier(Protocol):
     def close(self) -> None:
         """Release the tier's resources. May be called twice."""
         ...
+
+
+def was_written_before(written_at: int, before: int) -> bool:
+    """True for a page from before a time, or from the future: the clock has gone back since. Unix seconds."""
+    return written_at < before or written_at > time.time() + 1

@@ -18,6 +18,7 @@ from kvstore.errors import InvariantError, StoreClosedError, TierFullError
 from kvstore.format.codec import Codec
 from kvstore.format.page import HEADER_BYTES, Blob, PageHeader, PageId, parse_header
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.base import was_written_before
 
 # Pages that are dropped for one, where the free memory is in pieces: that of pages which are still
 # read does not come free.
@@ -185,7 +186,11 @@ class RamTier:
 
     def list_ids(self, written_before: int) -> list[PageId]:
         """Return the ids of the pages that were written before a time in unix seconds."""
-        return [header.id for header in self.stored() if header.written_at < written_before]
+        return [
+            header.id
+            for header in self.stored()
+            if was_written_before(header.written_at, written_before)
+        ]
 
     def flush(self) -> None:
         """Do nothing: memory is never durable."""

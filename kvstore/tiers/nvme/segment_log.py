@@ -35,6 +35,7 @@ from kvstore.format.page import (
     parse_header,
     seal,
 )
+from kvstore.tiers.base import was_written_before
 from kvstore.tiers.nvme.directory import lock_directory, sync_directory
 from kvstore.tiers.nvme.index import LogIndex, RecordLocation
 from kvstore.tiers.nvme.segment import SegmentFile, map_os_errors, scan_newest
@@ -113,7 +114,11 @@ class SegmentLog:
         with self._lock:
             self._require_open()
             locations = self._index.locations()
-        return [page_id for page_id, found in locations if found.written_at < written_before]
+        return [
+            page_id
+            for page_id, found in locations
+            if was_written_before(found.written_at, written_before)
+        ]
 
     def contains(self, ids: Sequence[PageId]) -> list[bool]:
         """Return whether the log has each page, and it was not found damaged."""

@@ -37,6 +37,7 @@ from kvstore.format.page import (
     verify_checksum,
 )
 from kvstore.tiers.arena import BufferPool
+from kvstore.tiers.base import was_written_before
 from kvstore.tiers.redis.address import parse_address
 from kvstore.tiers.redis.client import RedisServer, run_replicated, scan_names
 from kvstore.tiers.redis.keys import RedisKeys
@@ -187,7 +188,11 @@ class RedisTier:
 
     def list_ids(self, written_before: int) -> list[PageId]:
         """Return the ids of the pages that were written before a time in unix seconds."""
-        return [header.id for header in self.stored() if header.written_at < written_before]
+        return [
+            header.id
+            for header in self.stored()
+            if was_written_before(header.written_at, written_before)
+        ]
 
     def flush(self) -> None:
         """Do nothing: `put` and `delete` return when primary and replica have completed them."""

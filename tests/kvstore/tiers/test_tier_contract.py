@@ -1,5 +1,6 @@
 """The contract of all tiers."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
@@ -131,6 +132,13 @@ def test_stored_and_the_ids_list_every_page_once(
     assert {header.page_tokens for header in tier.stored()} == {8}
     assert sorted(tier.list_ids(103)) == sorted(make_ids(range(2)))
     assert sorted(tier.list_ids(1 << 40)) == sorted(page_id for page_id, _ in found)
+
+
+def test_pages_from_the_future_are_old(tier: Tier, make_page: MakePage) -> None:
+    """The clock has gone back since: nobody waits until it has caught up."""
+    now = int(time.time())
+    tier.put([make_page(number, written_at=at) for number, at in enumerate((now, now + 3600))])
+    assert tier.list_ids(now - 60) == [make_id(1)]
 
 
 def test_a_tier_describes_itself(tier: Tier, layout: PageLayout) -> None:
