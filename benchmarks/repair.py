@@ -28,7 +28,7 @@ from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 from workers.cache.transfers import Transfers
-from workers.engine.host_cache import HostCache
+from workers.engine.host.cache import HostCache
 from workers.generation.host_copy import PageTaker
 from workers.methods.repairkv import RepairKV
 from workers.primitives.observation import Observed

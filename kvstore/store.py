@@ -228,7 +228,7 @@ class RowStore:
             self._renew(state)
 
         def finish(durable: bool) -> bool:
-            kept = durable and self._through.keep(pages.keys())
+            kept = durable and self._stack.placement.keep(pages.keys())
             if kept:
                 with state.lock:
                     state.mark_flushed(pages)

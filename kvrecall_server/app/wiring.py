@@ -42,7 +42,7 @@ from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.ram import RamTier
 from workers.engine.engine import Engine, Parts
-from workers.engine.host_memory import get_ram_bytes
+from workers.engine.host.memory import get_ram_bytes
 from workers.engine.settings import WorkerSettings
 from workers.engine.stored.stored_sessions import build_state_layout
 from workers.errors import ModelRefused, ProfileRefused

@@ -42,10 +42,6 @@ class WriteThrough:
         """
         return self._commits.submit(pages)
 
-    def keep(self, pages: Group) -> bool:
-        """Give durable pages their whole time to live; return whether they have it."""
-        return self._stack.placement.keep(pages)
-
     def renew(self, pages: Group) -> None:
         """Restart the pages' time to live in the background."""
         self._commits.renew(pages)

@@ -21,7 +21,7 @@ from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import BlockAttention, ForwardStep
 from workers.engine import memory_report, recording
 from workers.engine.eviction.evict import evict, over_budget
-from workers.engine.host_cache import HostCache
+from workers.engine.host.cache import HostCache
 from workers.engine.long_sessions import LongSessions
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvrecall.domain.page_ids import PageId
 from workers.engine.activation import LayerSource
 from workers.engine.engine import Engine
-from workers.engine.host_cache import HostCache
+from workers.engine.host.cache import HostCache
 from workers.engine.session import ResidentSession
 from workers.engine.stored.store_io import map_store_errors
 from workers.generation.steps import Steps, wait_for_writes

@@ -44,21 +44,16 @@ class HostCopy:
         """
         self.layout = layout
         self.rows = PagedRows(layout)
-        coded_by = native if native is not None and layout.dtype in native.dtypes else None
-        self.codes = KeyCodes(
-            layout,
-            shared_codes or SharedCodes(),
-            None if coded_by is None else coded_by.encode_keys,
-        )
+        encodes = native is not None and layout.dtype in native.dtypes
+        encode = native.encode_keys if native is not None and encodes else None
+        self.codes = KeyCodes(layout, shared_codes or SharedCodes(), encode)
         self.native = native
         self.taken = 0
         self._settings = settings
         self._ids: list[PageId | None] = []
         self._window = window
         self._indexes: list[KeyIndex | KeySummaries | None] = [None] * layout.n_layers
-        self._searched_by_torch = settings is not None and (
-            native is None or layout.dtype not in native.dtypes
-        )
+        self._searched_by_torch = settings is not None and not encodes
         self._joined = dict[int, tuple[Tensor, Tensor]]()
 
     @property
@@ -205,10 +200,6 @@ class HostCopy:
     def is_coded(self) -> bool:
         """True if a search scores every row by the codes of the keys: those of all pages are there."""
         return self.codes_keys(self.rows.length) and len(self.codes) == self.pages
-
-    def is_indexed(self, layer: int) -> bool:
-        """True if a search of the layer goes through an index, and not through every row."""
-        return self._indexes[layer] is not None
 
     def candidates(self, layer: int, queries: Tensor) -> Tensor | None:
         """Find the rows of a layer that its queries may attend to most, by a tree; None: every row.

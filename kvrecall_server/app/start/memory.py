@@ -82,7 +82,7 @@ def divide_memory(slots: int, ram: int | None, free: int | None) -> int:
     ram: as set; None: their share of what is there. Raises CannotServe if they do not fit.
     """
     # Gateways have none of the worker's libraries, and their commands are beside `doctor`.
-    from workers.engine.host_memory import get_ram_bytes
+    from workers.engine.host.memory import get_ram_bytes
 
     stored = get_ram_bytes(ram, None if free is None else free - slots)
     if free is not None and slots + stored > free:

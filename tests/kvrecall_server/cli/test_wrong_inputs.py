@@ -22,7 +22,7 @@ from kvrecall_server.app.start.memory import (
     require_room,
 )
 from workers.cache.active_cache import ActiveCache, KVShape
-from workers.engine.host_memory import measure_host_memory
+from workers.engine.host.memory import measure_host_memory
 from workers.engine.settings import WorkerSettings
 
 # A request asks for the modules that a process has imported at its end.

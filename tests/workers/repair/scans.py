@@ -14,7 +14,7 @@ from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from tests.kvstore.page_ids import make_ids
 from workers.cache.transfers import Transfers
-from workers.engine.host_cache import HostCache
+from workers.engine.host.cache import HostCache
 from workers.generation.host_copy import PageTaker
 from workers.primitives.observation import Observed
 from workers.repair.scan.keys import CopiedKeys, KeySource, StoredKeys

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from workers.engine.host_memory import measure_host_memory
+from workers.engine.host.memory import measure_host_memory
 
 
 def test_a_container_s_limit_counts_where_it_is_less(tmp_path: Path) -> None:

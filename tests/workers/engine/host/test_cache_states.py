@@ -13,7 +13,7 @@ from kvstore.errors import TierFullError
 from kvstore.format.codec import Codec, decode_page, encode_page
 from kvstore.format.page import PageLayout, parse_header
 from kvstore.tiers.ram import RamTier
-from workers.engine.host_cache import HostCache
+from workers.engine.host.cache import HostCache
 
 LIMIT = 100
 PAGE, CODES = 10, 3

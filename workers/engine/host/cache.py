@@ -9,7 +9,7 @@ from torch import Tensor
 from kvrecall.domain.page_ids import PageId
 from kvstore.index.key_codes import SharedCodes
 from kvstore.tiers.ram import RamTier
-from workers.engine.reserved_pages import Held, ReservedPages
+from workers.engine.host.reserved_pages import Held, ReservedPages
 
 
 class HostCache:

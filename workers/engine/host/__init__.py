@@ -1,0 +1,1 @@
+"""Host memory of a worker: how much there is for rows, and which pages sessions hold in it."""
