@@ -91,8 +91,7 @@ class HostCopy:
         """
         return (
             self._settings is not None
-            and self._settings.choice == "sample"
-            and (self._window is None or length < self._window)
+            and self._may_code(length)
             and create_index(self._settings, length) is None
         )
 
@@ -199,7 +198,12 @@ class HostCopy:
     @property
     def is_coded(self) -> bool:
         """True if a search scores every row by the codes of the keys: those of all pages are there."""
-        return self.codes_keys(self.rows.length) and len(self.codes) == self.pages
+        # Asked for each layer of a step, so no index is created for the answer.
+        return (
+            self._may_code(self.rows.length)
+            and self._indexes[0] is None
+            and len(self.codes) == self.pages
+        )
 
     def candidates(self, layer: int, queries: Tensor) -> Tensor | None:
         """Find the rows of a layer that its queries may attend to most, by a tree; None: every row.
@@ -216,6 +220,11 @@ class HostCopy:
         """Summaries of a layer's keys; None if a search scores every row, or those of a tree."""
         index = self._indexes[layer]
         return index if isinstance(index, KeySummaries) else None
+
+    def _may_code(self, length: int) -> bool:
+        """True if codes may stand for the keys of so many rows, where all are scored."""
+        draws = self._settings is not None and self._settings.choice == "sample"
+        return draws and (self._window is None or length < self._window)
 
     def _encode(self) -> Iterator[None]:
         """Encode the keys of the pages that have no codes."""
