@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from heapq import nsmallest
 
 from torch import Tensor
 
@@ -152,10 +151,8 @@ class RowStore:
         self._opener.delete(free)
         return then(self._through.flush(free), lambda _: had)
 
-    def list_pages(
-        self, after: PageId = b"", limit: int = 1 << 16, older_than_seconds: float = 0.0
-    ) -> list[PageId]:
-        """List the pages that this process alone stores: up to `limit` that follow `after`, sorted.
+    def list_pages(self, older_than_seconds: float = 0.0) -> set[PageId]:
+        """List the pages that this process alone stores.
 
         Those of a shared tier have a time to live instead.
         """
@@ -164,8 +161,7 @@ class RowStore:
             tier for tier in tiers.all if not tier.shared and (tier.durable or tier is tiers.lowest)
         ]
         written_before = int(time.time() - older_than_seconds) + 1
-        listed = {page_id for tier in own for page_id in tier.list_ids(written_before)}
-        return nsmallest(limit, (page_id for page_id in listed if page_id > after))
+        return {page_id for tier in own for page_id in tier.list_ids(written_before)}
 
     def sessions(self) -> list[str]:
         """Ids of the open sessions, sorted."""

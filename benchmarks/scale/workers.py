@@ -33,7 +33,6 @@ ROOT = Path(__file__).parents[2]
 # Calls whose client method takes something else than the request itself.
 _UNLIKE: dict[str, Callable[[StubWorker, Any], Awaitable[Any]]] = {
     calls.DESCRIBE.name: lambda worker, _: _describe(worker),
-    calls.LIST_PAGES.name: lambda worker, request: worker.list_pages("", request),
     calls.MEMORY.name: lambda worker, request: worker.memory(request.session),
     calls.EMBED.name: lambda worker, request: worker.embed(list(request.texts)),
     calls.STATS.name: lambda worker, _: _first_stats(worker),
@@ -78,7 +77,15 @@ class ScriptedService:
 
     def stream_handler(self, call: Call[Any, Any]) -> Callable[[Any], AsyncGenerator[Any, None]]:
         """The answer to a streaming call."""
-        return self._turn if call is calls.TURN else self._repair
+        handlers: dict[str, Callable[[Any], AsyncGenerator[Any, None]]] = {
+            calls.TURN.name: self._turn,
+            calls.REPAIR.name: self._repair,
+            calls.LIST_PAGES.name: self._list,
+        }
+        return handlers[call.name]
+
+    def _list(self, request: pb.ListPagesRequest) -> AsyncGenerator[pb.PageList, None]:
+        return self._worker.list_pages("", request)
 
     async def _turn(self, request: pb.TurnRequest) -> AsyncGenerator[pb.TurnEvent, None]:
         try:

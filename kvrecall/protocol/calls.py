@@ -66,7 +66,7 @@ class Call(Generic[RequestT, ResponseT]):
 
 
 DESCRIBE = Call("Describe", pb.DescribeRequest, pb.WorkerInfo, "look_seconds")
-LIST_PAGES = Call("ListPages", pb.ListPagesRequest, pb.PageList, "open_seconds")
+LIST_PAGES = Call("ListPages", pb.ListPagesRequest, pb.PageList, "rebuild_seconds", streaming=True)
 DELETE_PAGES = Call("DeletePages", pb.DeletePagesRequest, pb.DeletePagesResult, "open_seconds")
 OPEN = Call(
     "Open",

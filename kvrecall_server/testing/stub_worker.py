@@ -42,6 +42,8 @@ from kvrecall_server.testing._stub_values import (
 )
 
 _UNBOUNDED = 1 << 30
+# Few, so that a list has several parts.
+_PAGES_LISTED = 7
 Policy = Callable[[Sequence[pb.Message], Sequence[str]], str | list[pb.ToolCall]]
 
 
@@ -141,13 +143,16 @@ class StubWorker:
         """List a record per name."""
         return [worker_record(name, draining=name in self.draining) for name in self.names]
 
-    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
-        """List stored pages by age."""
+    async def list_pages(
+        self, worker: str, request: pb.ListPagesRequest
+    ) -> AsyncGenerator[pb.PageList, None]:
+        """List stored pages by age, in parts of a few."""
         self._fault("list_pages")
         self.catalogs.add(request.catalog)
         newest = time.monotonic() - request.older_than_seconds
-        found = sorted(id for id, at in self.pages.items() if id > request.after and at <= newest)
-        return pb.PageList(page_ids=join_ids(found[: request.limit]))
+        found = [id for id, at in self.pages.items() if at <= newest]
+        for first in range(0, len(found), _PAGES_LISTED):
+            yield pb.PageList(page_ids=join_ids(found[first : first + _PAGES_LISTED]))
 
     async def delete_pages(
         self, request: pb.DeletePagesRequest, worker: str = ""

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 from kvrecall.domain.codes import ErrorCode
@@ -184,10 +184,17 @@ class WorkerPool(WorkerCalls):
 
     # Calls to a named worker
 
-    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
-        """List some of the named worker's pages."""
+    async def list_pages(
+        self, worker: str, request: pb.ListPagesRequest
+    ) -> AsyncGenerator[pb.PageList, None]:
+        """List the named worker's pages."""
         node = self._get_node(worker)
-        return await self._watch_mismatch(node, node.worker.list_pages(worker, request))
+        async with (
+            self._watch_mismatch(node),
+            aclosing(node.worker.list_pages(worker, request)) as parts,
+        ):
+            async for part in parts:
+                yield part
 
     async def delete_pages(
         self, request: pb.DeletePagesRequest, worker: str = ""
@@ -197,12 +204,7 @@ class WorkerPool(WorkerCalls):
         if not nodes:
             raise WorkerLost(self._membership.describe_absence())
         results = await asyncio.gather(
-            *(
-                self._watch_loss(
-                    node, self._watch_mismatch(node, node.worker.delete_pages(request))
-                )
-                for node in nodes
-            ),
+            *(self._watch_loss(node, self._delete_pages_in(node, request)) for node in nodes),
             return_exceptions=True,
         )
         for result in results:  # all have ended: none is left behind by the failure of another
@@ -212,10 +214,17 @@ class WorkerPool(WorkerCalls):
             deleted=sum(each.deleted for each in results if isinstance(each, pb.DeletePagesResult))
         )
 
-    async def _watch_mismatch(self, node: Node, call: Awaitable[_T]) -> _T:
-        """Wait for a call; a worker that was replaced by one of another catalog is left out."""
+    async def _delete_pages_in(
+        self, node: Node, request: pb.DeletePagesRequest
+    ) -> pb.DeletePagesResult:
+        async with self._watch_mismatch(node):
+            return await node.worker.delete_pages(request)
+
+    @asynccontextmanager
+    async def _watch_mismatch(self, node: Node) -> AsyncIterator[None]:
+        """Leave a worker out that was replaced by one of another catalog."""
         try:
-            return await call
+            yield
         except WorkerRefused as refusal:
             if refusal.code is ErrorCode.CATALOG_MISMATCH:
                 await self._membership.exclude(node, refusal.message)

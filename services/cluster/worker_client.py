@@ -46,8 +46,10 @@ class Worker(Protocol):
         """The workers that can be reached, with their load."""
         ...
 
-    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
-        """List some of the pages that the named worker alone stores, in the order of their ids."""
+    def list_pages(
+        self, worker: str, request: pb.ListPagesRequest
+    ) -> AsyncGenerator[pb.PageList, None]:
+        """List the pages that the named worker alone stores, in parts."""
         ...
 
     async def delete_pages(
@@ -214,9 +216,11 @@ class WorkerCalls(ABC):
         """See `Worker.describe`."""
         return await self.call(calls.DESCRIBE, pb.DescribeRequest(catalog=self.catalog))
 
-    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
+    def list_pages(
+        self, worker: str, request: pb.ListPagesRequest
+    ) -> AsyncGenerator[pb.PageList, None]:
         """See `Worker.list_pages`."""
-        return await self.call(calls.LIST_PAGES, request)
+        return self.stream(calls.LIST_PAGES, request)
 
     async def delete_pages(
         self, request: pb.DeletePagesRequest, worker: str = ""

@@ -2,7 +2,7 @@
 
 A worker may hold pages that no session ever had, or has no more: a turn was not committed, a gateway
 was killed, the worker was away when they were deleted. Each worker is asked for its pages that no
-other can read, in bounded lists, when it joins and periodically, and the catalog for those of them
+other can read, in parts, when it joins and periodically, and the catalog for those of them
 that no session has. What is such a page twice in a row is deleted. Younger pages than
 `unknown_page_seconds` are left alone: their turn may not be committed yet. If it takes longer still,
 nothing is lost: a worker deletes no page of a session that is open there.
@@ -14,8 +14,8 @@ are looked up again in every round, and held no longer when the catalog has its 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 import structlog
@@ -27,7 +27,6 @@ from kvrecall.telemetry.outage import Outage
 from services.context import ServiceContext
 
 _log = structlog.get_logger("kvrecall.sweep")
-_PAGES_LISTED = 50_000
 # A worker deletes so many within seconds.
 _PAGES_DELETED = 4096
 
@@ -90,9 +89,10 @@ class PageSweep:
         """Return how many pages the worker has, and those of them that are unknown."""
         listed = 0
         unknown = set[PageId]()
-        async for ids in self._list(worker):
-            listed += len(ids)
-            unknown.update(await self._catalog.pages.find_unknown(ids))
+        async with aclosing(self._list(worker)) as parts:
+            async for ids in parts:
+                listed += len(ids)
+                unknown.update(await self._catalog.pages.find_unknown(ids))
         return listed, unknown
 
     def _check(self, worker: str, listed: int, unknown: int) -> None:
@@ -105,16 +105,15 @@ class PageSweep:
         self._unknown.pop(worker, None)
         raise ManyUnknownPages(worker, unknown, listed)
 
-    async def _list(self, worker: str) -> AsyncIterator[Sequence[PageId]]:
+    async def _list(self, worker: str) -> AsyncGenerator[Sequence[PageId], None]:
         """Yield the worker's pages that are old enough, in lists."""
         request = pb.ListPagesRequest(
             catalog=self._catalog.id,
-            limit=_PAGES_LISTED,
             older_than_seconds=self._limits.unknown_page_seconds,
         )
-        while ids := split_ids((await self._worker.list_pages(worker, request)).page_ids):
-            yield ids
-            request.after = ids[-1]
+        async with aclosing(self._worker.list_pages(worker, request)) as parts:
+            async for part in parts:
+                yield split_ids(part.page_ids)
 
     async def _delete(self, worker: str, ids: Sequence[PageId]) -> int:
         """Delete pages in the worker, unless a session has them by now; count them."""

@@ -203,7 +203,7 @@ class FaultMachine(RuleBasedStateMachine):
             self.open_store()
         else:
             self.crash(torn)
-        self.store.delete(sorted(set(self.store.list_pages()) - self.live())).result()
+        self.store.delete(sorted(self.store.list_pages() - self.live())).result()
         self.safe &= self.live()
         assert list_stored(self.store) <= self.live()
         self.sessions = {name: [] for name in self.committed}

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 import structlog
@@ -30,6 +31,7 @@ from workers.rpc.metrics import ScrapedMetrics
 from workers.scheduler.scheduler import Scheduler
 
 _T = TypeVar("_T")
+_PAGES_LISTED = 50_000
 _log = structlog.get_logger(__name__)
 
 
@@ -95,11 +97,13 @@ class WorkerService:
             max_session_tokens=engine.long_sessions.most_tokens,
         )
 
-    async def list_pages(self, request: pb.ListPagesRequest) -> pb.PageList:
-        """The pages that this worker alone stores, by id, a part of them."""
+    async def list_pages(self, request: pb.ListPagesRequest) -> AsyncGenerator[pb.PageList, None]:
+        """The pages that this worker alone stores, in parts."""
         await self._require_catalog(request.catalog)
         pages = await _wait(self._scheduler.list_pages(request))
-        return pb.PageList(page_ids=join_ids(pages))
+        rest = iter(pages)
+        while part := list(islice(rest, _PAGES_LISTED)):
+            yield pb.PageList(page_ids=join_ids(part))
 
     async def delete_pages(self, request: pb.DeletePagesRequest) -> pb.DeletePagesResult:
         """Delete pages that no session has any more."""

@@ -167,16 +167,14 @@ class Scheduler:
         """Delete pages that no session has any more; returns how many were here."""
         return self.engine.delete_pages(read_ids(request.page_ids))
 
-    def list_pages(self, request: pb.ListPagesRequest) -> "Future[list[PageId]]":
-        """List the pages that this worker alone stores, by id. Raises MalformedMessage."""
+    def list_pages(self, request: pb.ListPagesRequest) -> "Future[set[PageId]]":
+        """List the pages that this worker alone stores. Raises MalformedMessage."""
         if not math.isfinite(request.older_than_seconds):
             raise MalformedMessage(
                 f"older_than_seconds must be a number of seconds, got {request.older_than_seconds}"
             )
         return self.engine.store_io.submit(
-            lambda: self.engine.stored.list_pages(
-                request.after, request.limit, request.older_than_seconds
-            )
+            lambda: self.engine.stored.list_pages(request.older_than_seconds)
         )
 
     def memory(self, name: str) -> "Future[pb.MemoryReport]":

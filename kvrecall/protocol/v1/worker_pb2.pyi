@@ -206,16 +206,12 @@ class DescribeRequest(_message.Message):
     def __init__(self, catalog: _Optional[str] = ...) -> None: ...
 
 class ListPagesRequest(_message.Message):
-    __slots__ = ("catalog", "after", "limit", "older_than_seconds")
+    __slots__ = ("catalog", "older_than_seconds")
     CATALOG_FIELD_NUMBER: _ClassVar[int]
-    AFTER_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
     OLDER_THAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     catalog: str
-    after: bytes
-    limit: int
     older_than_seconds: float
-    def __init__(self, catalog: _Optional[str] = ..., after: _Optional[bytes] = ..., limit: _Optional[int] = ..., older_than_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, catalog: _Optional[str] = ..., older_than_seconds: _Optional[float] = ...) -> None: ...
 
 class PageList(_message.Message):
     __slots__ = ("page_ids",)

@@ -43,7 +43,7 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.FromString,
                 _registered_method=True)
-        self.ListPages = channel.unary_unary(
+        self.ListPages = channel.unary_stream(
                 '/kvrecall.v1.Worker/ListPages',
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListPagesRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PageList.FromString,
@@ -286,7 +286,7 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DescribeRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.SerializeToString,
             ),
-            'ListPages': grpc.unary_unary_rpc_method_handler(
+            'ListPages': grpc.unary_stream_rpc_method_handler(
                     servicer.ListPages,
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListPagesRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.PageList.SerializeToString,
@@ -438,7 +438,7 @@ class Worker(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/kvrecall.v1.Worker/ListPages',

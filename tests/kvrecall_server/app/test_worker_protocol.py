@@ -337,8 +337,8 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
         await worker.delete(pb.DeleteRequest(session="s"))
         assert await talked(worker, method="snapkv") == said
         assert (await worker.memory("s")).length == len(said)
-        listed = await worker.list_pages("", pb.ListPagesRequest(limit=100))
-        pages = pb.DeletePagesRequest(page_ids=listed.page_ids)
+        listed = [part.page_ids async for part in worker.list_pages("", pb.ListPagesRequest())]
+        pages = pb.DeletePagesRequest(page_ids=b"".join(listed))
         await worker.delete_pages(pages)  # the cancelled turn's
         assert (await worker.delete_pages(pages)).deleted == 0, "the session has the others"
         assert (await worker.memory("s")).length == len(said)

@@ -235,7 +235,7 @@ def test_a_full_tier_keeps_no_page_of_a_discarded_turn(
     again = RowStore(layout, [NvmeTier(tmp_path / "rows")])
     again.open("a", name_pages(torch.cat([rows, later], 3), layout.page_tokens))
     assert again.missing_pages("a") == [3]
-    assert again.list_pages() == sorted(ids)
+    assert again.list_pages() == set(ids)
     again.close()
 
 

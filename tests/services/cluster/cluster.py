@@ -70,10 +70,13 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         self.calls.append(f"fork {request.spec.session}")
         return pb.ForkResult()
 
-    async def ListPages(self, request: pb.ListPagesRequest, context: Any) -> pb.PageList:
+    async def ListPages(
+        self, request: pb.ListPagesRequest, context: Any
+    ) -> AsyncIterator[pb.PageList]:
         await self._refuse(context)
-        self.calls.append(f"list {request.limit}")
-        return pb.PageList(page_ids=b"p" * 16)
+        self.calls.append(f"list {request.older_than_seconds:g}")
+        for page in (b"p", b"q"):
+            yield pb.PageList(page_ids=page * 16)
 
     async def DeletePages(
         self, request: pb.DeletePagesRequest, context: Any

@@ -161,8 +161,9 @@ async def test_pages_are_deleted_in_all_workers_or_in_a_named_one(cluster: Clust
     assert (await cluster.pool.delete_pages(request)).deleted == 4
     assert (await cluster.pool.delete_pages(request, "b")).deleted == 2
     assert [len(each.calls) for each in cluster.servicers.values()] == [1, 2]
-    listed = await cluster.pool.list_pages("a", pb.ListPagesRequest(limit=3))
-    assert listed.page_ids == b"p" * 16
+    request_list = pb.ListPagesRequest(older_than_seconds=3)
+    listed = [part.page_ids async for part in cluster.pool.list_pages("a", request_list)]
+    assert listed == [b"p" * 16, b"q" * 16]
     assert cluster.servicers["a"].calls == ["delete pages", "list 3"]
 
 
@@ -186,9 +187,9 @@ async def test_a_deletion_of_pages_that_one_worker_did_not_do_is_not_done(cluste
 async def test_a_worker_with_pages_of_another_catalog_is_left_out(cluster: Cluster) -> None:
     cluster.servicers["a"].refuses = "catalog_mismatch"
     with pytest.raises(WorkerRefused):
-        await cluster.pool.list_pages("a", pb.ListPagesRequest())
+        await anext(cluster.pool.list_pages("a", pb.ListPagesRequest()))
     with pytest.raises(WorkerLost, match="gone"):
-        await cluster.pool.list_pages("a", pb.ListPagesRequest())
+        await anext(cluster.pool.list_pages("a", pb.ListPagesRequest()))
 
 
 async def test_a_worker_that_was_away_gets_its_releases_when_it_is_back(cluster: Cluster) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
@@ -52,10 +52,12 @@ class Recording(StubWorker):
         super().__init__(pages)
         self.lists: list[int] = []
 
-    async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
-        found = await super().list_pages(worker, request)
-        self.lists.append(len(split_ids(found.page_ids)))
-        return found
+    async def list_pages(
+        self, worker: str, request: pb.ListPagesRequest
+    ) -> AsyncGenerator[pb.PageList, None]:
+        async for part in super().list_pages(worker, request):
+            self.lists.append(len(split_ids(part.page_ids)))
+            yield part
 
 
 @pytest.fixture
@@ -118,13 +120,14 @@ async def test_a_worker_keeps_the_pages_of_its_open_sessions(harness) -> None:
     assert await swept.sweep("one") == 1
 
 
-async def test_lists_come_in_bounded_parts(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_PAGES_LISTED", 7)
+async def test_pages_are_deleted_in_bounded_parts_as_they_are_listed(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sweep, "_PAGES_DELETED", 9)
     worker = Recording(make_pages(40))
     swept = build(worker)
     await swept.sweep("one")
-    assert worker.lists == [7, 7, 7, 7, 7, 5, 0]
+    assert worker.lists == [7, 7, 7, 7, 7, 5]
     assert await swept.sweep("one") == 40
     assert not worker.pages
 
@@ -145,11 +148,14 @@ async def test_a_silent_worker_holds_up_no_other_and_one_that_joins_is_swept_soo
     class Silent(StubWorker):
         listed = 0
 
-        async def list_pages(self, worker: str, request: pb.ListPagesRequest) -> pb.PageList:
+        async def list_pages(
+            self, worker: str, request: pb.ListPagesRequest
+        ) -> AsyncGenerator[pb.PageList, None]:
             if worker == "silent":
                 await asyncio.Event().wait()
-            self.listed += not request.after
-            return await super().list_pages(worker, request)
+            self.listed += 1
+            async for part in super().list_pages(worker, request):
+                yield part
 
     worker = Silent(make_pages(1))
     worker.names = ["silent", "one"]

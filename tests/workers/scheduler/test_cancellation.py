@@ -219,8 +219,8 @@ def test_deleting_a_session_ends_its_turn_and_frees_slot_and_rows(
     assert worker.scheduler.slots_in_use() == 0
     assert worker.engine.store.sessions() == []
     worker.scheduler.delete(pb.DeleteRequest(session="s")).result(600)
-    pages = worker.scheduler.list_pages(pb.ListPagesRequest(limit=100)).result(600)
-    request = pb.DeletePagesRequest(page_ids=join_ids(pages))
+    pages = worker.scheduler.list_pages(pb.ListPagesRequest()).result(600)
+    request = pb.DeletePagesRequest(page_ids=join_ids(list(pages)))
     assert worker.scheduler.delete_pages(request).result(600) == len(pages) > 0, "held by none"
     assert sum(worker.engine.store.usage().values()) == 0
     worker.check()

@@ -6,8 +6,6 @@ durability and deletion are those of rows.
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from heapq import merge
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -142,10 +140,10 @@ class StoredSessions:
 
         return then(rows, finish)
 
-    def list_pages(self, after: PageId, limit: int, older_than_seconds: float) -> list[PageId]:
+    def list_pages(self, older_than_seconds: float = 0.0) -> set[PageId]:
         """List pages and states by id, as `RowStore.list_pages`."""
-        listed = [store.list_pages(after, limit, older_than_seconds) for store in self._stores()]
-        return list(islice(dict.fromkeys(merge(*listed)), limit))
+        listed = (store.list_pages(older_than_seconds) for store in self._stores())
+        return set[PageId]().union(*listed)
 
     def release(self, session: str) -> None:
         """Forget a session that continues in another process."""
