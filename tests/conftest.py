@@ -128,6 +128,15 @@ def is_integration(item: pytest.Item) -> bool:
     return not INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
+def _leave_out_variables() -> None:
+    """Log tracebacks without the variables of their frames: of a forward pass they take seconds."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], renderer])
+
+
+_leave_out_variables()
+
+
 @pytest.fixture(autouse=True)
 def own_log_settings() -> Iterator[None]:
     """Undo what a test's in-process commands change in the settings of logs."""
