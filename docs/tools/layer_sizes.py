@@ -2,20 +2,18 @@
 
 usage: python docs/tools/layer_sizes.py [MODEL_TYPE ...]
 
-No weight is allocated: models are built on torch's meta device.
+No weight is allocated.
 """
 
 import sys
 from dataclasses import dataclass
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING
 
 from kvrecall.domain.worker_info import LayerKind
-from workers.model.layers.kinds import read_plan
 from workers.model.layers.report import describe_layers
-from workers.model.layers.shape_probe import probe_shapes
-from workers.model.loader import cache_argument
+from workers.model.sizes import measure_sizes
 
 FAMILIES = (
     "qwen3",
@@ -48,18 +46,10 @@ class Sizes:
         return f"| `{self.name}` | {layers} | {tokens / _KIB:,.1f} KiB | {states} | {interval} |"
 
 
-@torch.inference_mode()
 def measure(name: str) -> Sizes:
     """Measure a model type."""
-    with torch.device("meta"):
-        config = CONFIG_MAPPING[name]()
-        module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.bfloat16
-        )
-    module.train(False)
-    plan = read_plan(module.config.get_text_config(decoder=True))
-    shape, side, _ = probe_shapes(module, plan, cache_argument(module))
-    return Sizes(name, tuple(describe_layers(plan, shape, side, torch.bfloat16)))
+    found = measure_sizes(CONFIG_MAPPING[name](), torch.bfloat16)
+    return Sizes(name, tuple(describe_layers(found.plan, found.shape, found.side, found.dtype)))
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from kvrecall_server.app.logs import adopt_loggers, hide_variables
 from kvrecall_server.app.models import get_recommended_sampling, resolve_model
 from kvrecall_server.app.settings import Quantization, Settings
 from kvrecall_server.app.start.memory import (
+    STATE_SHARE,
     RowShape,
     divide_memory,
     get_free_memory,
@@ -41,6 +42,7 @@ from kvstore.settings import StoreSettings
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.ram import RamTier
+from workers.cache.row_packing import build_row_layout
 from workers.engine.engine import Engine, Parts
 from workers.engine.host.memory import get_ram_bytes
 from workers.engine.settings import WorkerSettings
@@ -54,9 +56,6 @@ from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.service import WorkerService
 from workers.scheduler.scheduler import Scheduler
-
-# The share of the RAM tier that recurrent states have: one in so many bytes.
-_STATE_SHARE = 4
 
 
 def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerService:
@@ -121,7 +120,7 @@ def build_worker_service(
     loaded = _choose_chunks(loaded, settings)
     metrics = metrics or create_metrics()
     # Of a model with recurrent states these have a share of the memory, and of the tiers' limits.
-    state_ram_bytes = ram_bytes // _STATE_SHARE if loaded.state_bytes else 0
+    state_ram_bytes = ram_bytes // STATE_SHARE if loaded.state_bytes else 0
     tiers = tiers.halve() if loaded.state_bytes else tiers
     store = build_store(loaded, data, ram_bytes - state_ram_bytes, tiers, metrics)
     states = build_state_store(loaded, data, state_ram_bytes, tiers)
@@ -257,16 +256,7 @@ def _observe_call(metrics: Metrics, tier: str, operation: str, seconds: float) -
 
 def page_layout(model: LoadedModel) -> PageLayout:
     """The page layout of a model's rows: shape, dtype, fingerprint of the weights."""
-    shape = model.shape
-    return PageLayout(
-        n_layers=shape.n_layers,
-        n_kv_heads=shape.n_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=model.dtype,
-        fingerprint=model.fingerprint,
-        side_layers=model.side_layers,
-        latent=shape.latent,
-    )
+    return build_row_layout(model.shape, model.side, model.dtype, model.fingerprint)
 
 
 def state_layout(model: LoadedModel) -> PageLayout | None:

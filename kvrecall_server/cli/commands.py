@@ -27,6 +27,7 @@ from kvrecall_server.cli.keys import keys_app
 from kvrecall_server.cli.machine.config import config_command
 from kvrecall_server.cli.machine.doctor import doctor_command
 from kvrecall_server.cli.machine.models import models_app
+from kvrecall_server.cli.machine.size import size_command
 from kvrecall_server.cli.methods import methods_command
 from kvrecall_server.cli.profile_layers import profile_layers_command
 from kvrecall_server.cli.replay import replay_command
@@ -158,6 +159,7 @@ app.command("report", cls=_Command)(report_command)
 app.command("sessions", cls=_Command)(sessions_command)
 app.command("doctor", cls=_Command)(doctor_command)
 app.command("config", cls=_Command)(config_command)
+app.command("size", cls=_Command)(size_command)
 app.command("version", cls=_Command)(version_command)
 app.command("methods", cls=_Command)(methods_command)
 app.command("profile-layers", cls=_Command)(profile_layers_command)

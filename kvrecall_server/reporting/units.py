@@ -3,8 +3,9 @@
 
 def readable_bytes(count: float) -> str:
     """A number of bytes in the largest unit in which it is at least 1: `3.0 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            digits = {"B": 0, "GiB": 2}.get(unit, 1)
+            return f"{count:.{digits}f} {unit}"
         count /= 1024
-    return f"{count:.2f} GiB"
+    return f"{count:.2f} TiB"

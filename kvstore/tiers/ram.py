@@ -25,7 +25,7 @@ from kvstore.tiers.base import was_written_before
 _MOST_DROPPED = 4
 # Of the limit, one part in so many is never reserved: new pages pass through it, and it has those that
 # no lower tier accepts.
-_KEPT_SHARE = 4
+KEPT_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class RamTier:
 
         Less where unbacked pages, held or not, have more than the last quarter.
         """
-        share = self.limit_bytes - self.limit_bytes // _KEPT_SHARE
+        share = self.limit_bytes - self.limit_bytes // KEPT_SHARE
         return min(share, self.limit_bytes - self._unbacked_bytes)
 
     def reserve(self, reserved_bytes: int, ids: Iterable[PageId] = ()) -> bool:

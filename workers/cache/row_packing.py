@@ -1,9 +1,31 @@
 """The form that rows of windows have in a page: that of further layers of the managed rows."""
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kvstore.format.page import PageLayout
+from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
+
+
+def build_row_layout(
+    shape: KVShape, side: SideShape | None, dtype: torch.dtype, fingerprint: str
+) -> PageLayout:
+    """Build the layout of pages of a model's rows, those of windows among them.
+
+    fingerprint: of the weights.
+    """
+    windows = None if side is None else side.windows
+    return PageLayout(
+        n_layers=shape.n_layers,
+        n_kv_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        fingerprint=fingerprint,
+        side_layers=0 if windows is None else RowPacking(windows, shape).n_layers,
+        latent=shape.latent,
+    )
 
 
 class RowPacking:

@@ -23,7 +23,6 @@ from kvrecall.domain.answer.sampling_defaults import GREEDY, SamplingDefaults
 from workers.cache.caches import Caches
 from workers.cache.forward_step import ForwardStep
 from workers.cache.layer_plan import LayerPlan
-from workers.cache.row_packing import RowPacking
 from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
@@ -101,13 +100,6 @@ class LoadedModel:
     def cache_arguments(self, cache: object) -> dict[str, Any]:
         """Return the arguments that hand a cache to the model's `forward`."""
         return {self._cache_argument: cache}
-
-    @property
-    def side_layers(self) -> int:
-        """Further layers of a page that the rows of windows take (`RowPacking`)."""
-        if self.side is None or self.side.windows is None:
-            return 0
-        return RowPacking(self.side.windows, self.shape).n_layers
 
     @property
     def state_bytes(self) -> int:
@@ -196,7 +188,7 @@ def load_model(
         config = AutoConfig.from_pretrained(name)
         read_plan(config.get_text_config(decoder=True))
         attention.register()
-        module = _choose_class(config).from_pretrained(
+        module = choose_class(config).from_pretrained(
             name,
             dtype=dtype or choose_dtype(config.dtype),
             attn_implementation=attention.NAME,
@@ -291,7 +283,7 @@ def _refuse_apart(plan: LayerPlan, devices: Sequence[torch.device]) -> None:
             )
 
 
-def _choose_class(config: PreTrainedConfig) -> Any:
+def choose_class(config: PreTrainedConfig) -> Any:
     """Choose the class that loads a config: of a model that sees as well, its text is served."""
     known = type(config) in AutoModelForCausalLM._model_mapping
     return AutoModelForCausalLM if known else AutoModelForImageTextToText

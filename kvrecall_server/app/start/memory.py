@@ -8,6 +8,8 @@ from pathlib import Path
 from kvrecall_server.app.errors import CannotServe
 from workers.engine.settings import WorkerSettings
 
+# The share of the RAM tier that recurrent states have: one in so many bytes.
+STATE_SHARE = 4
 # Of a row beside key and value: position, mark of a promotion, sum of observations.
 _BOOKKEEPING_BYTES = 4 + 1 + 4
 _MEMINFO = Path("/proc/meminfo")

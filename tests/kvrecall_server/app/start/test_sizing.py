@@ -1,0 +1,92 @@
+"""What `kvrecall size` adds up is what a worker allocates and a store holds."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvrecall_server.app.start.sizing import (
+    Load,
+    count_states,
+    get_ram_setting,
+    get_stored_bytes,
+    list_needs,
+)
+from kvstore.format.codec import Codec
+from kvstore.format.page import PageLayout
+from kvstore.store import RowStore
+from kvstore.tiers.nvme.tier import NvmeTier
+from kvstore.tiers.ram import RamTier
+from reference import MODEL_PATH
+from tests.kvstore.page_ids import make_ids
+from tests.workers.model.architectures.building import build
+from tests.workers.model.architectures.recurrent import RECURRENT
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import load_model
+from workers.model.sizes import ModelSizes, measure_sizes, read_sizes
+
+SETTINGS = WorkerSettings(slots=3, max_budget=512)
+LOAD = Load(sessions=10, tokens=1000, shared=0, codec=Codec.RAW)
+
+
+@pytest.fixture(scope="module")
+def sizes() -> ModelSizes:
+    return read_sizes(MODEL_PATH)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_session_takes_the_bytes_of_its_pages_in_the_files(
+    sizes: ModelSizes, tmp_path: Path, codec: Codec
+) -> None:
+    layout, tokens = sizes.layout, 200
+    store = RowStore(
+        layout, [RamTier(1 << 26), NvmeTier(tmp_path / "pages")], codecs=[Codec.RAW, codec]
+    )
+    ids = make_ids(range(tokens // layout.page_tokens))
+    store.append("a", torch.randn(layout.rows_shape(tokens)).to(layout.dtype), ids)
+    assert store.flush("a")
+    assert store.usage()["nvme"] == get_stored_bytes(layout, replace(LOAD, tokens=200, codec=codec))
+    store.close()
+
+
+def test_slots_take_what_a_worker_allocates_for_them(sizes: ModelSizes) -> None:
+    model = load_model(MODEL_PATH, device="cpu", dtype=sizes.dtype)
+    caches = model.create_caches(SETTINGS.slots, SETTINGS.slot_rows, SETTINGS.longest_pass)
+    needs = {need.what: need for need in list_needs(sizes, SETTINGS, LOAD)}
+    allocated = sum(
+        tensor.nbytes for memory in caches.active.pool.memories for tensor in memory.tensors()
+    )
+    assert needs["active rows of a slot"].total_bytes == allocated
+    assert needs["weights"].total_bytes == sizes.weight_bytes
+
+
+def test_shared_tokens_are_stored_once(sizes: ModelSizes) -> None:
+    def get_stored(load: Load) -> int:
+        return list(list_needs(sizes, SETTINGS, load))[-1].total_bytes
+
+    apart, together = get_stored(LOAD), get_stored(replace(LOAD, shared=640))
+    assert apart == 10 * get_stored_bytes(sizes.layout, LOAD)
+    shared = get_stored_bytes(sizes.layout, replace(LOAD, tokens=640))
+    assert together == apart - 9 * shared
+
+
+def test_the_ram_setting_has_room_for_the_rows_of_all_slots(sizes: ModelSizes) -> None:
+    needs = {need.what: need for need in list_needs(sizes, SETTINGS, LOAD)}
+    held = needs["rows of a session in a slot"].total_bytes
+    ram = get_ram_setting(sizes, SETTINGS, LOAD)
+    assert RamTier(ram).reservable_bytes >= held > RamTier(ram - 8).reservable_bytes
+
+
+def test_a_session_keeps_the_first_state_the_last_two_and_one_for_each_interval() -> None:
+    hybrid = measure_sizes(build(RECURRENT["qwen3_next"]).config, torch.float32)
+    needs = {need.what: need for need in list_needs(hybrid, SETTINGS, LOAD)}
+    page: PageLayout = hybrid.layout
+    interval = -(-hybrid.state_bytes // page.token_bytes)
+    assert count_states(hybrid, 50 * max(interval, page.page_tokens)) == min(
+        50 * max(interval, page.page_tokens) // page.page_tokens,
+        3 + 50 * max(interval, page.page_tokens) // interval,
+    )
+    assert count_states(hybrid, page.page_tokens) == 1, "a state lies at a page boundary"
+    states = needs["stored states of a session"]
+    assert states.each_bytes >= count_states(hybrid, LOAD.tokens) * hybrid.state_bytes
