@@ -54,7 +54,7 @@ class Round:
 
     def run(self, weights: Mapping[str, float], faults: int) -> Findings:
         """Start the set-up, inject the faults under load, and check the rest."""
-        injector = Injector(self.setup, weights, self.seed)
+        injector = Injector(self.setup, weights, self.seed, lambda: self.counters.answered)
         prober = latency.Prober(self.setup)
         try:
             self.setup.start()

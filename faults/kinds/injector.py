@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from threading import Timer
@@ -14,15 +14,24 @@ from faults.rig.setups import Setup
 # A fault that takes longer than this has the one before it undone first: that may keep a process
 # from starting.
 PATIENCE_SECONDS = 10.0
+# Longest wait for an answer between two faults. On a slow machine clients would get none between two
+# starts, and the faults hit nothing.
+_SERVED_SECONDS = 30.0
+_POLL_SECONDS = 0.05
 
 
 @dataclass
 class Injector:
-    """Injects the faults of a schedule, which follows from the seed."""
+    """Injects the faults of a schedule, which follows from the seed.
+
+    `count_answers`: of the clients' requests so far. A fault waits for one behind the fault before,
+    if that is undone.
+    """
 
     setup: Setup
     weights: Mapping[str, float]
     seed: str
+    count_answers: Callable[[], int]
     happened: Counter[str] = field(default_factory=Counter)
     _pending: list[Undo] = field(default_factory=list)
 
@@ -37,6 +46,7 @@ class Injector:
             self._undo_pending()
 
     def _inject(self, fault: Fault) -> None:
+        self._await_answer()
         time.sleep(fault.after)
         rng = Random(fault.seed)
         patience = Timer(PATIENCE_SECONDS, self._undo_pending)
@@ -58,6 +68,11 @@ class Injector:
             self._pending.append(undo)
         else:
             undo()
+
+    def _await_answer(self) -> None:
+        before, last = self.count_answers(), time.monotonic() + _SERVED_SECONDS
+        while not self._pending and self.count_answers() == before and time.monotonic() < last:
+            time.sleep(_POLL_SECONDS)
 
     def _undo_pending(self) -> None:
         while self._pending:

@@ -42,8 +42,8 @@ class Attempt:
 class Counters:
     """Events that clients counted, summed over all clients.
 
-    `wrong_errors`: errors of the server that no fault excuses. `calm_since`: the monotonic time
-    since which nothing is broken.
+    `answered`: requests without an error. `wrong_errors`: errors of the server that no fault excuses.
+    `calm_since`: the monotonic time since which nothing is broken.
     """
 
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -54,6 +54,7 @@ class Counters:
     torn_streams: list[str] = field(default_factory=list)
     slow: list[Attempt] = field(default_factory=list)
     other: Counter[str] = field(default_factory=Counter)
+    answered: int = 0
     not_durable: int = 0
     calm_since: float | None = None
     _lock: Lock = field(default_factory=Lock)
@@ -74,6 +75,9 @@ class Counters:
             outcome = error.code
             self._count_error(error)
             raise
+        else:
+            with self._lock:
+                self.answered += 1
         finally:
             seconds = time.monotonic() - start
             if seconds > SLOW_SECONDS:
