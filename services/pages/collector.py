@@ -26,6 +26,7 @@ class PageCollector:
     def __init__(self, context: ServiceContext) -> None:
         self._catalog = context.catalog
         self._worker = context.worker
+        self._limits = context.limits
         self._wanted = asyncio.Event()
         self.dead = 0
         self._task: asyncio.Task[None] | None = None
@@ -47,6 +48,7 @@ class PageCollector:
     async def sweep(self) -> None:
         """Delete the dead pages, until a worker is lost or refuses: the next sweep comes."""
         with suppress(ServiceError):
+            await self._catalog.pages.drop_abandoned(self._limits.unknown_page_seconds)
             while dead := await self._catalog.pages.get_dead(_PAGES_AT_ONCE):
                 # Asked again: a session may have come to some of them.
                 live = set(await self._catalog.pages.find_live(dead))

@@ -15,10 +15,13 @@ class RedisPages:
         self._tree = tree
         self._deletion = deletion
 
+    async def drop_abandoned(self, older_than_seconds: float) -> None:
+        """See `services.catalog.base`."""
+        await run_to_completion(self._tree.drop_abandoned(older_than_seconds))
+
     async def get_dead(self, limit: int) -> list[PageId]:
-        """Return up to `limit` dead pages, oldest first, after what some crashes left is finished."""
+        """Return up to `limit` dead pages, oldest first, after deletions that crashes left are finished."""
         await run_to_completion(self._deletion.finish_some())
-        await run_to_completion(self._tree.drop_stale())
         return await self._tree.get_dead(limit)
 
     async def count_dead(self) -> int:

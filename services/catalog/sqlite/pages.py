@@ -30,6 +30,9 @@ class SqlitePages:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    async def drop_abandoned(self, older_than_seconds: float) -> None:
+        """Do nothing: a crash leaves no part of a transaction."""
+
     async def get_dead(self, limit: int) -> list[PageId]:
         """Return up to `limit` dead pages, oldest first."""
         query = "SELECT id FROM dead_pages ORDER BY number LIMIT :limit"

@@ -20,8 +20,6 @@ from services.catalog.redis.connection.keys import Keys
 from services.catalog.redis.connection.shared import Command
 from services.catalog.redis.slot.slot import SessionSlots, was_refused
 
-# A proposal without a session that is older was left by a crash: the session is not being created.
-_STALE_SECONDS = 3600
 _ENTRIES_CHECKED = 100
 _PAGES_AT_ONCE = 1000
 _LAST = 1 << 53
@@ -62,12 +60,12 @@ class RedisPageTree:
         """Forget a deleted session."""
         await self._drop(session_id, 0, _LAST)
 
-    async def drop_stale(self) -> None:
+    async def drop_abandoned(self, older_than_seconds: float) -> None:
         """Forget what some proposals have left whose sessions were never created, or are deleted.
 
         Each call looks at some entries more.
         """
-        words = (self._cursor, _ENTRIES_CHECKED, _STALE_SECONDS)
+        words = (self._cursor, _ENTRIES_CHECKED, repr(older_than_seconds))
         self._cursor, *flat = await self._run(scripts.FIND_OLD_ENDS, *words)
         sessions = [session.decode() for session in flat[::2]]
         exist = await self._slots.exist(sessions)

@@ -21,7 +21,6 @@ from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.redis.connection.client import CatalogRedis
 from services.catalog.redis.connection.keys import Keys
 from services.catalog.redis.deletion import SessionDeletion
-from services.catalog.redis.indexes import page_tree
 from services.catalog.redis.indexes.page_tree import RedisPageTree
 from services.catalog.redis.slot.slot import SessionSlots
 from tests.services.catalog.page_chains import Tree, check_tree, name_chain
@@ -82,7 +81,7 @@ class Gateway:
         """Do what repairs all that broke off: a commit of each session, and a look at the others."""
         for session, chain in self.chains.items():
             await self.commit(session, chain, "")
-        await self.tree.drop_stale()
+        await self.tree.drop_abandoned(-1.0)
 
     async def check(self, *, exact: bool) -> None:
         """Check that no session lacks a page, and that each page is some session's or dead."""
@@ -109,9 +108,8 @@ STEP = st.tuples(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_no_session_ever_lacks_a_page_and_what_broke_off_is_repaired(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, int, Any, str]]
+    redis_url: str, steps: list[tuple[str, int, Any, str]]
 ) -> None:
-    monkeypatch.setattr(page_tree, "_STALE_SECONDS", -1)
     tokens: dict[str, list[int]] = {}
 
     async def take_steps() -> None:
@@ -150,6 +148,21 @@ async def test_a_proposal_that_comes_late_takes_no_page_from_another_writer(
     await gateway.check(exact=False)
     await gateway.commit("s", last, "")
     await gateway.check(exact=True)
+    await client.aclose()
+
+
+async def test_pages_of_a_session_that_was_never_created_are_dead_once_they_are_old(
+    open_catalog: Open, redis_url: str
+) -> None:
+    namespace = uuid4().hex
+    catalog = await open_catalog(redis_url, namespace)
+    client = redis_client(redis_url)
+    chain = name_chain([0, 0])
+    await Gateway(client, Keys(namespace)).commit("s", chain, "proposed")
+    await catalog.pages.drop_abandoned(3600.0)
+    assert await catalog.pages.get_dead(9) == []
+    await catalog.pages.drop_abandoned(-1.0)
+    assert set(await catalog.pages.get_dead(9)) == set(chain)
     await client.aclose()
 
 
