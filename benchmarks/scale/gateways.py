@@ -46,7 +46,7 @@ _LIFETIME_SECONDS = 7 * 86_400.0
 _SWEPT = 100
 _LONG_SESSIONS = 4
 # Pages of a session that is filled in, and pages of a worker's list that a sweep looks for.
-_PAGES = 8
+_PAGES = 30
 _LISTED = 4096
 _QUIET_SECONDS = 3.0
 # Sessions before and after which a gateway's memory is compared.

@@ -34,7 +34,7 @@ from redis.sentinel import Sentinel
 
 from kvstore.errors import KvStoreError, TierFailedError, TierFullError
 from kvstore.tiers.redis.address import RedisAddress
-from kvstore.tiers.redis.zero_copy import Command, run_batch
+from kvstore.tiers.redis.zero_copy import Command, borrow, exchange, require, run_batch
 
 T = TypeVar("T")
 
@@ -195,13 +195,17 @@ def run_replicated(client: Redis, commands: Sequence[Command], timeout_seconds: 
     Raises HistoryChangedError when another primary took over in between, which may lack the
     writes, and TimeoutError when no replica confirms them in time.
     """
-    info, *replies = run_batch(client, [("INFO", "replication"), *commands])
-    if not _ONLINE_REPLICA.search(info):
+    wait = ("WAIT", 1, int(timeout_seconds * 1000))
+    # On one connection: Valkey's WAIT looks at the writes of its own connection alone.
+    with borrow(client) as connection:
+        written = exchange(connection, [("INFO", "replication"), *commands])
+        sound = not any(isinstance(reply, Exception) for reply in written)
+        has_replica = sound and _ONLINE_REPLICA.search(written[0])
+        waited = exchange(connection, [("INFO", "replication"), wait]) if has_replica else []
+    info, *replies = require(written)
+    if not waited:
         return replies
-    # WAIT covers what the server had written when this connection's last command, INFO, ran.
-    info_after, confirmed = run_batch(
-        client, [("INFO", "replication"), ("WAIT", 1, int(timeout_seconds * 1000))]
-    )
+    info_after, confirmed = require(waited)
     if _HISTORY.findall(info_after) != _HISTORY.findall(info):
         raise HistoryChangedError("the primary changed during a write")
     if not confirmed:

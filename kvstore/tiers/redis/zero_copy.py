@@ -25,10 +25,20 @@ def run_batch(client: Redis, commands: Iterable[Command]) -> list[Any]:
 
     Raises the first error among the replies.
     """
+    with borrow(client) as connection:
+        replies = exchange(connection, commands)
+    return require(replies)
+
+
+def exchange(connection: Any, commands: Iterable[Command]) -> list[Any]:
+    """Send commands in one round trip over a connection of `borrow`; returns replies and errors."""
     commands = list(commands)
-    with _connection(client) as connection:
-        connection.send_packed_command(_pack(commands))
-        replies = [_read_reply(connection) for _ in commands]
+    connection.send_packed_command(_pack(commands))
+    return [_read_reply(connection) for _ in commands]
+
+
+def require(replies: list[Any]) -> list[Any]:
+    """Return replies. Raises the first error among them."""
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -44,7 +54,7 @@ def get_large_values(
     """
     batches = [names[i : i + batch] for i in range(0, len(names), batch)]
     values: list[memoryview | None] = []
-    with _connection(client) as connection:
+    with borrow(client) as connection:
         connection.send_packed_command(_pack_gets(batches[:1]))
         # redis-py reads nothing ahead, so the socket has these replies only.
         replies = _Replies(connection._get_socket())
@@ -105,7 +115,7 @@ def _parse_count(line: bytes, kind: bytes) -> int:
 
 
 @contextmanager
-def _connection(client: Redis) -> Iterator[Any]:
+def borrow(client: Redis) -> Iterator[Any]:
     """Take a connection from the client's pool; an error closes it, as replies may be pending."""
     pool = client.connection_pool
     connection = pool.get_connection()

@@ -39,6 +39,7 @@ from redis.exceptions import (
 from kvrecall.domain.errors import CatalogError, CatalogReplaced, StorageFull
 from services.catalog.redis import scripts
 from services.catalog.redis.connection.keys import Keys
+from services.catalog.redis.connection.replication import Replication
 from services.catalog.redis.connection.shared import Argument, Command, SharedConnection
 from services.catalog.versions import build_catalog_replaced
 
@@ -71,6 +72,9 @@ _TRANSIENT_WORDS = (
     "WAIT cannot be used with replica instances",
 )
 _REFUSED = "CATALOGREPLACED"
+_HISTORY: Command = ("INFO", "replication")
+# Between two looks at what replicas have confirmed; they do so at least once a second.
+_CONFIRMATION_SECONDS = 0.05
 # Commands that change nothing: they are sent as they are.
 _READS = frozenset(
     {"EXISTS", "GET", "HGET", "HGETALL", "HKEYS", "HMGET", "HRANDFIELD", "LLEN", "LRANGE"}
@@ -157,6 +161,9 @@ class CatalogRedis:
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
         self._identity: RedisIdentity | None = None
+        # By server, whether it had replicas at the last write.
+        self._replicated: dict[str, bool] = {}
+        self._wait: Command = ("WAIT", 1, int(1000 * timeout_seconds))
         # Reads of a cluster take connections of their nodes: a slow server delays no other's.
         self._shared = (
             SharedConnection(client.connection_pool, 2 * timeout_seconds)
@@ -220,20 +227,63 @@ class CatalogRedis:
             await self._client.aclose()
 
     async def _run_replicated(self, server: Redis | ClusterNode, command: Command) -> Any:
-        asked: list[Command] = [("INFO", "replication"), command]
-        shared = self._shared
-        info, reply = await (_exchange(server, asked) if shared is None else shared.run(asked))
-        history, has_replicas = _read_replication(info)
-        if not has_replicas:
+        name = server.name if isinstance(server, ClusterNode) else ""
+        try:
+            if name not in self._replicated:
+                (info,) = await self._run_alone(server, [_HISTORY])
+                self._replicated[name] = Replication.read(info).has_replicas
+            return await self._run_known(name, server, command)
+        except _FAILURES:
+            # Another server may be the primary now: connections that are idle may lead to this one.
+            self._replicated.pop(name, None)
+            if isinstance(server, Redis):
+                await server.connection_pool.disconnect(inuse_connections=False)
+            raise
+
+    async def _run_known(self, name: str, server: Redis | ClusterNode, command: Command) -> Any:
+        """Run a write to a server of which it is known whether it has replicas."""
+        if not self._replicated[name]:
+            info, reply = await self._run_alone(server, [_HISTORY, command])
+            found = Replication.read(info)
+            self._replicated[name] = found.has_replicas
+            if found.has_replicas:
+                await self._await_copy(server, found.history)
             return reply
-        # WAIT waits for what the server had written when this connection's last command, INFO, ran.
-        wait: Command = ("WAIT", 1, int(1000 * self._timeout_seconds))
-        after, copies = await _exchange(server, [("INFO", "replication"), wait])
-        if _read_replication(after)[0] != history:
-            raise HistoryChangedError("the primary changed during a write")
-        if not copies:
-            raise TimeoutError(f"no replica confirmed a write within {self._timeout_seconds} s")
+        # In one batch: Valkey's WAIT waits for the writes of its own connection alone.
+        reply, info, _, after = await _exchange(server, [command, _HISTORY, self._wait, _HISTORY])
+        written = Replication.read(info)
+        self._replicated[name] = written.has_replicas
+        if written.has_replicas and not Replication.read(after).has_copy(written):
+            await self._await_copy(server, written.history)
         return reply
+
+    async def _await_copy(self, server: Redis | ClusterNode, history: str) -> None:
+        """Wait until a replica has all that the server has now.
+
+        Also for a repeated write that changes nothing: of it no WAIT of Valkey knows, so what replicas
+        have confirmed is compared. Raises HistoryChangedError and TimeoutError.
+        """
+        clock = asyncio.get_running_loop().time
+        last = clock() + self._timeout_seconds
+        wanted: Replication | None = None
+        while True:
+            info, _, after = await _exchange(server, [_HISTORY, self._wait, _HISTORY])
+            wanted, found = wanted or Replication.read(info), Replication.read(after)
+            if found.history != history:
+                raise HistoryChangedError("the primary changed during a write")
+            if found.has_copy(wanted):
+                return
+            if clock() > last:
+                seconds = self._timeout_seconds
+                raise TimeoutError(f"no replica confirmed a write within {seconds} s")
+            await asyncio.sleep(_CONFIRMATION_SECONDS)
+
+    async def _run_alone(
+        self, server: Redis | ClusterNode, commands: Sequence[Command]
+    ) -> list[Any]:
+        """Run commands over the connection that all tasks share, if there is one."""
+        shared = self._shared
+        return await (_exchange(server, commands) if shared is None else shared.run(commands))
 
     async def _guard(self, command: Command) -> Command:
         """Return a command that runs in this catalog only; in a cluster, look before it runs."""
@@ -334,18 +384,6 @@ def _is_transient(error: Exception) -> bool:
         word in str(error) for word in _TRANSIENT_WORDS
     )
     return transient and not isinstance(error, AuthenticationError)
-
-
-def _read_replication(info: bytes | Mapping[str, Any]) -> tuple[str, bool]:
-    """Read the id of a server's history, and whether a replica is online.
-
-    `info` is the reply to INFO replication, as it was sent or as redis-py parses it.
-    """
-    if isinstance(info, bytes):
-        fields = dict(line.split(b":", 1) for line in info.splitlines() if b":" in line)
-        return fields[b"master_replid"].decode(), b",state=online," in info
-    replicas = [value for value in info.values() if isinstance(value, dict)]
-    return str(info["master_replid"]), any(each.get("state") == "online" for each in replicas)
 
 
 async def _exchange(server: Redis | ClusterNode, commands: Sequence[Command]) -> list[Any]:
