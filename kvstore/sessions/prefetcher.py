@@ -1,9 +1,11 @@
 """Prefetch thread: brings pages into memory before they are read."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Condition, Thread
 
 from kvstore.errors import KvStoreError
+from kvstore.format.page import PageId
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
 
@@ -47,29 +49,34 @@ class Prefetcher:
             self._fetch(session)
 
     def _fetch(self, session: str) -> None:
-        """Fetch a session's last pages, up to half of what memory has room for; store errors are ignored."""
-        stack = self._context.stack
-        memory = stack.tiers.memory
+        """Fetch what of a session lies in a bucket, then its last pages; store errors are ignored."""
         state = self._sessions.get(session)
-        if memory is None or state is None:
+        if state is None:
             return
         holders = self._sessions.holders
         with state.lock:
             if state.removed:
                 return
             pages = [page_id for page_id in state.pages if page_id not in state.missing]
-            hot = pages[::-1][: memory.room_bytes // 2 // self._context.layout.page_bytes]
-            holders.hold(hot)  # No copy must come after a deletion.
+            holders.hold(pages)  # No copy must come after a deletion.
         try:
+            self._context.stack.fetch_cold(pages)
             with suppress(KvStoreError):
-                resident = memory.contains(hot)
-                absent = [
-                    page for page, is_there in zip(hot, resident, strict=True) if not is_there
-                ]
-                stack.promote(absent)
-                stack.tiers.count(0, prefetched_pages=len(absent))
+                self._promote(pages)
         finally:
-            holders.release(hot)
+            holders.release(pages)
+
+    def _promote(self, pages: Sequence[PageId]) -> None:
+        """Copy the last of the pages into memory, up to half of what it has room for."""
+        stack = self._context.stack
+        memory = stack.tiers.memory
+        if memory is None:
+            return
+        hot = pages[::-1][: memory.room_bytes // 2 // self._context.layout.page_bytes]
+        resident = memory.contains(hot)
+        absent = [page for page, is_there in zip(hot, resident, strict=True) if not is_there]
+        stack.promote(absent)
+        stack.tiers.count(0, prefetched_pages=len(absent))
 
     def _next(self) -> str | None:
         with self._changed:
