@@ -88,6 +88,10 @@ class BucketProcess:
         """Replace an object's content behind everybody's back."""
         self._connect(address).put(name, content)
 
+    def delete_object(self, address: BucketAddress, name: str) -> None:
+        """Delete an object behind everybody's back."""
+        self._connect(address).delete(name)
+
     def send(self, method: str, path: str, body: bytes = b"") -> int:
         """Send a request; returns the status of the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)

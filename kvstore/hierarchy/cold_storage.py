@@ -25,7 +25,8 @@ COLD_AFTER_SECONDS = 7 * 24 * 3600.0
 _LIST_SECONDS = 600.0
 # Between two searches for pages to move, which visit all pages of the lowest tier.
 _SEARCH_SECONDS = 600.0
-_RETRY_SECONDS = 5.0
+_FIRST_RETRY_SECONDS = 5.0
+_MAX_RETRY_SECONDS = 30.0
 # Pages that are in memory at a time while they are moved.
 _PAGES_AT_ONCE = 16
 
@@ -118,6 +119,7 @@ class ColdStorage:
     # The thread
 
     def _run(self) -> None:
+        delay = _FIRST_RETRY_SECONDS
         while not self._closing.is_set():
             self._wanted.clear()
             try:
@@ -125,8 +127,12 @@ class ColdStorage:
                 self._list()
                 self._search()
             except (TierError, StoreClosedError):
-                self._closing.wait(_RETRY_SECONDS)
+                # Listed again first: what does not answer costs no search of the lowest tier.
+                self._listed_at = float("-inf")
+                self._closing.wait(delay)
+                delay = min(2 * delay, _MAX_RETRY_SECONDS)
             else:
+                delay = _FIRST_RETRY_SECONDS
                 self._wanted.wait(min(_SEARCH_SECONDS, self._after_seconds / 8))
         with suppress(TierError, StoreClosedError):  # A sweep finds what is left.
             self._delete_condemned()

@@ -12,12 +12,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.errors import StoreClosedError, TierFailedError, TierSettingsError
-from kvstore.format.page import Blob
 from kvstore.tiers.bucket.address import BucketAddress
 from kvstore.tiers.bucket.stored_object import StoredObject
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
+
+    from kvstore.format.page import Blob
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -28,6 +29,7 @@ REST_SECONDS = 5.0
 """Seconds for which calls fail at once after one that failed."""
 
 _RETRIES = 2
+_NO_BUCKET = "NoSuchBucket"
 # What one request of a server's deletion takes.
 _DELETED_AT_ONCE = 1000
 _LISTED_AT_ONCE = 1000
@@ -68,7 +70,7 @@ class BucketClient:
         """Look for objects, None where there is none, nor a bucket."""
         return self._run_each(names, lambda name: _describe(self._store.head(name)))
 
-    def put(self, name: str, content: Blob) -> None:
+    def put(self, name: str, content: "Blob") -> None:
         """Store an object, whole: no reader sees a part of it."""
 
         def put() -> bool:
@@ -76,7 +78,7 @@ class BucketClient:
             return True
 
         if self._run(put) is None:
-            raise self._fail(f"{self} does not exist; create the bucket")
+            raise self._describe_loss()
 
     def put_each(self, objects: Sequence[_T], put: Callable[[_T], None]) -> None:
         """Run `put` for each of these on the client's threads. Raises the first error, after all ended."""
@@ -132,9 +134,17 @@ class BucketClient:
             self._failure = None
             return None
         except self._failures as error:
+            if _NO_BUCKET in str(error):
+                raise self._describe_loss() from None
             raise self._fail(f"{self} failed: {_shorten(error)}") from None
         self._failure = None
         return result
+
+    def _describe_loss(self) -> TierFailedError:
+        """The error of a call that needs a bucket where there is none. That is an answer: nothing rests."""
+        return TierFailedError(
+            f"{self}: no such bucket ({_NO_BUCKET}); create it, or correct its name"
+        )
 
     def _fail(self, message: str) -> TierFailedError:
         """Let the bucket rest; return the error of this call."""
