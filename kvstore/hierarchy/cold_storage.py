@@ -86,9 +86,8 @@ class ColdStorage:
         if self._bucket is None:
             return
         with self._lock:
-            self._condemned.update(
-                id for id in ids if not self._bucket.is_listed or self._bucket.has_object(id)
-            )
+            # Those that are not there as well: one may be on its way.
+            self._condemned.update(ids)
         self._wanted.set()
 
     def list_ids(self, written_before: int) -> list[PageId]:
@@ -138,13 +137,15 @@ class ColdStorage:
             self._delete_condemned()
 
     def _delete_condemned(self) -> None:
+        assert self._bucket is not None, "the thread runs only with a bucket"
         with self._lock:
             ids = frozenset(self._condemned)
-        if ids:
-            self._tiers.delete(self._tiers.cold, ids)
-            with self._lock:
-                # None was stored since: this thread alone does.
-                self._condemned -= ids
+        there = [id for id in ids if not self._bucket.is_listed or self._bucket.has_object(id)]
+        if there:
+            self._tiers.delete(self._tiers.cold, there)
+        with self._lock:
+            # None was stored since: this thread alone does.
+            self._condemned -= ids
 
     def _list(self) -> None:
         assert self._bucket is not None, "the thread runs only with a bucket"

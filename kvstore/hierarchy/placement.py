@@ -99,9 +99,11 @@ class PagePlacement:
 
         From a bucket they are deleted later.
         """
-        self._on_void(ids)
         self._pending.discard(ids)
-        self._delete_from(range(self._tiers.bottom, -1, -1), ids)
+        try:
+            self._delete_from(range(self._tiers.bottom, -1, -1), ids)
+        finally:  # Not before: one that the lowest tier still had might be moved once more.
+            self._on_void(ids)
 
     def delete_copies(self, ids: Collection[PageId]) -> None:
         """Delete pages from the tiers above the lowest, except pending ones."""
