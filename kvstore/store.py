@@ -133,7 +133,7 @@ class RowStore:
             self._opener.open(state, pages)
             state.kept_at = 0.0
             self._renew(state)
-        if any(map(self._stack.cold.knows, pages)):
+        if self._stack.has_cold(pages):
             self._prefetcher.request(session)
 
     def close_session(self, session: str) -> None:

@@ -56,6 +56,7 @@ INTEGRATION_PATHS = (
     "kvrecall_server/test_distributions.py",
     "kvrecall/domain/test_episodes.py",
     "kvstore/test_crash.py",
+    "kvstore/test_cold_crash.py",
     "kvstore/test_cold_states.py",
     "kvstore/test_store_fault_states.py",
     "reference/test_model.py",

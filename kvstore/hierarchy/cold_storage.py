@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread
 
-from kvstore.errors import PageError, StoreClosedError, TierError
-from kvstore.format.page import Blob, PageId
+from kvstore.errors import PageError, StoreClosedError, TierError, TierFullError
+from kvstore.format.page import ID_BYTES, Blob, PageId
 from kvstore.hierarchy.last_use import LastUse
 from kvstore.hierarchy.metered import MeteredTiers
 
@@ -25,6 +25,8 @@ COLD_AFTER_SECONDS = 7 * 24 * 3600.0
 _LIST_SECONDS = 600.0
 # Between two searches for pages to move, which visit all pages of the lowest tier.
 _SEARCH_SECONDS = 600.0
+# Between two looks whether something of this is due.
+_LOOK_SECONDS = 30.0
 _FIRST_RETRY_SECONDS = 5.0
 _MAX_RETRY_SECONDS = 30.0
 # Pages that are in memory at a time while they are moved.
@@ -122,19 +124,25 @@ class ColdStorage:
         while not self._closing.is_set():
             self._wanted.clear()
             try:
+                self._probe()
                 self._delete_condemned()
                 self._list()
                 self._search()
             except (TierError, StoreClosedError):
-                # Listed again first: what does not answer costs no search of the lowest tier.
-                self._listed_at = float("-inf")
                 self._closing.wait(delay)
                 delay = min(2 * delay, _MAX_RETRY_SECONDS)
             else:
                 delay = _FIRST_RETRY_SECONDS
-                self._wanted.wait(min(_SEARCH_SECONDS, self._after_seconds / 8))
+                self._wanted.wait(min(_LOOK_SECONDS, self._after_seconds / 8))
         with suppress(TierError, StoreClosedError):  # A sweep finds what is left.
             self._delete_condemned()
+
+    def _probe(self) -> None:
+        """Find out whether a bucket that failed answers again, before anything else is done for it."""
+        assert self._bucket is not None, "the thread runs only with a bucket"
+        if self._bucket.name in self._tiers.failures():
+            with self._tiers.watched_cold():
+                self._bucket.look_for([bytes(ID_BYTES)])
 
     def _delete_condemned(self) -> None:
         assert self._bucket is not None, "the thread runs only with a bucket"
@@ -166,7 +174,10 @@ class ColdStorage:
             if self._closing.is_set():
                 return
             self._delete_condemned()
-            self._move(ids[first : first + _PAGES_AT_ONCE])
+            try:
+                self._move(ids[first : first + _PAGES_AT_ONCE])
+            except TierFullError:
+                break  # What does not fit stays.
         self._uses.forget(self._after_seconds)
         self._searched_at = time.monotonic()
 

@@ -122,16 +122,17 @@ class TierStack:
 
         Skips those that cannot be read: whoever reads them learns why.
         """
-        cold = [page_id for page_id in ids if self.cold.knows(page_id)]
+        cold = self._select_cold(ids)
         for first in range(0, len(cold), _FETCHED_PAGES):
-            batch = cold[first : first + _FETCHED_PAGES]
+            # Again: whoever reads them meanwhile has them copied as well.
+            batch = self._select_cold(cold[first : first + _FETCHED_PAGES])
             with suppress(KvStoreError):
-                has = self.tiers.contains(self.tiers.bottom, batch)
-                absent = [
-                    page_id for page_id, is_here in zip(batch, has, strict=True) if not is_here
-                ]
-                read, _ = self._read_from(self.tiers.cold, absent)
+                read, _ = self._read_from(self.tiers.cold, batch)
                 self._copy_up(self.tiers.cold, read, promote=False)
+
+    def has_cold(self, ids: Sequence[PageId]) -> bool:
+        """Return whether some of the pages lie in the bucket alone, as far as it is known."""
+        return bool(self._select_cold(ids))
 
     def find(self, ids: Sequence[PageId], *, ask: bool = True) -> set[PageId]:
         """Find those of the pages that some tier has.
@@ -181,6 +182,17 @@ class TierStack:
             )
             raise failures.get(page_id, absent)
         return found
+
+    def _select_cold(self, ids: Sequence[PageId]) -> list[PageId]:
+        """Select the pages that lie in the bucket alone; none while the lowest tier does not answer."""
+        known = [page_id for page_id in ids if self.cold.knows(page_id)]
+        if not known:
+            return []
+        try:
+            has = self.tiers.contains(self.tiers.bottom, known)
+        except TierError:
+            return []
+        return [page_id for page_id, is_here in zip(known, has, strict=True) if not is_here]
 
     def _copy_up(self, depth: int, read: Mapping[PageId, _Read], *, promote: bool) -> None:
         """Copy pages of one tier into those above it; without `promote` from the bucket alone."""
