@@ -7,7 +7,7 @@ written as RAW stays exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,6 +23,7 @@ from kvstore.format.codec import Codec, decode_page
 from kvstore.format.page import Blob, PageId, PageLayout, parse_header
 from kvstore.hierarchy.cold_storage import COLD_AFTER_SECONDS, ColdStorage
 from kvstore.hierarchy.metered import CallObserver, MeteredTiers
+from kvstore.hierarchy.page_holders import PageHolders
 from kvstore.hierarchy.placement import PagePlacement
 from kvstore.tiers.base import Tier
 from kvstore.tiers.bucket.tier import BucketTier
@@ -117,9 +118,11 @@ class TierStack:
             with suppress(PageError):
                 self.read([page_id])
 
-    def fetch_cold(self, ids: Sequence[PageId]) -> None:
+    def fetch_cold(self, ids: Sequence[PageId], holders: PageHolders | None = None) -> None:
         """Copy pages that lie in the bucket alone into the lowest tier, many at once.
 
+        `holders`: of pages that the caller does not hold. Each is held while it is copied, and not while the
+        bucket is waited for: what is deleted meanwhile is not copied.
         Skips those that cannot be read: whoever reads them learns why.
         """
         cold = self._select_cold(ids)
@@ -128,7 +131,9 @@ class TierStack:
             batch = self._select_cold(cold[first : first + _FETCHED_PAGES])
             with suppress(KvStoreError):
                 read, _ = self._read_from(self.tiers.cold, batch)
-                self._copy_up(self.tiers.cold, read, promote=False)
+                with nullcontext() if holders is None else holders.held(read.keys()):
+                    still = {id: each for id, each in read.items() if self.cold.knows(id)}
+                    self._copy_up(self.tiers.cold, still, promote=False)
 
     def has_cold(self, ids: Sequence[PageId]) -> bool:
         """Return whether some of the pages lie in the bucket alone, as far as it is known."""

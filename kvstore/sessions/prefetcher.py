@@ -1,6 +1,5 @@
 """Prefetch thread: brings pages into memory before they are read."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from threading import Condition, Thread
 
@@ -50,33 +49,42 @@ class Prefetcher:
 
     def _fetch(self, session: str) -> None:
         """Fetch what of a session lies in a bucket, then its last pages; store errors are ignored."""
-        state = self._sessions.get(session)
-        if state is None:
-            return
         holders = self._sessions.holders
-        with state.lock:
-            if state.removed:
-                return
-            pages = [page_id for page_id in state.pages if page_id not in state.missing]
-            holders.hold(pages)  # No copy must come after a deletion.
-        try:
-            self._context.stack.fetch_cold(pages)
-            with suppress(KvStoreError):
-                self._promote(pages)
-        finally:
-            holders.release(pages)
-
-    def _promote(self, pages: Sequence[PageId]) -> None:
-        """Copy the last of the pages into memory, up to half of what it has room for."""
-        stack = self._context.stack
-        memory = stack.tiers.memory
+        self._context.stack.fetch_cold(self._list_pages(session), holders)
+        memory = self._context.stack.tiers.memory
         if memory is None:
             return
-        hot = pages[::-1][: memory.room_bytes // 2 // self._context.layout.page_bytes]
-        resident = memory.contains(hot)
-        absent = [page for page, is_there in zip(hot, resident, strict=True) if not is_there]
-        stack.promote(absent)
-        stack.tiers.count(0, prefetched_pages=len(absent))
+        hot_pages = memory.room_bytes // 2 // self._context.layout.page_bytes
+        hot = self._list_pages(session, hot_pages, hold=True)
+        try:
+            with suppress(KvStoreError):
+                resident = memory.contains(hot)
+                absent = [
+                    page for page, is_there in zip(hot, resident, strict=True) if not is_there
+                ]
+                self._context.stack.promote(absent)
+                self._context.stack.tiers.count(0, prefetched_pages=len(absent))
+        finally:
+            holders.release(hot)
+
+    def _list_pages(
+        self, session: str, limit: int | None = None, *, hold: bool = False
+    ) -> list[PageId]:
+        """List the pages of a session that are there, the last ones first; none if it is not open.
+
+        `hold`: also hold them. No copy must come after a deletion.
+        """
+        state = self._sessions.get(session)
+        if state is None:
+            return []
+        with state.lock:
+            if state.removed:
+                return []
+            pages = [page_id for page_id in state.pages if page_id not in state.missing]
+            listed = pages[::-1][:limit]
+            if hold:
+                self._sessions.holders.hold(listed)
+            return listed
 
     def _next(self) -> str | None:
         with self._changed:

@@ -24,8 +24,10 @@ _AFTER_SECONDS = 0.02
 class ColdStoreMachine(RowStoreMachine):
     """A page is stored if the store has it, wherever it lies."""
 
-    def __init__(self, create_bucket: Callable[[], BucketAddress]) -> None:
-        self.address = create_bucket()
+    create_bucket: Callable[[], BucketAddress]
+
+    def __init__(self) -> None:
+        self.address = type(self).create_bucket()
         super().__init__()
 
     def open_store(self) -> RowStore:
@@ -53,7 +55,9 @@ class ColdStoreMachine(RowStoreMachine):
 def test_rows_are_right_wherever_they_lie(
     bucket_server: BucketProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = partial(ColdStoreMachine, lambda: bucket_server.create_bucket(monkeypatch))
+    class Machine(ColdStoreMachine):
+        create_bucket = partial(bucket_server.create_bucket, monkeypatch)
+
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=15, stateful_step_count=25, deadline=None)
+        Machine, settings=settings(max_examples=15, stateful_step_count=25, deadline=None)
     )

@@ -78,6 +78,8 @@ def test_deletions_wait_for_a_bucket_that_is_silent(
     store = stores.open(timeout_seconds=SILENT_SECONDS)
     stores.wait_until_moved(store, ids)
     stores.server.stop()
+    store.open("a", ids)
+    store.close_session("a")
     assert store.delete(ids).result() == 5
     assert store.contains(ids) == [False] * 5
     assert store.list_pages() == []
