@@ -14,7 +14,7 @@ from contextlib import suppress
 from threading import Event, Lock, Thread
 
 from kvstore.errors import PageError, StoreClosedError, TierError, TierFullError
-from kvstore.format.page import ID_BYTES, Blob, PageId
+from kvstore.format.page import Blob, PageId
 from kvstore.hierarchy.last_use import LastUse
 from kvstore.hierarchy.metered import MeteredTiers
 
@@ -25,10 +25,8 @@ COLD_AFTER_SECONDS = 7 * 24 * 3600.0
 _LIST_SECONDS = 600.0
 # Between two searches for pages to move, which visit all pages of the lowest tier.
 _SEARCH_SECONDS = 600.0
-# Between two looks whether something of this is due.
-_LOOK_SECONDS = 30.0
-_FIRST_RETRY_SECONDS = 5.0
-_MAX_RETRY_SECONDS = 30.0
+# Between two looks whether something of this is due, or a bucket that failed answers again.
+_LOOK_SECONDS = 5.0
 # Pages that are in memory at a time while they are moved.
 _PAGES_AT_ONCE = 16
 
@@ -120,7 +118,6 @@ class ColdStorage:
     # The thread
 
     def _run(self) -> None:
-        delay = _FIRST_RETRY_SECONDS
         while not self._closing.is_set():
             self._wanted.clear()
             try:
@@ -129,10 +126,8 @@ class ColdStorage:
                 self._list()
                 self._search()
             except (TierError, StoreClosedError):
-                self._closing.wait(delay)
-                delay = min(2 * delay, _MAX_RETRY_SECONDS)
+                self._closing.wait(_LOOK_SECONDS)
             else:
-                delay = _FIRST_RETRY_SECONDS
                 self._wanted.wait(min(_LOOK_SECONDS, self._after_seconds / 8))
         with suppress(TierError, StoreClosedError):  # A sweep finds what is left.
             self._delete_condemned()
@@ -140,9 +135,9 @@ class ColdStorage:
     def _probe(self) -> None:
         """Find out whether a bucket that failed answers again, before anything else is done for it."""
         assert self._bucket is not None, "the thread runs only with a bucket"
-        if self._bucket.name in self._tiers.failures():
+        if self._bucket.has_failed or self._bucket.name in self._tiers.failures():
             with self._tiers.watched_cold():
-                self._bucket.look_for([bytes(ID_BYTES)])
+                self._bucket.probe()
 
     def _delete_condemned(self) -> None:
         assert self._bucket is not None, "the thread runs only with a bucket"

@@ -1,11 +1,10 @@
 """Client of one bucket: calls for many objects at once, each as one request of its own.
 
 A request takes tens of milliseconds however small the object is, so the requests of a call run side by
-side. After a failure every call fails at once for a while: a silent bucket costs its callers one timeout,
-and not one for each page.
+side. After a failure every call fails at once until a probe succeeds: a silent bucket costs its callers one
+timeout, and not one for each page.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -25,8 +24,6 @@ _R = TypeVar("_R")
 
 REQUESTS_AT_ONCE = 16
 """Requests of one bucket that run side by side."""
-REST_SECONDS = 5.0
-"""Seconds for which calls fail at once after one that failed."""
 
 _RETRIES = 2
 _NO_BUCKET = "NoSuchBucket"
@@ -51,7 +48,6 @@ class BucketClient:
         self._threads = ThreadPoolExecutor(REQUESTS_AT_ONCE, "kvstore-bucket")
         self._closed = False
         self._failure: str | None = None
-        self._rests_until = 0.0
 
     def __str__(self) -> str:
         return str(self._address)
@@ -98,6 +94,19 @@ class BucketClient:
         while (chunk := self._run(lambda: next(stream, None))) is not None:
             yield [_describe(each) for each in chunk]
 
+    @property
+    def has_failed(self) -> bool:
+        """True while calls fail at once."""
+        return self._failure is not None
+
+    def probe(self, name: str) -> None:
+        """Ask for an object, whether calls fail or not; if the bucket answers, they reach it again.
+
+        Raises TierFailedError.
+        """
+        self._send(lambda: self._store.head(name))
+        self._failure = None
+
     def close(self) -> None:
         """Wait for the requests that run, and stop the threads. May be called twice.
 
@@ -126,31 +135,26 @@ class BucketClient:
         """Run a request; None where there is no object. Raises TierFailedError, StoreClosedError."""
         if self._closed:
             raise StoreClosedError(f"{self} is closed")
-        if self._failure is not None and time.monotonic() < self._rests_until:
+        if self._failure is not None:
             raise TierFailedError(self._failure)
+        return self._send(request)
+
+    def _send(self, request: Callable[[], _R]) -> _R | None:
         try:
-            result = request()
+            return request()
         except FileNotFoundError:
-            self._failure = None
             return None
         except self._failures as error:
             if _NO_BUCKET in str(error):
                 raise self._describe_loss() from None
-            raise self._fail(f"{self} failed: {_shorten(error)}") from None
-        self._failure = None
-        return result
+            self._failure = f"{self} failed: {_shorten(error)}"
+            raise TierFailedError(self._failure) from None
 
     def _describe_loss(self) -> TierFailedError:
-        """The error of a call that needs a bucket where there is none. That is an answer: nothing rests."""
+        """The error of a call that needs a bucket where there is none. That is an answer: calls go on."""
         return TierFailedError(
             f"{self}: no such bucket ({_NO_BUCKET}); create it, or correct its name"
         )
-
-    def _fail(self, message: str) -> TierFailedError:
-        """Let the bucket rest; return the error of this call."""
-        self._rests_until = time.monotonic() + REST_SECONDS
-        self._failure = message
-        return TierFailedError(message)
 
 
 def _connect(

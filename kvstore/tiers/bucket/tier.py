@@ -20,6 +20,7 @@ from kvstore.errors import (
 )
 from kvstore.format.page import (
     HEADER_BYTES,
+    ID_BYTES,
     Blob,
     PageHeader,
     PageId,
@@ -81,6 +82,16 @@ class BucketTier:
     def is_listed(self) -> bool:
         """True once the bucket was listed: pages that the index does not have are not there."""
         return self._index.is_listed
+
+    @property
+    def has_failed(self) -> bool:
+        """True while calls fail at once, after one that failed: until a probe succeeds."""
+        return self._client.has_failed
+
+    def probe(self) -> None:
+        """Find out whether the bucket answers again. Raises TierFailedError."""
+        self._require_open()
+        self._client.probe(self._names.page(bytes(ID_BYTES)))
 
     def knows(self, page_id: PageId) -> bool:
         """Return whether the index has an intact page; sends nothing."""
