@@ -125,7 +125,9 @@ class ColdStorage:
                 self._delete_condemned()
                 self._list()
                 self._search()
-            except (TierError, StoreClosedError):
+            except (
+                Exception
+            ):  # The thread must survive. Pages are where they were; the meter has the reason.
                 self._closing.wait(_LOOK_SECONDS)
             else:
                 self._wanted.wait(min(_LOOK_SECONDS, self._after_seconds / 8))
@@ -140,6 +142,7 @@ class ColdStorage:
                 self._bucket.probe()
 
     def _delete_condemned(self) -> None:
+        """Delete from the bucket what is condemned and there."""
         assert self._bucket is not None, "the thread runs only with a bucket"
         with self._lock:
             ids = frozenset(self._condemned)
@@ -151,6 +154,7 @@ class ColdStorage:
             self._condemned -= ids
 
     def _list(self) -> None:
+        """List the bucket if that is due."""
         assert self._bucket is not None, "the thread runs only with a bucket"
         if time.monotonic() - self._listed_at >= _LIST_SECONDS:
             with self._tiers.watched_cold():
