@@ -178,7 +178,7 @@ def test_a_page_that_is_written_again_after_its_deletion_stays(
     ids = stores.put_old(rows)
     store = stores.open()
     stores.wait_until_moved(store, ids)
-    store.delete(ids)
+    assert store.delete(ids).result() == 3
     write(store, "a", rows)
     until(lambda: stores.list_cold() == set(), "the objects are gone")
     assert list_stored(store) == set(ids)
