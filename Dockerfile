@@ -47,13 +47,13 @@ FROM build-native AS build-worker
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN python3 requirements.py torch > torch.txt \
  && /opt/kvrecall/bin/pip install --quiet -c constraints.txt --index-url "${TORCH_INDEX}" -r torch.txt
-RUN python3 requirements.py worker otel > requirements.txt \
+RUN python3 requirements.py worker otel s3 > requirements.txt \
  && /opt/kvrecall/bin/pip install --quiet -c constraints.txt -r requirements.txt
 COPY . .
 RUN /opt/kvrecall/bin/pip install --quiet --no-deps ./kvrecall .
 
 FROM build-native AS build-worker-cuda
-RUN python3 requirements.py worker otel > requirements.txt \
+RUN python3 requirements.py worker otel s3 > requirements.txt \
  && /opt/kvrecall/bin/pip install --quiet -c constraints.txt -r requirements.txt
 COPY . .
 RUN /opt/kvrecall/bin/pip install --quiet --no-deps ./kvrecall .

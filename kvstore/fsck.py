@@ -67,12 +67,16 @@ class StoredPage:
 
 @dataclass(frozen=True)
 class PagesReport:
-    """Contents of one tier; `accounting_error` is the error of the tier's own check, or empty."""
+    """Contents of one tier; `accounting_error` is the error of the tier's own check, or empty.
+
+    `expires`: whether its pages have a time to live.
+    """
 
     tier: str
     pages: Mapping[PageId, StoredPage]
     segments: tuple[SegmentReport, ...] = ()
     accounting_error: str = ""
+    expires: bool = False
 
     @property
     def bytes(self) -> int:
@@ -147,7 +151,12 @@ def check_tier(tier: Tier) -> PagesReport:
     pages = {
         page_id: StoredPage(header, damage.get(page_id, "")) for page_id, header in headers.items()
     }
-    return PagesReport(tier.name, MappingProxyType(pages), accounting_error=accounting_error)
+    return PagesReport(
+        tier.name,
+        MappingProxyType(pages),
+        accounting_error=accounting_error,
+        expires=tier.life_seconds is not None,
+    )
 
 
 def _find_damage(tier: Tier, ids: Sequence[PageId]) -> dict[PageId, str]:

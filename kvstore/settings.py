@@ -11,7 +11,7 @@ CodecName = Literal["raw", "int8"]
 
 
 class StoreSettings(BaseModel):
-    """Tiers below memory, their limits, and the codec of finished pages in each tier.
+    """Tiers below memory, their limits, the codec of finished pages in each tier, and cold storage.
 
     No tier may be less exact than the one below it: `int8` in the files requires `int8` in Redis,
     if Redis is configured.
@@ -68,11 +68,41 @@ class StoreSettings(BaseModel):
         "reading or writing it, or a session that shares them, restarts the period.",
     )
 
+    cold_url: str | None = Field(
+        default=None,
+        description="Bucket for the pages of sessions that sleep, s3://bucket or s3://bucket/folder, of S3 "
+        "or a server that speaks it. Deployments that share a bucket need different folders. Credentials "
+        "come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the role of the machine. Needs the "
+        "extra `s3`, and no KVRECALL_STORE__REDIS_URL. Default: pages stay in the files.",
+    )
+    cold_endpoint: str | None = Field(
+        default=None,
+        description="URL of the server that has the bucket, http://host:port or https://host. Default: "
+        "AWS_ENDPOINT_URL, else AWS.",
+    )
+    cold_region: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Region of the bucket. Default: AWS_REGION, else us-east-1.",
+    )
+    cold_after_seconds: float = Field(
+        default=7 * 24 * 3600,
+        gt=0,
+        description="Seconds after which a page that no session used moves from the files into the bucket. "
+        "Opening, reading or writing a session restarts the period, for pages that it shares too.",
+    )
+    cold_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Maximum bytes of the pages of one model in the bucket, over all workers. Pages that do "
+        "not fit stay in the files. Default: unlimited.",
+    )
+
     def halve(self) -> "StoreSettings":
         """Divide the limits between two stores that have the same tiers: those of each."""
         halves = {
             name: limit // 2
-            for name in ("nvme_bytes", "redis_bytes")
+            for name in ("nvme_bytes", "redis_bytes", "cold_bytes")
             if (limit := getattr(self, name)) is not None
         }
         return self.model_copy(update=halves)

@@ -11,14 +11,22 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from operator import or_
 
 from torch import Tensor
 
 from kvstore.consistency import check_store
-from kvstore.errors import KvStoreError, RowRangeError, RowShapeError, TierError
+from kvstore.errors import (
+    KvStoreError,
+    RowRangeError,
+    RowShapeError,
+    TierError,
+    TierSettingsError,
+)
 from kvstore.format.codec import Codec
 from kvstore.format.gather import ReadKeys, split_by_page
 from kvstore.format.page import PageId, PageLayout, require_layout
+from kvstore.hierarchy.cold_storage import COLD_AFTER_SECONDS
 from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import CallObserver, TierStatus
 from kvstore.hierarchy.page_holders import PageHolders
@@ -34,6 +42,7 @@ from kvstore.sessions.reader import RowReader
 from kvstore.sessions.state import StoredSession
 from kvstore.sessions.writer import RowWriter
 from kvstore.tiers.base import Tier
+from kvstore.tiers.bucket.tier import BucketTier
 from kvstore.tiers.ram import RamTier
 
 # The longest that a page in use goes without a renewal of its time to live, if that is much longer.
@@ -56,6 +65,8 @@ class RowStore:
         read_batch_pages: Most pages that one gather holds in memory at a time.
         codecs: One per tier (see `PagePlacement`); RAW for all by default.
         on_call: Called with the tier, the kind and the seconds of every call, on its thread.
+        bucket: Where pages go that nobody used for `cold_after_seconds`; the store closes it. Turns wait
+            for it only if they read what lies there. The lowest tier must be this process's own.
 
     Raises:
         ForeignPageError: A tier holds pages of another layout.
@@ -71,11 +82,16 @@ class RowStore:
         read_batch_pages: int = 16,
         codecs: Sequence[Codec] | None = None,
         on_call: CallObserver | None = None,
+        bucket: BucketTier | None = None,
+        cold_after_seconds: float = COLD_AFTER_SECONDS,
     ) -> None:
         self._layout = layout
         retry = BackoffRetry(lambda: self._through.retry_refused())
-        self._stack = TierStack(layout, tiers, codecs, retry.wake, on_call)
+        self._stack = TierStack(
+            layout, tiers, codecs, retry.wake, on_call, bucket, cold_after_seconds
+        )
         try:
+            _require_own_lowest(tiers, bucket)
             _require_ours(layout, tiers)
         except KvStoreError:
             self._stack.tiers.close()
@@ -108,13 +124,16 @@ class RowStore:
         """Open the session with exactly these pages of rows, or open it anew.
 
         Pages that no tier has are missing (`missing_pages`): reading them raises MissingPageError
-        until `restore` writes them. Raises the lowest tier's error when it does not answer and
-        memory alone is not sufficient; then nothing has changed.
+        until `restore` writes them. Those that lie in a bucket are copied back in the background. Raises
+        the lowest tier's error when it does not answer and memory alone is not sufficient, and that of a
+        bucket which was never listed; then nothing has changed.
         """
         with self._sessions.locked(session, create=True) as state:
             self._opener.open(state, pages)
             state.kept_at = 0.0
             self._renew(state)
+        if self._stack.has_cold(pages):
+            self._prefetcher.request(session)
 
     def close_session(self, session: str) -> None:
         """Forget an open session; its pages stay in all tiers."""
@@ -132,14 +151,14 @@ class RowStore:
         self._context.writer.drain(())
 
     def contains(self, pages: Sequence[PageId]) -> list[bool]:
-        """Return which pages can be read. Raises the lowest tier's error."""
+        """Return which pages can be read, as far as it is known. Raises the lowest tier's error."""
         absent = find_absent(self._context, pages)
         return [page_id not in absent for page_id in pages]
 
     def delete(self, pages: Sequence[PageId]) -> "Future[int]":
         """Delete pages from every tier, but those that an open session has.
 
-        Counts those that the lowest tier had. Failed deletions are retried in the background.
+        Counts those that the lowest tier or a bucket had. Failed deletions are retried in the background.
         Deletions that are waited for at the same time share one sync. A shared tier deletes after a
         while: other processes may be about to use them.
         """
@@ -147,21 +166,27 @@ class RowStore:
         self._renew_held(held)
         had = 0
         with suppress(TierError):
-            had = sum(self._stack.tiers.contains(self._stack.tiers.bottom, free))
+            stored = self._stack.tiers.contains(self._stack.tiers.bottom, free)
+            cold = map(self._stack.cold.knows, free)
+            had = sum(map(or_, stored, cold))
         self._opener.delete(free)
         return then(self._through.flush(free), lambda _: had)
 
     def list_pages(self, older_than_seconds: float = 0.0) -> set[PageId]:
         """List the pages that this process alone stores.
 
-        Those of a shared tier have a time to live instead.
+        And those in a bucket, whoever stored them. Those of another shared tier have a time to live instead.
         """
         tiers = self._stack.tiers
         own = [
-            tier for tier in tiers.all if not tier.shared and (tier.durable or tier is tiers.lowest)
+            tier
+            for tier in tiers.warm
+            if not tier.shared and (tier.durable or tier is tiers.lowest)
         ]
         written_before = int(time.time() - older_than_seconds) + 1
-        return {page_id for tier in own for page_id in tier.list_ids(written_before)}
+        listed = {page_id for tier in own for page_id in tier.list_ids(written_before)}
+        listed.update(self._stack.cold.list_ids(written_before))
+        return listed
 
     def sessions(self) -> list[str]:
         """Ids of the open sessions, sorted."""
@@ -390,7 +415,8 @@ class RowStore:
                     state.kept_at = 0.0
 
     def _renew(self, state: StoredSession) -> None:
-        """Restart the time to live of the session's pages, now and then."""
+        """Record that the session's pages are used; restart their time to live, now and then."""
+        self._stack.cold.touch(state.pages)
         life = self._stack.tiers.life_seconds
         if life is None:
             return
@@ -398,6 +424,15 @@ class RowStore:
         if not state.kept_at or now - state.kept_at >= min(_KEEP_SECONDS, life / 8):
             state.kept_at = now
             self._through.renew(tuple(state.pages))
+
+
+def _require_own_lowest(tiers: Sequence[Tier], bucket: BucketTier | None) -> None:
+    """Raise TierSettingsError for a bucket behind a tier that other processes share."""
+    if bucket is not None and tiers[-1].shared:
+        raise TierSettingsError(
+            f"pages cannot be moved from {tiers[-1].name} into a bucket: other workers read them there; "
+            "use a bucket without a shared tier"
+        )
 
 
 def _require_ours(layout: PageLayout, tiers: Sequence[Tier]) -> None:

@@ -24,6 +24,8 @@ import structlog
 from hypothesis import settings
 
 from faults.rig.ports import free_port
+from kvstore.tiers.bucket.address import BucketAddress
+from tests.bucket_process import BucketProcess
 
 # Property tests draw the same examples in every run, so that a change alone makes them fail; `make explore`
 # draws others.
@@ -54,6 +56,8 @@ INTEGRATION_PATHS = (
     "kvrecall_server/test_distributions.py",
     "kvrecall/domain/test_episodes.py",
     "kvstore/test_crash.py",
+    "kvstore/test_cold_crash.py",
+    "kvstore/test_cold_states.py",
     "kvstore/test_store_fault_states.py",
     "reference/test_model.py",
     "telemetry",
@@ -85,7 +89,9 @@ LONG_PATHS = (
 # Folders whose tests need tools beside Python's packages: they are collected with `-m operations` only.
 OPERATIONS_PATHS = ("console", "operations")
 # Fixtures that start a server or a worker; a test that uses one is an integration test wherever it is.
-INTEGRATION_FIXTURES = frozenset({"make_worker", "redis_process", "redis_processes", "server"})
+INTEGRATION_FIXTURES = frozenset(
+    {"bucket_process", "bucket_server", "make_worker", "redis_process", "redis_processes", "server"}
+)
 # End of a wait for a condition, which comes within seconds on a machine that is not overloaded.
 WAIT_SECONDS = 120.0
 
@@ -253,6 +259,26 @@ def started_servers(directories: pytest.TempPathFactory) -> Iterator[Callable[..
     for process in started:
         process.signal(signal.SIGCONT)
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def bucket_server() -> Iterator[BucketProcess]:
+    """A server of buckets that tests share."""
+    with BucketProcess.started(until) as process:
+        yield process
+
+
+@pytest.fixture
+def bucket_process() -> Iterator[BucketProcess]:
+    """A server of buckets of the test alone."""
+    with BucketProcess.started(until) as process:
+        yield process
+
+
+@pytest.fixture
+def bucket(bucket_server: BucketProcess, monkeypatch: pytest.MonkeyPatch) -> BucketAddress:
+    """The address of a new bucket, with its credentials in the environment."""
+    return bucket_server.create_bucket(monkeypatch)
 
 
 IMMEDIATE_SYNC = ("repl-diskless-sync yes", "repl-diskless-sync-delay 0")

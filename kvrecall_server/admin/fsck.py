@@ -54,7 +54,7 @@ class Stored:
 
     pages: Mapping[PageId, Sequence[StoredPage]]
     page_tokens: int
-    # Pages in tiers of a single worker, whose sweeps delete those there that no session has.
+    # Pages that do not expire by themselves: workers' sweeps delete those that no session has.
     own: Container[PageId] = frozenset()
 
     def find_loss(self, page_id: PageId) -> str:
@@ -81,7 +81,7 @@ def merge_reports(reports: Sequence[PagesReport]) -> Stored:
         for page_id, page in report.pages.items():
             pages.setdefault(page_id, []).append(page)
     sizes = [page.header.page_tokens for found in pages.values() for page in found]
-    own = {page_id for report in reports if report.segments for page_id in report.pages}
+    own = {page_id for report in reports if not report.expires for page_id in report.pages}
     return Stored(pages, max(sizes, default=PageLayout.page_tokens), own)
 
 

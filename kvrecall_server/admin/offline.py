@@ -16,7 +16,7 @@ from kvrecall_server.app.models import check_model, resolve_model
 from kvrecall_server.app.progress import show_progress
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.preflight import read_shape, read_vocabulary
-from kvrecall_server.app.tiers import STATES, durable_tiers
+from kvrecall_server.app.tiers import STATES, cold_tier, durable_tiers
 from kvstore.errors import KvStoreError
 from kvstore.format.page import PageLayout
 from kvstore.tiers.base import Tier
@@ -75,19 +75,26 @@ async def claimed(catalog: Catalog, session: str) -> AsyncIterator[None]:
 
 
 @contextmanager
-def open_tiers(settings: Settings, *, states: bool = False) -> Iterator[list[Tier]]:
+def open_tiers(
+    settings: Settings, *, states: bool = False, with_bucket: bool = False
+) -> Iterator[list[Tier]]:
     """The durable tiers, fastest first, closed at the end; the last one is authoritative.
 
-    Those of rows, or of recurrent states.
+    Those of rows, or of recurrent states. `with_bucket`: behind them also the bucket, where one is
+    configured.
 
-    The model is loaded only where a tier is in Redis. Raises CannotServe, also for storage errors
-    within.
+    The model is loaded only where a tier names pages by its layout. Raises CannotServe, also for storage
+    errors within.
     """
-    layout = None if settings.store.redis_url is None else load_layouts(settings)[states]
+    store = settings.store
+    needs_layout = store.redis_url is not None or (with_bucket and store.cold_url is not None)
+    layout = load_layouts(settings)[states] if needs_layout else None
     data = settings.data / STATES if states else settings.data
     tiers: list[Tier] = []
     try:
-        tiers = durable_tiers(layout, data, settings.store)
+        tiers = durable_tiers(layout, data, store)
+        if with_bucket and (bucket := cold_tier(layout, store)) is not None:
+            tiers.append(bucket)
         yield tiers
     except KvStoreError as error:
         raise CannotServe(f"pages cannot be used: {error}") from error

@@ -29,7 +29,7 @@ from kvrecall_server.app.start.memory import (
     require_room,
 )
 from kvrecall_server.app.start.preflight import describe_lock
-from kvrecall_server.app.tiers import STATES, TIERS, durable_tiers
+from kvrecall_server.app.tiers import STATES, TIERS, cold_tier, durable_tiers
 from kvstore.errors import (
     DirectoryLockedError,
     ForeignPageError,
@@ -232,11 +232,22 @@ def build_store(
     tiers: StoreSettings = TIERS,
     metrics: Metrics | None = None,
 ) -> RowStore:
-    """The row store of a model: a RAM tier of `ram_bytes`, or a third of the memory, then `durable_tiers`."""
+    """The row store of a model: a RAM tier of `ram_bytes`, or a third of the memory, then `durable_tiers`.
+
+    Behind them the bucket, if one is configured.
+    """
     on_call = None if metrics is None else partial(_observe_call, metrics)
     layout = page_layout(model)
+    bucket = cold_tier(layout, tiers)
     stack: list[Tier] = [RamTier(get_ram_bytes(ram_bytes)), *durable_tiers(layout, data, tiers)]
-    return RowStore(layout, stack, codecs=tiers.codecs, on_call=on_call)
+    return RowStore(
+        layout,
+        stack,
+        codecs=tiers.codecs,
+        on_call=on_call,
+        bucket=bucket,
+        cold_after_seconds=tiers.cold_after_seconds,
+    )
 
 
 def build_state_store(
@@ -246,8 +257,9 @@ def build_state_store(
     layout = state_layout(model)
     if layout is None:
         return None
+    bucket = cold_tier(layout, tiers)
     stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data / STATES, tiers)]
-    return RowStore(layout, stack)
+    return RowStore(layout, stack, bucket=bucket, cold_after_seconds=tiers.cold_after_seconds)
 
 
 def _observe_call(metrics: Metrics, tier: str, operation: str, seconds: float) -> None:

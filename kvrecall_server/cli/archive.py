@@ -122,7 +122,7 @@ async def _export(
 
     if not has_catalog(settings):
         raise CannotServe(f"{settings.data} holds no catalog; name a data directory with --data")
-    with open_tiers(settings) as tiers:
+    with open_tiers(settings, with_bucket=with_pages) as tiers:
         async with open_stopped_catalog(settings) as catalog, claimed(catalog, session):
             dump = await dump_session(catalog, session)
             answers = await dump_answers(catalog, dump.session)

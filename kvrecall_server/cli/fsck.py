@@ -43,14 +43,14 @@ def fsck_command(
     """Check segment files and catalog of a data directory, and compare them with each other.
 
     The service must be stopped. Exit codes: 0 clean, 1 problems found, 2 not checkable. A catalog
-    and a tier in Redis are checked too if the environment names them (KVRECALL_CATALOG_URL,
-    KVRECALL_STORE__REDIS_URL); --model then selects the rows in Redis.
+    and a tier in Redis or a bucket are checked too if the environment names them (KVRECALL_CATALOG_URL,
+    KVRECALL_STORE__REDIS_URL, KVRECALL_STORE__COLD_URL); --model then selects the rows there.
     """
     from kvrecall_server.admin.offline import has_catalog, has_pages
 
     settings = build_settings(data=data, model=model)
     console = Console()
-    if not has_catalog(settings) and not has_pages(settings) and settings.store.redis_url is None:
+    if not has_catalog(settings) and not has_pages(settings) and not _has_remote(settings):
         raise CannotCheck(
             f"{settings.data} has neither a catalog nor pages; name a data directory with --data"
         )
@@ -149,7 +149,7 @@ def _read_reports(
     from kvstore.errors import KvStoreError
 
     try:
-        layouts = (None, None) if settings.store.redis_url is None else load_layouts(settings)
+        layouts = load_layouts(settings) if _has_remote(settings) else (None, None)
         rows = _read_tiers(settings, pages_folder(settings), layouts[0], report)
         states = _read_tiers(settings, states_folder(settings), layouts[1], report)
     except (KvStoreError, CannotServe) as error:
@@ -160,7 +160,8 @@ def _read_reports(
 def _read_tiers(
     settings: Settings, folder: Path, layout: "PageLayout | None", report: Report
 ) -> "list[PagesReport]":
-    """Reports on the files of a folder, where it exists, and on the pages of a layout in Redis."""
+    """Reports on the files of a folder, where it exists, and on a layout's pages in Redis or a bucket."""
+    from kvrecall_server.app.tiers import cold_tier
     from kvstore.fsck import check_directory, check_tier, locked_directory
     from kvstore.tiers.redis.tier import RedisTier
 
@@ -173,7 +174,15 @@ def _read_tiers(
         url = store.redis_url.get_secret_value()
         with closing(RedisTier(url, layout, namespace=store.redis_namespace)) as tier:
             reports.append(check_tier(tier))
+    if layout is not None and (bucket := cold_tier(layout, store)) is not None:
+        with closing(bucket):
+            reports.append(check_tier(bucket))
     return reports
+
+
+def _has_remote(settings: Settings) -> bool:
+    """Return whether pages may lie elsewhere than in the data directory."""
+    return settings.store.redis_url is not None or settings.store.cold_url is not None
 
 
 def _find_bounds(settings: Settings, reports: "Sequence[PagesReport]") -> "Bounds":
@@ -293,7 +302,7 @@ def _delete(settings: Settings, left: "Leftovers", found: "Stored", noun: str) -
     if not everything:
         return []
     try:
-        with open_tiers(settings, states=noun == "state") as tiers:
+        with open_tiers(settings, states=noun == "state", with_bucket=True) as tiers:
             for tier in tiers:
                 tier.delete(everywhere if tier.shared else everything)
                 tier.flush()

@@ -7,9 +7,10 @@ from threading import Lock
 from time import perf_counter
 from typing import Literal
 
-from kvstore.errors import KvStoreError, StoreClosedError, TierError, TierFailedError
+from kvstore.errors import KvStoreError, StoreClosedError, TierError, TierFailedError, TierFullError
 from kvstore.format.page import ID_BYTES, Blob, PageId
 from kvstore.tiers.base import DeviceStatus, Tier
+from kvstore.tiers.bucket.tier import BucketTier
 from kvstore.tiers.ram import RamTier
 
 Operation = Literal["read", "write", "delete"]
@@ -134,26 +135,44 @@ class TierMeter:
 class MeteredTiers:
     """All tiers of a store, fastest first: depth 0 is the fastest, `bottom` the lowest.
 
-    The lowest tier is authoritative for which pages exist. After it failed, it is not written to
+    Behind the lowest one there may be a bucket, at depth `cold`: it has pages that were moved there.
+
+    The lowest tier is authoritative for which pages exist beside these. After it failed, it is not written to
     until a probe succeeds: the writes of all sessions share one queue, and each would otherwise
     wait for a timeout in turn.
 
     Raises ValueError unless there is a tier and all names differ.
     """
 
-    def __init__(self, tiers: Sequence[Tier], on_call: CallObserver | None = None) -> None:
-        names = [tier.name for tier in tiers]
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        on_call: CallObserver | None = None,
+        bucket: BucketTier | None = None,
+    ) -> None:
+        self.all: tuple[Tier, ...] = (*tiers, *(() if bucket is None else (bucket,)))
+        names = [tier.name for tier in self.all]
         if not tiers or len(set(names)) != len(names):
             raise ValueError(f"a store needs at least one tier and unique names, got {names}")
-        self.all = tuple(tiers)
         self.bottom = len(tiers) - 1
+        self.bucket = bucket
         self._meters = [TierMeter(name, on_call) for name in names]
         self._down: TierFailedError | None = None
 
     @property
     def lowest(self) -> Tier:
         """The lowest tier, which is authoritative for which pages exist."""
-        return self.all[-1]
+        return self.all[self.bottom]
+
+    @property
+    def warm(self) -> Sequence[Tier]:
+        """The tiers without the bucket, fastest first."""
+        return self.all[: self.cold]
+
+    @property
+    def cold(self) -> int:
+        """Depth of the bucket, if there is one."""
+        return self.bottom + 1
 
     @property
     def memory(self) -> RamTier | None:
@@ -182,11 +201,29 @@ class MeteredTiers:
             raise
         self._meters[depth].count(written_bytes=len(blob))
 
+    def put_all(self, depth: int, pages: Sequence[tuple[PageId, Blob]]) -> None:
+        """Put pages into one tier above or below the lowest, in one call. Raises the tier's error."""
+        if not pages:
+            return
+        try:
+            with self._meters[depth].timed("write"):
+                self.all[depth].put(pages)
+        except TierFullError:
+            self.count(depth, refused_pages=len(pages))
+            raise
+        self.count(depth, written_bytes=sum(len(blob) for _, blob in pages))
+
     def delete(self, depth: int, ids: Collection[PageId]) -> None:
         """Delete pages from one tier. Raises as `put`."""
         self._require_up(depth)
         with self._meters[depth].timed("delete"):
             self.all[depth].delete(list(ids))
+
+    @contextmanager
+    def watched_cold(self) -> Iterator[None]:
+        """Record whether calls of the bucket fail, uncounted."""
+        with self._meters[self.cold].watched("read"):
+            yield
 
     def flush(self, depth: int) -> None:
         """Make the writes to a tier as durable as it can. Raises its error."""

@@ -35,6 +35,15 @@ class PageHolders:
                 if not self._counts[page_id]:
                     del self._counts[page_id]
 
+    @contextmanager
+    def held(self, ids: Collection[PageId]) -> Iterator[None]:
+        """Hold these pages until the end."""
+        self.hold(ids)
+        try:
+            yield
+        finally:
+            self.release(ids)
+
     def select_free(self, ids: Iterable[PageId]) -> list[PageId]:
         """Select those of the pages that nobody holds."""
         with self._changed:

@@ -9,6 +9,7 @@ turn comes, and none that was submitted after it.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Condition, Event, Thread
 
@@ -43,11 +44,12 @@ class QueuedPage:
 
 @dataclass(eq=False)
 class _Deletion:
-    """Deletes pages by a callback; `everywhere`: queued ones too."""
+    """Deletes pages by a callback; `everywhere`: queued ones too; `held`: those that sessions have too."""
 
     ids: set[PageId]
     run: Callable[[Collection[PageId]], None]
     everywhere: bool = True
+    held: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,7 @@ class WriterCallbacks:
         delete: Delete pages from the tiers.
         delete_copies: Delete them from the tiers above the lowest, but pending ones.
         delete_undurable: Delete those that memory has alone.
+        delete_moved: Delete those that lie in a bucket from the lowest tier.
         sync_deletions: Make the deletions so far durable; raises a tier's error.
         flush_pending: Move those of some pages that are pending, or all, to the lowest tier.
         on_refused: Called when a task has to be tried again.
@@ -89,6 +92,7 @@ class WriterCallbacks:
     delete: Callable[[Collection[PageId]], None]
     delete_copies: Callable[[Collection[PageId]], None]
     delete_undurable: Callable[[Collection[PageId]], None]
+    delete_moved: Callable[[Collection[PageId]], None]
     sync_deletions: Callable[[], None]
     flush_pending: Callable[[Collection[PageId] | None], None]
     on_refused: Callable[[], None]
@@ -145,6 +149,11 @@ class PageWriter:
         """Delete those of the pages that nobody holds by then from the tiers above the lowest."""
         run = self._callbacks.delete_copies
         self._add_deletion(_Deletion(set(ids), run, everywhere=False))
+
+    def delete_moved(self, ids: Collection[PageId]) -> None:
+        """Delete pages that lie in a bucket from the lowest tier, whoever holds them."""
+        run = self._callbacks.delete_moved
+        self._add_deletion(_Deletion(set(ids), run, everywhere=False, held=True))
 
     def discard(self, ids: Collection[PageId]) -> None:
         """Write those of the pages no more that no durable tier has yet and that nobody holds."""
@@ -247,7 +256,9 @@ class PageWriter:
     def _delete(self, task: _Deletion) -> None:
         with self._changed:
             wanted = frozenset(task.ids)
-        with self._holders.deleting(wanted) as free:
+        # Who holds a page that moves reads it from where it lies now.
+        taken = nullcontext(wanted) if task.held else self._holders.deleting(wanted)
+        with taken as free:
             with self._changed:
                 # From now on nobody submits one of them.
                 task.ids &= free

@@ -26,7 +26,8 @@ class PagePlacement:
 
     `codecs` has one entry per tier, none less exact than the one below it: otherwise the rows
     would depend on the tier that is read. Raises TierSettingsError when this is violated.
-    `on_pending` is called when a page could not be put into the lowest tier.
+    `on_pending` is called when a page could not be put into the lowest tier. `on_void` is called with
+    pages of which no copy in a bucket is needed any more: they are deleted, or written again.
     """
 
     def __init__(
@@ -35,14 +36,16 @@ class PagePlacement:
         tiers: MeteredTiers,
         codecs: Sequence[Codec],
         on_pending: Callable[[], None],
+        on_void: Callable[[Collection[PageId]], None] = lambda ids: None,
     ) -> None:
-        _require_order(tiers.all, codecs)
+        _require_order(tiers.warm, codecs)
         self._layout = layout
         self._tiers = tiers
         self._codecs = tuple(codecs)
-        self._write_order = _get_write_order(tiers.all)
+        self._write_order = _get_write_order(tiers.warm)
         self._pending = PendingPages()
         self._on_pending = on_pending
+        self._on_void = on_void
 
     @property
     def lowest_codec(self) -> Codec:
@@ -72,6 +75,8 @@ class PagePlacement:
             depth = self._tiers.bottom
         else:
             depth = self._put_first(page_id, blob, self._write_order)
+        if replace:  # A copy in a bucket may be damaged as well.
+            self._on_void([page_id])
         self._record_depth(page_id, depth, replace=replace)
         self.copy_above(depth, [(page_id, blob, rows)], replace=replace)
 
@@ -83,23 +88,33 @@ class PagePlacement:
         Each tier gets the form of its codec. Files that have a page keep it, unless `replace`.
         Refused copies are only counted.
         """
-        if depth == 0:
-            return
-        for page_id, blob, rows in pages:
-            raw = self._to_raw(blob, rows) if Codec.RAW in self._codecs[:depth] else blob
-            for above in range(depth):
-                copy = raw if self._codecs[above] is Codec.RAW else blob
-                self._put_copy(above, page_id, copy, replace)
+        self._copy_to(range(depth), pages, replace)
+
+    def copy_back(self, pages: Iterable[tuple[PageId, Blob, Tensor]]) -> None:
+        """Copy pages of the bucket, with their rows, into the lowest tier as `copy_above`."""
+        self._copy_to([self._tiers.bottom], pages, replace=False)
 
     def delete(self, ids: Collection[PageId]) -> None:
-        """Delete pages from every tier. Raises the first error after all tiers were tried."""
+        """Delete pages from every tier. Raises the first error after all tiers were tried.
+
+        From a bucket they are deleted later.
+        """
         self._pending.discard(ids)
-        self._delete_from(range(self._tiers.bottom, -1, -1), ids)
+        try:
+            self._delete_from(range(self._tiers.bottom, -1, -1), ids)
+        finally:  # Not before: one that the lowest tier still had might be moved once more.
+            self._on_void(ids)
 
     def delete_copies(self, ids: Collection[PageId]) -> None:
         """Delete pages from the tiers above the lowest, except pending ones."""
         copies = [page_id for page_id in ids if page_id not in self._pending]
         self._delete_from(range(self._tiers.bottom), copies)
+
+    def delete_moved(self, ids: Collection[PageId]) -> None:
+        """Delete pages from the lowest tier that lie in the bucket, except pending ones."""
+        moved = [page_id for page_id in ids if page_id not in self._pending]
+        if moved:
+            self._tiers.delete(self._tiers.bottom, moved)
 
     def delete_undurable(self, ids: Collection[PageId]) -> None:
         """Delete those of the pages that memory has alone."""
@@ -139,7 +154,7 @@ class PagePlacement:
 
     def sync(self) -> None:
         """Make the deletions of all durable tiers durable. Raises a tier's error."""
-        for depth, tier in enumerate(self._tiers.all):
+        for depth, tier in enumerate(self._tiers.warm):
             if tier.durable:
                 self._tiers.flush(depth)
 
@@ -255,6 +270,17 @@ class PagePlacement:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def _copy_to(
+        self, depths: Sequence[int], pages: Iterable[tuple[PageId, Blob, Tensor]], replace: bool
+    ) -> None:
+        """Copy pages with their rows into tiers, each in the form of the tier's codec."""
+        codecs = [self._codecs[depth] for depth in depths]
+        for page_id, blob, rows in pages:
+            raw = self._to_raw(blob, rows) if Codec.RAW in codecs else blob
+            for depth, codec in zip(depths, codecs, strict=True):
+                copy = raw if codec is Codec.RAW else blob
+                self._put_copy(depth, page_id, copy, replace)
 
     def _put_copy(self, depth: int, page_id: PageId, blob: Blob, replace: bool) -> None:
         try:

@@ -1,9 +1,10 @@
 """Write-through from memory to durable tiers: the page writer, its callbacks and the retries."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
 from kvstore.errors import TierFailedError
+from kvstore.format.page import PageId
 from kvstore.hierarchy.group_commit import Group, GroupCommit
 from kvstore.hierarchy.page_holders import PageHolders
 from kvstore.hierarchy.page_writer import PageWriter, QueuedPage, WriterCallbacks
@@ -28,12 +29,14 @@ class WriteThrough:
             delete=stack.placement.delete,
             delete_copies=stack.placement.delete_copies,
             delete_undurable=stack.placement.delete_undurable,
+            delete_moved=self._delete_moved,
             flush_pending=stack.placement.flush_pending,
             sync_deletions=stack.placement.sync,
             on_refused=retry.wake,
         )
         self.writer = PageWriter(callbacks, holders, backlog_pages)
         self._commits = GroupCommit(self._commit, stack.tiers.renew)
+        stack.cold.start(self.writer.delete_moved)
 
     def flush(self, pages: Group) -> "Future[bool]":
         """Write submitted pages; True once all of them are durable.
@@ -63,6 +66,7 @@ class WriteThrough:
 
         Raises a tier's error when rows are in no durable tier though the store has one.
         """
+        self._stack.cold.close()
         self._retry.close()
         self._commits.close()
         try:
@@ -88,3 +92,6 @@ class WriteThrough:
 
     def _write(self, page: QueuedPage) -> None:
         self._stack.placement.write(page.id, page.rows, page.blob, replace=page.replace)
+
+    def _delete_moved(self, pages: Collection[PageId]) -> None:
+        self._stack.placement.delete_moved(self._stack.cold.confirm_moved(pages))

@@ -26,7 +26,10 @@ class SessionOpener:
         holders.hold(ids)
         try:
             known = set(state.pages) - state.missing
-            missing = find_absent(self._context, [each for each in ids if each not in known])
+            # What another worker moved into the bucket is worth a question: else it is computed again.
+            missing = find_absent(
+                self._context, [each for each in ids if each not in known], ask=True
+            )
         except BaseException:
             holders.release(ids)
             if not state.length:

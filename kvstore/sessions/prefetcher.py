@@ -4,6 +4,7 @@ from contextlib import suppress
 from threading import Condition, Thread
 
 from kvstore.errors import KvStoreError
+from kvstore.format.page import PageId
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
 
@@ -47,29 +48,43 @@ class Prefetcher:
             self._fetch(session)
 
     def _fetch(self, session: str) -> None:
-        """Fetch a session's last pages, up to half of what memory has room for; store errors are ignored."""
-        stack = self._context.stack
-        memory = stack.tiers.memory
-        state = self._sessions.get(session)
-        if memory is None or state is None:
-            return
+        """Fetch what of a session lies in a bucket, then its last pages; store errors are ignored."""
         holders = self._sessions.holders
-        with state.lock:
-            if state.removed:
-                return
-            pages = [page_id for page_id in state.pages if page_id not in state.missing]
-            hot = pages[::-1][: memory.room_bytes // 2 // self._context.layout.page_bytes]
-            holders.hold(hot)  # No copy must come after a deletion.
+        self._context.stack.fetch_cold(self._list_pages(session), holders)
+        memory = self._context.stack.tiers.memory
+        if memory is None:
+            return
+        hot_pages = memory.room_bytes // 2 // self._context.layout.page_bytes
+        hot = self._list_pages(session, hot_pages, hold=True)
         try:
             with suppress(KvStoreError):
                 resident = memory.contains(hot)
                 absent = [
                     page for page, is_there in zip(hot, resident, strict=True) if not is_there
                 ]
-                stack.promote(absent)
-                stack.tiers.count(0, prefetched_pages=len(absent))
+                self._context.stack.promote(absent)
+                self._context.stack.tiers.count(0, prefetched_pages=len(absent))
         finally:
             holders.release(hot)
+
+    def _list_pages(
+        self, session: str, limit: int | None = None, *, hold: bool = False
+    ) -> list[PageId]:
+        """List the pages of a session that are there, the last ones first; none if it is not open.
+
+        `hold`: also hold them. No copy must come after a deletion.
+        """
+        state = self._sessions.get(session)
+        if state is None:
+            return []
+        with state.lock:
+            if state.removed:
+                return []
+            pages = [page_id for page_id in state.pages if page_id not in state.missing]
+            listed = pages[::-1][:limit]
+            if hold:
+                self._sessions.holders.hold(listed)
+            return listed
 
     def _next(self) -> str | None:
         with self._changed:

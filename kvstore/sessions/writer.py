@@ -103,6 +103,7 @@ class RowWriter:
         does not accept a page.
         """
         missing = []
+        self._stack.fetch_cold(state.pages)
         for index, page_id in enumerate(state.pages):
             try:
                 rows, is_stored = self._reader.read_verified(state, index)

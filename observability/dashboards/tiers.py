@@ -16,8 +16,8 @@ HITS, MISSES = (rate(f"tier_{each}_total", WORKER, "tier") for each in ("hits", 
 TIERS = (
     Panel(
         "Fill",
-        "Of tiers with a limit. RAM is full by design; files and Redis over 90% refuse pages soon: "
-        "raise the limit, delete sessions, or store int8 pages.",
+        "Of tiers with a limit. RAM is full by design; files, Redis and a bucket over 90% refuse "
+        "pages soon: raise the limit, delete sessions, or store int8 pages.",
         Unit.RATIO,
         (
             Query(
@@ -60,7 +60,8 @@ TIERS = (
     ),
     Panel(
         "p99 of a tier's calls",
-        "Over 0.1 s in files: a slow or failing disk. In Redis: its disk (appendfsync) or the network.",
+        "Over 0.1 s in files: a slow or failing disk. In Redis: its disk (appendfsync) or the network. "
+        "A bucket takes tens of milliseconds; nobody waits for its writes.",
         Unit.SECONDS,
         (Query(quantile(0.99, "tier_call_seconds", WORKER, "tier", "op"), "{{tier}} {{op}}"),),
     ),

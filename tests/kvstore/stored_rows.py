@@ -69,4 +69,4 @@ def delete_from_lowest(store: RowStore, pages: Sequence[PageId]) -> None:
 
 def list_stored(store: RowStore, depth: int = -1) -> set[PageId]:
     """Ids of the pages in one tier, by default the lowest."""
-    return {header.id for header in store._stack.tiers.all[depth].stored()}
+    return {header.id for header in store._stack.tiers.warm[depth].stored()}

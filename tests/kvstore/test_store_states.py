@@ -53,6 +53,15 @@ class RowStoreMachine(RuleBasedStateMachine):
         nvme = NvmeTier(self.directory, segment_bytes=SEGMENT_PAGES * LAYOUT.page_bytes)
         return RowStore(LAYOUT, [RamTier(RAM_PAGES * LAYOUT.page_bytes), nvme], read_batch_pages=2)
 
+    def list_stored(self) -> set[PageId]:
+        """Ids of the pages that are stored for good."""
+        return list_stored(self.store)
+
+    def require_empty(self) -> None:
+        """The store has no page any more, and no file of one."""
+        assert self.store.usage() == {"ram": 0, "nvme": 0}
+        assert len(list(self.directory.glob("segment-*.kv"))) == 1
+
     def get_rows(self, session: str) -> Tensor:
         pages = [self.rows[page_id] for page_id in self.sessions.get(session, [])]
         return torch.cat([*pages, self.behind.get(session, NO_ROWS)], 3)
@@ -112,7 +121,7 @@ class RowStoreMachine(RuleBasedStateMachine):
     @rule(session=SESSIONS)
     def flush(self, session: str) -> None:
         assert self.store.flush(session)
-        assert set(self.sessions.get(session, [])) <= list_stored(self.store)
+        assert set(self.sessions.get(session, [])) <= self.list_stored()
 
     @precondition(lambda self: self.rows)
     @rule(session=SESSIONS, data=st.data())
@@ -149,7 +158,7 @@ class RowStoreMachine(RuleBasedStateMachine):
         gone = set(ids) - self.held()
         self.stored -= gone
         self.doubtful -= gone
-        assert not gone & list_stored(self.store)
+        assert not gone & self.list_stored()
 
     @rule(session=SESSIONS, seed=st.integers(0, 999), rows=st.integers(0, 9))
     def gather(self, session: str, seed: int, rows: int) -> None:
@@ -201,7 +210,7 @@ class RowStoreMachine(RuleBasedStateMachine):
         self.store = self.open_store()
         self.behind.clear()
         self.unfinal.clear()
-        assert self.stored <= list_stored(self.store) <= self.stored | self.doubtful
+        assert self.stored <= self.list_stored() <= self.stored | self.doubtful
         for session, ids in self.sessions.items():
             self.store.open(session, ids)
             assert self.store.missing_pages(session) == []
@@ -216,15 +225,15 @@ class RowStoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.store.check()
-        assert self.stored <= list_stored(self.store) <= self.stored | self.doubtful
-        assert len(list_stored(self.store)) * LAYOUT.page_bytes == self.store.usage()["nvme"]
+        assert self.stored <= self.list_stored() <= self.stored | self.doubtful
+        in_files = len(list_stored(self.store)) * LAYOUT.page_bytes
+        assert in_files == self.store.usage()["nvme"]
         for name in self.sessions:
             rows = self.get_rows(name)
             assert torch.equal(self.store.gather(name, torch.arange(rows.shape[3])), rows)
             self.store.close_session(name)
         self.store.delete(list(self.rows)).result()
-        assert self.store.usage() == {"ram": 0, "nvme": 0}
-        assert len(list(self.directory.glob("segment-*.kv"))) == 1
+        self.require_empty()
         self.store.close()
         shutil.rmtree(self.directory)
 

@@ -5,6 +5,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -36,6 +37,7 @@ Result = Literal["ok", "note", "wrong"]
 _CPUINFO = Path("/proc/cpuinfo")
 _LEAST_DISK = 1 << 30
 _REDIS_SECONDS = 2.0
+_BUCKET_SECONDS = 5.0
 _PACKAGES = ("torch", "transformers", "numpy", "pydantic", "fastapi", "grpcio", "redis")
 
 
@@ -62,6 +64,7 @@ def diagnose(settings: Settings) -> Iterator[Check]:
     yield from check_disk(settings)
     yield check_server(settings)
     yield from check_redis(settings)
+    yield from check_bucket(settings)
 
 
 def check_python() -> Check:
@@ -213,6 +216,25 @@ def check_redis(settings: Settings) -> Iterator[Check]:
     for name, url in urls.items():
         if url is not None:
             yield _ping(f"Redis of the {name}", url.get_secret_value())
+
+
+def check_bucket(settings: Settings) -> Iterator[Check]:
+    """The bucket of the settings: it can be listed."""
+    from kvrecall_server.app.cold_address import require_cold_address
+    from kvstore.errors import TierError, TierSettingsError
+    from kvstore.tiers.bucket.client import BucketClient
+
+    if settings.store.cold_url is None:
+        return
+    try:
+        address = require_cold_address(settings.store)
+        with closing(BucketClient(address, address.folder, _BUCKET_SECONDS)) as client:
+            next(client.list_all(), None)
+    except (TierError, TierSettingsError) as error:
+        advice = "create it, or correct its address and credentials"
+        yield Check("bucket", "wrong", str(error), advice)
+    else:
+        yield Check("bucket", "ok", f"{address} answers")
 
 
 def _ping(name: str, url: str) -> Check:

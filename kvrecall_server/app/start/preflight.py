@@ -37,7 +37,8 @@ def check_start(settings: Settings) -> None:
 
 
 def check_urls(settings: Settings) -> None:
-    """Raise BadSetting for a URL of a Redis that is none."""
+    """Raise BadSetting for a URL of a Redis or a bucket that is none."""
+    from kvrecall_server.app.cold_address import require_cold_address
     from kvstore.tiers.redis.address import parse_address
 
     urls = {"CATALOG_URL": settings.catalog_url, "STORE__REDIS_URL": settings.store.redis_url}
@@ -47,6 +48,11 @@ def check_urls(settings: Settings) -> None:
                 parse_address(url.get_secret_value())
         except TierSettingsError as error:
             raise BadSetting(f"KVRECALL_{name}: {error}") from error
+    try:
+        if settings.store.cold_url is not None:
+            require_cold_address(settings.store)
+    except TierSettingsError as error:
+        raise BadSetting(f"KVRECALL_STORE__COLD_URL: {error}") from error
 
 
 def check_budget(worker: WorkerSettings) -> None:

@@ -11,6 +11,7 @@ from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.tiers import durable_tiers
 from kvrecall_server.app.wiring import build_store
 from kvstore.format.page import PageLayout
+from kvstore.tiers.bucket.address import BucketAddress
 from reference import MODEL_PATH
 from tests.kvstore.page_ids import make_ids
 from workers.model.loader import load_model
@@ -60,6 +61,9 @@ def test_tiers_stay_within_their_limits(
             "redis://:hunter2@127.0.0.1:1",
             "rows cannot be stored: redis://127.0.0.1:1 failed",
         ),
+        ("COLD_URL", "https://somewhere", "KVRECALL_STORE__COLD_URL: this URL of a bucket cannot"),
+        ("COLD_URL", "s3://key:hunter2@pages", "must not have credentials"),
+        ("COLD_AFTER_SECONDS", "0", "store.cold_after_seconds"),
     ],
 )
 def test_impossible_tiers_are_refused_in_one_line(
@@ -76,3 +80,33 @@ def test_impossible_tiers_are_refused_in_one_line(
     assert why in found.output
     assert "Traceback" not in found.output
     assert "hunt" not in found.output
+
+
+def test_a_bucket_beside_redis_is_refused_by_name(
+    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVRECALL_STORE__COLD_URL", "s3://pages")
+    monkeypatch.setenv("KVRECALL_STORE__REDIS_URL", "redis://127.0.0.1:1")
+    found = command("serve", "--data", tmp_path, "--port", "0")
+    assert found.exit_code == 2
+    assert "KVRECALL_STORE__COLD_URL: pages move into a bucket from a worker's own files" in (
+        " ".join(found.output.split())
+    )
+
+
+def test_a_bucket_of_the_environment_is_behind_the_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bucket: BucketAddress, until: Any
+) -> None:
+    monkeypatch.setenv("KVRECALL_STORE__COLD_URL", str(bucket))
+    monkeypatch.setenv("KVRECALL_STORE__COLD_ENDPOINT", str(bucket.endpoint))
+    monkeypatch.setenv("KVRECALL_STORE__COLD_AFTER_SECONDS", "0.2")
+    monkeypatch.setenv("KVRECALL_STORE__COLD_BYTES", "100000000")
+    model = load_model(MODEL_PATH)
+    store = build_store(model, tmp_path, 1 << 26, Settings().store)
+    rows = torch.zeros(store.layout.rows_shape(128), dtype=model.dtype)
+    store.append("a", rows, make_ids(range(2)))
+    assert store.flush("a")
+    until(lambda: store.usage()["nvme"] == 0, "the pages moved")
+    status = store.tiers()["bucket"]
+    assert (status.used_bytes, status.limit_bytes) == (2 * store.layout.page_bytes, 100_000_000)
+    store.close()

@@ -14,6 +14,7 @@ from kvstore.format.codec import encode_page
 from kvstore.format.page import PageId, PageLayout
 from kvstore.tiers.base import Tier
 from kvstore.tiers.bounded import BoundedTier
+from kvstore.tiers.bucket.tier import BucketTier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis import tier as redis_tier
@@ -24,7 +25,7 @@ MakePage = Callable[..., tuple[PageId, bytes]]
 Until = Callable[..., None]
 
 
-@pytest.fixture(params=["ram", "nvme", "bounded", "redis", "redis_cluster"])
+@pytest.fixture(params=["ram", "nvme", "bounded", "redis", "redis_cluster", "bucket"])
 def open_tier(
     request: pytest.FixtureRequest,
     layout: PageLayout,
@@ -34,6 +35,7 @@ def open_tier(
     """Factory `open_tier(pages)`: a tier with room for about that many pages."""
     kind = request.param
     server = request.getfixturevalue(f"{kind}_url") if kind.startswith("redis") else ""
+    address = request.getfixturevalue("bucket") if kind == "bucket" else None
     # Shared tiers let deleted pages go later: so soon here.
     monkeypatch.setattr(redis_tier, "_CONDEMNED_MILLISECONDS", 50)
 
@@ -41,6 +43,8 @@ def open_tier(
         limit = pages * layout.page_bytes
         if kind == "ram":
             return RamTier(limit)
+        if address is not None:
+            return BucketTier(address, layout, limit_bytes=limit)
         if server:
             return RedisTier(server, layout, namespace=uuid4().hex, limit_bytes=limit)
         files = NvmeTier(tmp_path / "tier", segment_bytes=3 * layout.page_bytes, limit_bytes=limit)
@@ -143,6 +147,7 @@ def test_pages_from_the_future_are_old(tier: Tier, make_page: MakePage) -> None:
 
 def test_a_tier_describes_itself(tier: Tier, layout: PageLayout) -> None:
     expected = {"ram": (False, False), "nvme": (True, False), "redis": (True, True)}
+    expected["bucket"] = (True, True)
     assert (tier.durable, tier.shared) == expected[tier.name]
     assert tier.limit_bytes == 100 * layout.page_bytes
 

@@ -1,6 +1,6 @@
 """Sessions in a store of rows and one of recurrent states."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,11 @@ from kvrecall.domain.page_ids import ID_BYTES, PageId
 from kvstore.errors import MissingPageError
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
+from kvstore.tiers.bucket.address import BucketAddress
+from kvstore.tiers.bucket.tier import BucketTier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
+from tests.bucket_process import BucketProcess
 from workers.engine.stored.stored_sessions import StoredSessions, build_state_layout
 
 PAGE = 4
@@ -131,3 +134,35 @@ def test_tiers_of_states_have_names_of_their_own(sessions: StoredSessions) -> No
     assert set(sessions.tiers()) == {"ram", "nvme", "states-ram", "states-nvme"}
     assert sessions.tiers()["states-nvme"].used_bytes > 2 * BYTES
     assert sessions.count_pending() == (0, 0)
+
+
+def test_rows_and_states_that_moved_into_a_bucket_are_read_and_deleted(
+    tmp_path: Path,
+    bucket: BucketAddress,
+    bucket_server: BucketProcess,
+    until: Callable[..., None],
+) -> None:
+    stores = [
+        RowStore(
+            layout,
+            [RamTier(1 << 16), NvmeTier(tmp_path / name)],
+            bucket=BucketTier(bucket, layout),
+            cold_after_seconds=0.2,
+        )
+        for name, layout in (("rows", LAYOUT), ("states", build_state_layout(BYTES, "f00d")))
+    ]
+    sessions = StoredSessions(*stores)
+    positions = write(sessions, "a", 3)
+    until(lambda: all(store.usage()["nvme"] == 0 for store in stores), "all of it moved")
+    assert sessions.tiers()["states-bucket"].used_bytes > 3 * BYTES
+    pages = name_pages("a", 3)
+    sessions.open("a", pages, positions)
+    assert sessions.find_intact("a", positions, verify=True) == tuple(positions)
+    assert [read(sessions, "a", at, positions) for at in positions] == [1, 2, 3]
+    assert sessions.find_prefix(pages) == 3
+    assert sessions.find_states(pages) == positions
+    assert sessions.list_pages() == set(pages)
+    sessions.close_session("a")
+    assert sessions.delete(pages).result() == 3
+    until(lambda: not bucket_server.list_objects(bucket), "rows and states are deleted")
+    sessions.close()
