@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
+from _pytest.capture import CaptureManager
 
 from kvrecall.client import KvrecallClient
 from tests.compose.daemon import NoDocker, find_daemon
@@ -23,13 +24,16 @@ class Progress:
 
     def __init__(self, config: pytest.Config) -> None:
         self._terminal = config.get_terminal_writer()
+        self._capture: CaptureManager | None = config.pluginmanager.getplugin("capturemanager")
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
         """Measure a step."""
         begin = time.monotonic()
         yield
-        self._terminal.line(f"{what}: {time.monotonic() - begin:.0f} s")
+        shown = self._capture.global_and_fixture_disabled() if self._capture else nullcontext()
+        with shown:
+            self._terminal.line(f"{what}: {time.monotonic() - begin:.0f} s", flush=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,8 +8,8 @@ from tests.end_to_end.conftest import chatter, user
 
 Json = dict[str, Any]
 SETTINGS: Json = {"budget": 128, "seed": 23}
-# Long enough to break something while it is answered.
-LONG: Json = {"max_tokens": 150, "stop": ["<tool_call>"]}
+# Long enough to break something while it is answered: seconds, without the token that ends an answer.
+LONG: Json = {"max_tokens": 600, "logit_bias": {"1": -100.0}}
 SHORT: Json = {"max_tokens": 12, "stop": ["<tool_call>"]}
 
 

@@ -13,11 +13,16 @@ import yaml
 from kvrecall.client import KvrecallClient
 from tests.compose.docker import Docker
 from tests.compose.images import BUILT, Images
+from tests.conftest import until
 from tests.end_to_end.servers import DEADLINE_SECONDS
 from tests.operations.catalogue import ROOT
 from tests.operations.compose import BASE
 
 PROJECT = "kvrecall-compose-test"
+# A service that ends and is started again, over and over, never becomes healthy.
+WAIT = ("--wait", f"--wait-timeout={DEADLINE_SECONDS:.0f}")
+# Which Compose gives to what it builds and creates.
+LABEL = "com.docker.compose.project"
 PROFILES = ("alerting",)
 COMPOSE = Path(sys.executable).parent / "docker-compose"
 # Ports of the services that the tests ask. Published on free ones, so that no other program is in the way.
@@ -99,13 +104,16 @@ class Stack:
         return self._docker.run(str(COMPOSE), "--progress=plain", *options, *arguments)
 
     def build(self) -> None:
-        """Build the images that the compose file builds."""
+        """Build the images that the compose file builds; those of an earlier run are removed."""
         self.compose("build")
+        self._docker("image", "prune", "--force", "--filter", f"label={LABEL}={PROJECT}")
 
     def up(self) -> None:
-        """Start every service that has an image, and wait until they are healthy."""
+        """Start every service that has an image, and wait until they are healthy and a worker has joined."""
         services = self.compose("config", "--services").split()
-        self.compose("up", "--wait", *sorted(set(services) - self._absent))
+        self.compose("up", *WAIT, *sorted(set(services) - self._absent))
+        with self.connect() as client:
+            until(client.ready, "a worker has joined", DEADLINE_SECONDS)
 
     def down(self) -> None:
         """Remove containers, networks and volumes."""
@@ -114,7 +122,7 @@ class Stack:
     def scale(self, workers: int) -> None:
         """Run so many workers."""
         scale = f"worker={workers}"
-        self.compose("up", "--no-recreate", "--wait", "--scale", scale, "worker")
+        self.compose("up", "--no-recreate", *WAIT, "--scale", scale, "worker")
 
     def containers(self, service: str) -> list[Container]:
         """Running containers of a service."""
@@ -146,7 +154,7 @@ class Stack:
 
     def remains(self) -> list[str]:
         """Containers, volumes and networks of the project."""
-        label = f"label=com.docker.compose.project={PROJECT}"
+        label = f"label={LABEL}={PROJECT}"
         commands: Sequence[Sequence[str]] = (("ps", "--all"), ("volume", "ls"), ("network", "ls"))
         found = [self._docker(*each, "--quiet", "--filter", label) for each in commands]
         return [line for lines in found for line in lines.split()]

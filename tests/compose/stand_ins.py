@@ -26,7 +26,8 @@ SERVICE_PACKAGES = ("redis-server", "prometheus", "prometheus-alertmanager", "wg
 # Also what builds our own packages; the extras of all images that compose builds.
 EXTRAS = ("gateway", "otel", "worker", "torch")
 BUILD_TOOLS = ("setuptools>=77", "wheel", "pip")
-# Users and folders as in the images of Redis and Prometheus.
+# Users and folders as in the images of Redis and Prometheus, and Redis without the protected mode that it
+# is built without in its image: clients in other containers reach it without a password.
 _INSTALL_SERVICES = f"""
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
@@ -35,6 +36,8 @@ rm -rf /var/lib/apt/lists/*
 install --directory --owner 999 --group 999 /data
 install --directory --owner nobody --group nogroup /prometheus /alertmanager
 ln -s /usr/bin/prometheus-alertmanager /usr/bin/alertmanager
+printf '#!/bin/sh\\nexec /usr/bin/redis-server "$@" --protected-mode no\\n' > /usr/local/bin/redis-server
+chmod 755 /usr/local/bin/redis-server
 """
 # From /wheels alone from now on, whatever index an image's build names.
 _COLLECT_WHEELS = """

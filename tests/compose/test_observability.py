@@ -66,7 +66,7 @@ def test_an_alert_arrives_at_alertmanager_once_all_workers_are_gone(
         assert refused.value.status == 503
         until(lambda: "KvrecallNoWorker" in find_alerts(stack), "the alert", DEADLINE_SECONDS)
     finally:
-        stack.compose("start", "--wait", "worker")
+        stack.scale(1)
     until(client.ready, "a worker", DEADLINE_SECONDS)
     assert conversation.ask().text == expected.text
     until(lambda: "KvrecallNoWorker" not in find_alerts(stack), "its end", DEADLINE_SECONDS)

@@ -88,7 +88,7 @@ def test_a_turn_whose_worker_is_killed_is_completed_by_the_other(
     stack.kill(owner)
     rest, _ = hear(stream)
     assert first.text + rest == expected.text
-    assert find_owner(stack, client, conversation.session) != owner
+    assert find_owner(stack, client, conversation.session) != owner, "the kill came too late"
     assert conversation.ask().text == twin.ask().text
 
 
