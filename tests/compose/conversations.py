@@ -20,11 +20,6 @@ class Conversation:
     client: KvrecallClient
     session: str
 
-    @property
-    def worker(self) -> str:
-        """Address of the worker that has it."""
-        return self.client.get_session(self.session).worker
-
     def go_on(self) -> Turn:
         """A turn with a long answer."""
         return self.client.turn(self.session, [user("Go on.")], **LONG)

@@ -70,9 +70,12 @@ def test_containers_cannot_write_to_their_images(stack: Stack, docker: Docker) -
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_sessions_are_placed_in_both_workers(stack: Stack, client: KvrecallClient) -> None:
-    one, other = (begin(client, seed) for seed in (2, 3))
-    assert {one.worker, other.worker} == names(stack)
+def test_a_session_moves_to_a_worker_that_joined(stack: Stack, client: KvrecallClient) -> None:
+    conversation, twin = (begin(client, 2) for _ in range(2))
+    before = find_owner(stack, client, conversation.session)
+    client.move(conversation.session)
+    assert find_owner(stack, client, conversation.session) != before
+    assert conversation.ask().text == twin.ask().text
 
 
 @pytest.mark.usefixtures("two_workers")
