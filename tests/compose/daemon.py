@@ -43,7 +43,7 @@ def find_daemon(folder: Path = FOLDER) -> Iterator[Docker]:
             _wait_for(docker, process, folder / "dockerd.log")
             yield docker
         finally:
-            _stop(process)
+            _stop(process, folder / "exec")
 
 
 def check_programs() -> None:
@@ -91,13 +91,17 @@ def _wait_for(docker: Docker, process: "subprocess.Popen[bytes]", log: Path) -> 
         ) from error
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
+def _stop(process: "subprocess.Popen[bytes]", state: Path) -> None:
+    """End it. It leaves its own network namespace mounted, in the folder of its state."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    namespace = state / "netns" / "default"
+    if namespace.exists():
+        subprocess.run(["umount", str(namespace)], capture_output=True)
 
 
 def main() -> int:
