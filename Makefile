@@ -13,7 +13,7 @@ FAULTS      ?= 2000
 SEED        ?= 11
 MINUTES     ?= 60
 
-.PHONY: demo check test long lint docs types unit explore integration test-operations image-check chart-files clients \
+.PHONY: demo check test long lint docs types unit explore integration test-operations test-compose image-check chart-files clients \
 	faults faults-can-fail fuzz vendor proto clean
 
 demo: $(VENV)/.run
@@ -64,6 +64,12 @@ long: $(VENV)/.test
 # fails.
 test-operations: $(VENV)/.ops
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m operations -n 2 --dist loadfile
+
+# The compose file in containers: turns while workers are killed and scaled and Redis restarts, the dashboards'
+# queries, an alert that arrives. Needs a Docker daemon, or root with Debian's packages docker.io and iptables to
+# start one; where no registry can be reached, mmdebstrap as well, to make images of Debian's packages.
+test-compose: $(VENV)/.ops
+	$(BIN)/pytest -m compose tests/compose
 
 # Builds the gateway's image with Debian's buildah and debootstrap, as root, and runs it beside a worker.
 image-check: $(VENV)/.test

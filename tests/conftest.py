@@ -1,8 +1,9 @@
 """Markers of all tests, and real Redis servers: one, a primary behind sentinels, a cluster.
 
 A test of tests/operations, which needs tools that are no Python packages, is `operations`, one of
-LONG_PATHS is `long`. Another is `integration` if it starts processes or real servers or runs a
-whole worker over a model, or is one of the long property tests. Every other test is `unit`.
+tests/compose, which needs a Docker daemon, is `compose`, one of LONG_PATHS is `long`. Another is
+`integration` if it starts processes or real servers or runs a whole worker over a model, or is one of the
+long property tests. Every other test is `unit`.
 Property tests have no deadline, so that load fails none.
 """
 
@@ -86,8 +87,8 @@ LONG_PATHS = (
     "kvrecall_server/app/test_calibration.py",
     "kvrecall_server/cli/test_eval.py",
 )
-# Folders whose tests need tools beside Python's packages: they are collected with `-m operations` only.
-OPERATIONS_PATHS = ("console", "operations")
+# Folders whose tests need tools beside Python's packages: they are collected with `-m MARKER` only.
+TOOL_PATHS = {"console": "operations", "operations": "operations", "compose": "compose"}
 # Fixtures that start a server or a worker; a test that uses one is an integration test wherever it is.
 INTEGRATION_FIXTURES = frozenset(
     {"bucket_process", "bucket_server", "make_worker", "redis_process", "redis_processes", "server"}
@@ -98,14 +99,13 @@ WAIT_SECONDS = 120.0
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what needs other tools, unless it is asked for: without them it cannot be imported."""
-    if config.option.markexpr == "operations":
-        return None
-    return True if is_operations(collection_path) else None
+    marker = find_tools(collection_path)
+    return True if marker is not None and marker != config.option.markexpr else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test as `unit`, `integration`, `long` or `operations`."""
+    """Mark every test as `unit`, `integration`, `long`, `operations` or `compose`."""
     listed = (*INTEGRATION_PATHS, *LONG_PATHS)
     unknown = [path for path in listed if not (TESTS / path).exists()]
     assert not unknown, f"INTEGRATION_PATHS or LONG_PATHS name what is not there: {unknown}"
@@ -115,16 +115,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def choose_marker(item: pytest.Item) -> str:
     """Return the lane of a test."""
-    if is_operations(item.path):
-        return "operations"
+    tools = find_tools(item.path)
+    if tools is not None:
+        return tools
     if any(item.path.is_relative_to(TESTS / path) for path in LONG_PATHS):
         return "long"
     return "integration" if is_integration(item) else "unit"
 
 
-def is_operations(path: Path) -> bool:
-    """True for a file or folder whose tests need tools beside Python's packages."""
-    return any(path.is_relative_to(TESTS / folder) for folder in OPERATIONS_PATHS)
+def find_tools(path: Path) -> str | None:
+    """Return the marker of a file or folder whose tests need tools beside Python's packages."""
+    markers = (
+        marker for folder, marker in TOOL_PATHS.items() if path.is_relative_to(TESTS / folder)
+    )
+    return next(markers, None)
 
 
 def is_integration(item: pytest.Item) -> bool:

@@ -1,7 +1,10 @@
 """What Grafana does with a dashboard's queries: variables and intervals are filled in."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from tests.operations.prometheus import PrometheusApi
 
 Json = dict[str, Any]
 # Longest first: Grafana knows no `$__rate`.
@@ -25,3 +28,17 @@ def fill_in(expression: str, values: Mapping[str, str]) -> str:
         expression = expression.replace(f"${name}", value)
     assert "$" not in expression, f"unknown variable: {expression}"
     return expression
+
+
+def read_variables(prometheus: PrometheusApi, dashboard: Json) -> dict[str, str]:
+    """Values of a dashboard's variables with everything selected, as Grafana reads them."""
+    values: dict[str, str] = {}
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+            assert asked is not None, variable["query"]
+            match = {"match[]": fill_in(asked[1], values)}
+            found = prometheus.ask(f"label/{asked[2]}/values", **match)
+            assert found, f"variable {variable['name']} has no value"
+            values[variable["name"]] = "|".join(found)
+    return values

@@ -16,7 +16,39 @@ SCRAPE_SECONDS = 2
 Json = dict[str, Any]
 
 
-class Prometheus:
+class PrometheusApi:
+    """Questions to a running Prometheus."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def ask(self, path: str, **parameters: Any) -> Any:
+        """Data of an answer; a refusal fails."""
+        answer = self.http.get(f"/api/v1/{path}", params=parameters)
+        assert answer.is_success, answer.text
+        return answer.json()["data"]
+
+    def query(self, expression: str) -> list[Json]:
+        """Series of an instant query."""
+        series: list[Json] = self.ask("query", query=expression)["result"]
+        return series
+
+    def total(self, expression: str) -> float:
+        """Value of an expression with one series, 0 with none."""
+        series = self.query(expression)
+        assert len(series) <= 1, f"{expression}: {series}"
+        return float(series[0]["value"][1]) if series else 0.0
+
+    def firing(self) -> dict[str, Json]:
+        """Labels of the firing alerts, by name."""
+        return {
+            alert["labels"]["alertname"]: alert["labels"]
+            for alert in self.ask("alerts")["alerts"]
+            if alert["state"] == "firing"
+        }
+
+
+class Prometheus(PrometheusApi):
     """Scrapes `jobs` every 2 seconds, and evaluates `rules` as often. A context manager."""
 
     def __init__(
@@ -45,7 +77,7 @@ class Prometheus:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        super().__init__(f"http://127.0.0.1:{port}")
 
     def __enter__(self) -> Self:
         """Wait until all targets are up."""
@@ -73,28 +105,3 @@ class Prometheus:
     def count_up(self) -> int:
         """Number of targets that answer."""
         return int(self.total("sum(up)"))
-
-    def ask(self, path: str, **parameters: Any) -> Any:
-        """Data of an answer; a refusal fails."""
-        answer = self.http.get(f"/api/v1/{path}", params=parameters)
-        assert answer.is_success, answer.text
-        return answer.json()["data"]
-
-    def query(self, expression: str) -> list[Json]:
-        """Series of an instant query."""
-        series: list[Json] = self.ask("query", query=expression)["result"]
-        return series
-
-    def total(self, expression: str) -> float:
-        """Value of an expression with one series, 0 with none."""
-        series = self.query(expression)
-        assert len(series) <= 1, f"{expression}: {series}"
-        return float(series[0]["value"][1]) if series else 0.0
-
-    def firing(self) -> dict[str, Json]:
-        """Labels of the firing alerts, by name."""
-        return {
-            alert["labels"]["alertname"]: alert["labels"]
-            for alert in self.ask("alerts")["alerts"]
-            if alert["state"] == "firing"
-        }

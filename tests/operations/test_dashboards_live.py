@@ -1,7 +1,6 @@
 """Every query of every panel, asked as Grafana asks it, of a real service with real traffic."""
 
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from observability.dashboards.panel import Board
 from tests.conftest import RedisProcess, until
 from tests.end_to_end.servers import SMALL_LIMITS
 from tests.operations.catalogue import ROOT
-from tests.operations.grafana import Json, fill_in
+from tests.operations.grafana import Json, fill_in, read_variables
 from tests.operations.prometheus import Prometheus
 from tests.operations.traffic import Traffic
 
@@ -76,20 +75,6 @@ def wait_until_scraped(prometheus: Prometheus, counted: Counter[str]) -> None:
     )
     now = time.time()
     until(lambda: prometheus.total("min(timestamp(up))") > now, "another scrape of each process")
-
-
-def read_variables(prometheus: Prometheus, dashboard: Json) -> dict[str, str]:
-    """Values of a dashboard's variables with everything selected, as Grafana reads them."""
-    values: dict[str, str] = {}
-    for variable in dashboard["templating"]["list"]:
-        if variable["type"] == "query":
-            asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
-            assert asked is not None, variable["query"]
-            match = {"match[]": fill_in(asked[1], values)}
-            found = prometheus.ask(f"label/{asked[2]}/values", **match)
-            assert found, f"variable {variable['name']} has no value"
-            values[variable["name"]] = "|".join(found)
-    return values
 
 
 def has_data(series: list[Json]) -> bool:
