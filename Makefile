@@ -13,7 +13,7 @@ FAULTS      ?= 2000
 SEED        ?= 11
 MINUTES     ?= 60
 
-.PHONY: demo check test long lint docs types unit explore integration test-operations test-compose image-check chart-files clients \
+.PHONY: demo check test long lint docs types unit explore integration test-operations test-compose chart-files clients \
 	faults faults-can-fail fuzz vendor proto clean
 
 demo: $(VENV)/.run
@@ -70,10 +70,6 @@ test-operations: $(VENV)/.ops
 # start one; where no registry can be reached, mmdebstrap as well, to make images of Debian's packages.
 test-compose: $(VENV)/.ops
 	$(BIN)/pytest -m compose tests/compose
-
-# Builds the gateway's image with Debian's buildah and debootstrap, as root, and runs it beside a worker.
-image-check: $(VENV)/.test
-	KVRECALL=$(BIN)/kvrecall deploy/image_check.sh
 
 # The chart's copies of the alerts and dashboards: helm reads no file outside of a chart. A test compares.
 chart-files:

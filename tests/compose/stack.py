@@ -129,6 +129,10 @@ class Stack:
         ids = self.compose("ps", "--quiet", service).split()
         return [_read(each) for each in json.loads(self._docker("inspect", *ids))] if ids else []
 
+    def run_inside(self, container: Container, script: str) -> str:
+        """Return what a shell script writes to standard output in a container. Raises DockerFailed."""
+        return self._docker("exec", container.id, "sh", "-c", script).strip()
+
     def kill(self, container: Container) -> None:
         """Kill it, as `docker kill` does: its restart policy does not bring it back."""
         self._docker("kill", container.id)

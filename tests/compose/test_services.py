@@ -56,6 +56,18 @@ def test_services_with_a_health_check_are_healthy(stack: Stack) -> None:
         assert container.is_healthy, service
 
 
+def test_containers_run_as_a_user_who_can_write_data_alone(stack: Stack) -> None:
+    for service in ("gateway", "worker"):
+        (container,) = stack.containers(service)
+        assert stack.run_inside(container, "id -u; id -g").split() == ["10001", "10001"]
+        for path, answer in (("/opt/kvrecall", "refused"), ("/var/lib/kvrecall", "written")):
+            script = f"touch {path}/x 2>/dev/null && echo written || echo refused"
+            assert stack.run_inside(container, script) == answer, f"{service}: {path}"
+    (gateway,) = stack.containers("gateway")
+    find = "python3 -c 'import importlib.util as u; print(u.find_spec(\"torch\"))'"
+    assert stack.run_inside(gateway, find) == "None"
+
+
 def test_a_turn_needs_the_key_of_the_secrets(stack: Stack, client: KvrecallClient) -> None:
     assert begin(client, 1).ask().turn == 2
     refused = httpx.get(f"{stack.url('gateway')}/v1/sessions")
