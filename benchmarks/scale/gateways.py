@@ -37,6 +37,10 @@ from services.service import SessionService
 
 TEXT = Message("user", " ".join(f"word{number}" for number in range(32)))
 ANSWER = Message("assistant", "ok")
+# Pages of a session that is filled in, of four tokens each as the simulated workers', and its message.
+_PAGES = 30
+_FILLED = Message("user", " ".join(f"word{number}" for number in range(4 * _PAGES)))
+_PROMPT_TOKENS = 4 * _PAGES + 1
 # Catalog writes under way at once while sessions are filled in.
 _WRITERS = 64
 _PAGE = 200
@@ -45,8 +49,7 @@ _TENANT_EVERY = 10
 _LIFETIME_SECONDS = 7 * 86_400.0
 _SWEPT = 100
 _LONG_SESSIONS = 4
-# Pages of a session that is filled in, and pages of a worker's list that a sweep looks for.
-_PAGES = 30
+# Pages of a worker's list that a sweep looks for.
 _LISTED = 4096
 _QUIET_SECONDS = 3.0
 # Sessions before and after which a gateway's memory is compared.
@@ -97,7 +100,8 @@ class Fleet:
         Neither a gateway nor a worker has them open.
         """
         catalog = self.gateways[0].catalog
-        state = pb.SessionState(length=34, selection=bytes(self.plan.state_bytes))
+        length = _PROMPT_TOKENS + 1
+        state = pb.SessionState(length=length, selection=bytes(self.plan.state_bytes))
         permits = asyncio.Semaphore(_WRITERS)
 
         async def add(number: int) -> str:
@@ -105,10 +109,11 @@ class Fleet:
                 name = f"s_{number:024x}"
                 tenant = "" if number % _TENANT_EVERY else f"tenant {number}"
                 session = self._build_session(name, _LIFETIME_SECONDS, tenant)
-                memory = replace(session.memory, length=34)
+                memory = replace(session.memory, length=length)
                 await catalog.sessions.create(session, b"", None)
-                outcome = TurnOutcome(name, 1, ANSWER, "stop", 33, 1, memory, (), {})
-                turn = Turn(name, 1, (TEXT,), tuple(range(34)), outcome, (33, 1))
+                sizes = (_PROMPT_TOKENS, 1)
+                outcome = TurnOutcome(name, 1, ANSWER, "stop", *sizes, memory, (), {})
+                turn = Turn(name, 1, (_FILLED,), tuple(range(length)), outcome, sizes)
                 commit = TurnCommit(
                     turn,
                     state.SerializeToString(),

@@ -7,6 +7,7 @@ them listen, and serves until its input ends.
 import argparse
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import structlog
 from google.protobuf.empty_pb2 import Empty
 
 from kvrecall.domain.errors import WorkerRefused
@@ -169,6 +171,8 @@ def _main() -> None:
     parser.add_argument("--namespace", default="scale")
     parser.add_argument("--state-bytes", type=int, default=16384)
     options = parser.parse_args()
+    # Nobody reads more of standard output than the addresses: once its pipe is full, a log waits for ever.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     asyncio.run(_serve(options.count, options.url, options.namespace, options.state_bytes))
 
 
