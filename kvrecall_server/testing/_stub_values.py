@@ -169,7 +169,8 @@ def drop_answer(
 def name_pages(state: pb.SessionState, row_key: bytes, first: list[str]) -> None:
     """Name the whole pages of the words that have rows.
 
-    Those of a first turn's words, `first`, by these; later ones by the page before and all that ever changed the session.
+    Those of a first turn's words, `first`, by these; later ones by the page before and all that ever
+    changed the session.
     """
     ids = list(split_ids(state.page_ids))[: state.length // PAGE_TOKENS]
     ids = ids or name_words(row_key, first)[: state.length // PAGE_TOKENS]
