@@ -41,7 +41,7 @@ KINDS: dict[Kind, str] = {
         api_keys.add api_keys.revoke api_keys.touch conversations.add_items conversations.create
         conversations.delete conversations.delete_item conversations.update episodes.clear
         episodes.commit_build episodes.commit_segments
-        pages.confirm_deleted repairs.commit responses.delete responses.store
+        pages.confirm_deleted pages.drop_abandoned repairs.commit responses.delete responses.store
         sessions.create sessions.delete sessions.fork sessions.restore tool_calls.commit
         turns.commit turns.commit_settled
     """,
