@@ -26,6 +26,7 @@ MODULES = {
     "llama-cpp": "benchmarks.foreign_suites.benchmark",
     "metering": "benchmarks.metering.benchmark",
     "moves": "benchmarks.moves",
+    "pause-slots": "benchmarks.pause_slots.benchmark",
     "pauses": "benchmarks.pauses",
     "peers": "benchmarks.peers.benchmark",
     "repair": "benchmarks.repair",

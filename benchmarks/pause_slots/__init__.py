@@ -1,0 +1,1 @@
+"""Slots of paused sessions: whose is given away, simulated on recorded pauses."""
