@@ -23,8 +23,9 @@ class ObservedCall:
         self.answered = False
 
     def add_event(self, event: Any) -> None:
-        """Notice an event of a stream, before it is sent."""
-        self.answered = event.WhichOneof("event") in _LAST_EVENTS
+        """Notice a message of a stream, before it is sent. Parts of a list are no events."""
+        if "event" in event.DESCRIPTOR.oneofs_by_name:
+            self.answered = event.WhichOneof("event") in _LAST_EVENTS
 
 
 @contextmanager
