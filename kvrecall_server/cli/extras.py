@@ -81,6 +81,7 @@ EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
         "report": "demo",
         "serve": "all",
         "sessions": None,
+        "size": "worker",
         "version": None,
         "worker": "worker",
     }
