@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from kvrecall.client import KvrecallClient
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 from kvrecall_server.reporting.results import Row, speed_row
 from reference.conversation import generate
 

@@ -28,8 +28,8 @@ from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall_server.app.local_server import ServerNeeds, server_at
-from kvrecall_server.app.local_service import build_service
+from kvrecall_server.app.local.server import ServerNeeds, server_at
+from kvrecall_server.app.local.service import build_service
 from kvrecall_server.app.models import REFERENCE_NAME
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.reporting.results import Row, bootstrap, quality_row, speed_row

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.options import option
 from kvrecall.client import KvrecallClient, Repair, Turn
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 from kvrecall_server.app.models import REFERENCE_NAME
 from kvrecall_server.reporting.results import Row, bootstrap, quality_row, speed_row
 from reference import MODEL_PATH

@@ -28,7 +28,7 @@ from benchmarks.fair_shares.flood import MODEL
 from benchmarks.options import option
 from faults.rig.metrics import sum_metrics
 from faults.rig.processes import QUIET
-from kvrecall_server.app.local_server import STOP_SECONDS, launch
+from kvrecall_server.app.local.server import STOP_SECONDS, launch
 from kvrecall_server.app.models import REFERENCE
 from kvrecall_server.reporting.results import Row, speed_row
 from reference import MODEL_PATH

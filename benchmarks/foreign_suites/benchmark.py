@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from benchmarks.benchmark import Benchmark, Measured
 from benchmarks.foreign_suites.reasons import REASONS
 from benchmarks.peers.environments import python_with
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 from kvrecall_server.reporting.results import Row
 
 ROOT = Path(__file__).parents[2]

@@ -43,7 +43,7 @@ from benchmarks.front_door.load import (
 from benchmarks.options import option
 from faults.rig.processes import QUIET
 from faults.rig.redis_process import RedisProcess, running
-from kvrecall_server.app.local_server import PROGRAM, launch
+from kvrecall_server.app.local.server import PROGRAM, launch
 from kvrecall_server.app.models import REFERENCE
 from kvrecall_server.reporting.results import Row, speed_row
 from reference import MODEL_PATH

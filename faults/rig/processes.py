@@ -16,7 +16,7 @@ from faults.rig.drive import Drive
 from faults.rig.ports import local_ports
 from faults.rig.zygote import ForkedProcess, Zygote
 from kvrecall_server.app.errors import ServerNotReady
-from kvrecall_server.app.local_server import wait_for_address
+from kvrecall_server.app.local.server import wait_for_address
 
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # The end of every wait for a condition. Generous: on a machine under load a process takes minutes

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kvrecall.client import KvrecallClient
 from kvrecall.domain.sessions.request import LEAST_REPAIR_ROWS
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 from kvrecall_server.app.models import (
     REFERENCE,
     REFERENCE_NAME,

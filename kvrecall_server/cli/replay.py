@@ -20,7 +20,7 @@ from kvrecall.client import KvrecallClient
 from kvrecall.domain.sessions.request import LEAST_REPAIR_ROWS
 from kvrecall.domain.settings.methods import RECALL
 from kvrecall.domain.settings.session import RepairTrigger
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 from kvrecall_server.cli.options import (
     MEASURED_BUDGET,
     Budget,

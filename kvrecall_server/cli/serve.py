@@ -78,7 +78,7 @@ def serve_command(
         warn_about_reference_model(settings, console)
         with show_progress(f"loading {settings.model}"):
             # torch takes seconds to import: other commands do without.
-            from kvrecall_server.app.local_service import build_service
+            from kvrecall_server.app.local.service import build_service
 
             return await build_service(settings, metrics)
 

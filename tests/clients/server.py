@@ -15,7 +15,7 @@ import uvicorn
 from gateway.app import create_app
 from gateway.http.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall_server.app.local_server import launch
+from kvrecall_server.app.local.server import launch
 from kvrecall_server.testing import StubWorker
 from kvrecall_server.testing.stub_worker import Policy
 from services.catalog.sqlite.catalog import SqliteCatalog

@@ -23,7 +23,7 @@ from faults.rig.ports import free_port
 from faults.rig.processes import QUIET
 from faults.rig.zygote import COMMAND_LINE, IMPORTS, ForkedProcess, Zygote
 from kvrecall.client import KvrecallClient
-from kvrecall_server.app.local_server import ServerNeeds, launch, wait_for_address
+from kvrecall_server.app.local.server import ServerNeeds, launch, wait_for_address
 
 # Limit of every wait and request; on a machine that is not overloaded they take seconds.
 DEADLINE_SECONDS = 300.0
@@ -44,8 +44,8 @@ SMALL_LIMITS = {
 # What kvrecall's commands import beside what every zygote has. None of these starts a thread.
 COMMANDS = (
     "kvrecall_server.cli.commands",
-    "kvrecall_server.app.local_service",
-    "kvrecall_server.app.local_worker",
+    "kvrecall_server.app.local.service",
+    "kvrecall_server.app.local.worker",
     "kvrecall_server.app.run",
     "gateway.app",
     "transformers.models.llama.modeling_llama",

@@ -20,7 +20,7 @@ from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.settings.session import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall_server.app.local_service import build_service
+from kvrecall_server.app.local.service import build_service
 from kvrecall_server.app.settings import Settings
 from services.service import SessionService
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvrecall import KvrecallClient
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FACT = "The extension list says Melnor K4821."

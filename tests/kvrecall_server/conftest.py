@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvrecall.client import KvrecallClient
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 from kvrecall_server.cli.commands import app
 
 # Largest budget, and so size of a full cache, in the tests' server, in rows.

@@ -13,7 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from kvrecall_server.app.local_server import wait_for_address
+from kvrecall_server.app.local.server import wait_for_address
 from workers.native.library import find_files
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from benchmarks.peers.errors import PeerFailed
 from benchmarks.peers.subjects.base import Reply, process_environment
 from kvrecall.client import KvrecallClient, SessionOptions
 from kvrecall.client.events import TextDelta
-from kvrecall_server.app.local_server import launch
+from kvrecall_server.app.local.server import launch
 
 
 class KvrecallService:

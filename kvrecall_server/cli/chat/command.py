@@ -25,7 +25,7 @@ from kvrecall.client import (
     TurnOptions,
 )
 from kvrecall_server.app.errors import CliError
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 from kvrecall_server.app.models import is_reference
 from kvrecall_server.app.run import TEST_INSTRUMENT
 from kvrecall_server.cli.chat.sessions import NAME, find_session

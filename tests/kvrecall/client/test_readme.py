@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvrecall import KvrecallClient
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 
 README = Path(__file__).parents[3] / "README.md"
 DEFAULT_URL = "http://127.0.0.1:8420"

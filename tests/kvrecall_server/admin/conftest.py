@@ -16,7 +16,7 @@ from kvrecall.domain.page_ids import PageId, split_ids
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall_server.app.catalog import open_catalog
-from kvrecall_server.app.local_service import build_service
+from kvrecall_server.app.local.service import build_service
 from kvrecall_server.app.settings import Settings
 from reference import MODEL_PATH
 from services.lifecycle.forks import ForkRequest

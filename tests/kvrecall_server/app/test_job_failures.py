@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from kvrecall_server.app.local_worker import LocalWorkerClient
+from kvrecall_server.app.local.worker import LocalWorkerClient
 from kvrecall_server.app.logs import set_up_logs
 from kvrecall_server.app.wiring import build_worker_service
 from kvrecall.domain.errors import WorkerRefused

@@ -9,7 +9,7 @@ import pytest
 
 from kvrecall.client import KvrecallClient
 from kvrecall_server.app import models
-from kvrecall_server.app.local_server import ServerNeeds, server_at
+from kvrecall_server.app.local.server import ServerNeeds, server_at
 from kvrecall_server.app.models import cache_directory, is_reference, resolve_model
 from kvrecall_server.app.settings import Settings
 from reference import MODEL_PATH

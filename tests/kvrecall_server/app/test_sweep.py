@@ -14,7 +14,7 @@ from kvrecall.domain.page_ids import split_ids
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall_server.app.local_worker import LocalWorkerClient
+from kvrecall_server.app.local.worker import LocalWorkerClient
 from kvrecall_server.app.wiring import build_worker_service
 from reference import MODEL_PATH
 from services.catalog.sqlite.catalog import SqliteCatalog

@@ -13,7 +13,7 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.sessions.request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall_server.app.local_worker import LocalWorkerClient
+from kvrecall_server.app.local.worker import LocalWorkerClient
 from kvrecall_server.app.redis import redis_client
 from kvrecall_server.app.wiring import build_worker_service
 from reference import MODEL_PATH

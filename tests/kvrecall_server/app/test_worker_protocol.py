@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from kvrecall_server.app.local_worker import LocalWorkerClient
+from kvrecall_server.app.local.worker import LocalWorkerClient
 from kvrecall_server.app.wiring import build_worker_service
 from reference import MODEL_PATH
 from services.cluster.grpc_client import GrpcWorkerClient

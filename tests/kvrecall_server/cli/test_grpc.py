@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvrecall.protocol.sessions_v1 import sessions_pb2 as pb
 from kvrecall.protocol.sessions_v1.sessions_pb2_grpc import SessionsStub
-from kvrecall_server.app.local_server import launch
+from kvrecall_server.app.local.server import launch
 
 SERVICE = "kvrecall.sessions.v1.Sessions"
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from kvrecall_server.app.local_server import launch
+from kvrecall_server.app.local.server import launch
 from kvrecall_server.app.run import LISTENING
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.wiring import page_layout

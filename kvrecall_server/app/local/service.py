@@ -5,7 +5,7 @@ from kvrecall.metrics.page import Metrics
 from kvrecall_server.app.access import build_access
 from kvrecall_server.app.catalog import open_catalog
 from kvrecall_server.app.errors import CannotServe
-from kvrecall_server.app.local_worker import LocalWorkerClient
+from kvrecall_server.app.local.worker import LocalWorkerClient
 from kvrecall_server.app.relay import build_relay
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.wiring import build_worker
