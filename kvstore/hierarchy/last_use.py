@@ -10,8 +10,7 @@ from kvstore.format.page import PageId
 class LastUse:
     """Times of the last use of pages. Safe to call from several threads.
 
-    What nobody used since the process started is not known here: for that the time counts at which a page
-    was written.
+    Uses before the process started are not known: for a page without a known use its time of writing counts.
     """
 
     def __init__(self) -> None:

@@ -61,7 +61,7 @@ TIERS = (
     Panel(
         "p99 of a tier's calls",
         "Over 0.1 s in files: a slow or failing disk. In Redis: its disk (appendfsync) or the network. "
-        "A bucket takes tens of milliseconds; nobody waits for its writes.",
+        "A bucket takes tens of milliseconds; turns do not wait for its writes.",
         Unit.SECONDS,
         (Query(quantile(0.99, "tier_call_seconds", WORKER, "tier", "op"), "{{tier}} {{op}}"),),
     ),

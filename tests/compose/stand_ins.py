@@ -3,7 +3,7 @@
 The base of our own images is Debian with its Python, and the wheels that the Dockerfile installs: a build
 then needs apt's mirror alone. Mirrors and indexes are those that apt and pip of this machine are set to.
 Programs are called as in the images that they stand in for. No registry's name is used as a tag, so that
-nobody takes a stand-in for the image itself. Each is made once for a state of what it depends on.
+a stand-in is not taken for the image itself. Each is made once for a state of what it depends on.
 """
 
 import hashlib
