@@ -12,7 +12,7 @@ def check_store(context: StoreContext, sessions: SessionDirectory) -> None:
         with state.lock:
             _check_session(state, context.layout.page_tokens)
             present = [page_id for page_id in state.pages if page_id not in state.missing]
-        absent = set(present) - context.stack.find(present)
+        absent = set(present) - context.stack.find(present, ask=True)
         if absent:
             names = sorted(page_id.hex() for page_id in absent)
             raise InvariantError(f"session {state.name!r}: no tier has pages {names}")

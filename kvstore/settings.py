@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from kvstore.format.codec import Codec
 
 CodecName = Literal["raw", "int8"]
+COLD_AFTER_SECONDS = 7 * 24 * 3600.0
+"""Seconds without use after which a page moves into a bucket, unless a store is told otherwise."""
 
 
 class StoreSettings(BaseModel):
@@ -86,7 +88,7 @@ class StoreSettings(BaseModel):
         description="Region of the bucket. Default: AWS_REGION, else us-east-1.",
     )
     cold_after_seconds: float = Field(
-        default=7 * 24 * 3600,
+        default=COLD_AFTER_SECONDS,
         gt=0,
         description="Seconds after which a page that no session used moves from the files into the bucket. "
         "Opening, reading or writing a session restarts the period, for pages that it shares too.",

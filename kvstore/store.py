@@ -26,7 +26,6 @@ from kvstore.errors import (
 from kvstore.format.codec import Codec
 from kvstore.format.gather import ReadKeys, split_by_page
 from kvstore.format.page import PageId, PageLayout, require_layout
-from kvstore.hierarchy.cold_storage import COLD_AFTER_SECONDS
 from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import CallObserver, TierStatus
 from kvstore.hierarchy.page_holders import PageHolders
@@ -41,6 +40,7 @@ from kvstore.sessions.presence import find_absent, find_restored
 from kvstore.sessions.reader import RowReader
 from kvstore.sessions.state import StoredSession
 from kvstore.sessions.writer import RowWriter
+from kvstore.settings import COLD_AFTER_SECONDS
 from kvstore.tiers.base import Tier
 from kvstore.tiers.bucket.tier import BucketTier
 from kvstore.tiers.ram import RamTier
@@ -65,7 +65,7 @@ class RowStore:
         read_batch_pages: Most pages that one gather holds in memory at a time.
         codecs: One per tier (see `PagePlacement`); RAW for all by default.
         on_call: Called with the tier, the kind and the seconds of every call, on its thread.
-        bucket: Where pages go that nobody used for `cold_after_seconds`; the store closes it. Turns wait
+        bucket: Where pages go that were not used for `cold_after_seconds`; the store closes it. Turns wait
             for it only if they read what lies there. The lowest tier must be this process's own.
 
     Raises:

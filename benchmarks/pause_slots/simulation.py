@@ -4,6 +4,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from benchmarks.pause_slots.policies import Policy
@@ -34,18 +35,21 @@ class Simulation:
     slots: int
     swap_seconds: float
     waits: list[float] = field(default_factory=list)
+    _free: int = field(init=False)
     _now: float = 0.0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
     _waiting: deque[_Session] = field(default_factory=deque)
     _paused: list[_Session] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._free = self.slots
+
     def run(self, runs: list[Iterator[Step]]) -> list[float]:
         """Play each run in a session of its own, all at once; returns the waits."""
-        self._free = self.slots
         for number, steps in enumerate(runs):
             session = _Session(steps)
-            self._at(0.1 * number, lambda session=session: self._arrive(session))  # type: ignore[misc]
+            self._at(0.1 * number, partial(self._arrive, session))
         while self._events:
             self._now, _, happen = heapq.heappop(self._events)
             happen()
@@ -88,7 +92,7 @@ class Simulation:
 
     def _swap_in(self, session: _Session) -> None:
         session.arrives_at = self._now + self.swap_seconds
-        self._at(session.arrives_at, lambda: self._arrived(session))
+        self._at(session.arrives_at, partial(self._arrived, session))
 
     def _arrived(self, session: _Session) -> None:
         session.arrives_at = None
@@ -108,16 +112,16 @@ class Simulation:
             self._free += 1
             self._dispatch()
         else:
-            self._at(self._now + step.turn_seconds, lambda: self._pause(session, step))
+            self._at(self._now + step.turn_seconds, partial(self._pause, session, step))
 
     def _pause(self, session: _Session, step: Step) -> None:
         session.paused_at = self._now
         self._paused.append(session)
-        self._at(self._now + step.pause_seconds, lambda: self._arrive(session))
+        self._at(self._now + step.pause_seconds, partial(self._arrive, session))
         if self.policy.predict is not None:
             session.returns_at = self._now + self.policy.predict(step)
             ahead = max(self._now, session.returns_at - self.swap_seconds)
-            self._at(ahead, lambda: self._fetch_ahead(session))
+            self._at(ahead, partial(self._fetch_ahead, session))
         self._dispatch()
 
     def _fetch_ahead(self, session: _Session) -> None:

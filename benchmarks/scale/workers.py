@@ -171,7 +171,7 @@ def _main() -> None:
     parser.add_argument("--namespace", default="scale")
     parser.add_argument("--state-bytes", type=int, default=16384)
     options = parser.parse_args()
-    # Nobody reads more of standard output than the addresses: once its pipe is full, a log waits for ever.
+    # The parent process reads the addresses alone: a log would block once the pipe is full.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     asyncio.run(_serve(options.count, options.url, options.namespace, options.state_bytes))
 

@@ -215,14 +215,8 @@ def _get_row_shape(
     model: LoadedModel, settings: WorkerSettings, devices: Collection[torch.device]
 ) -> RowShape:
     """Get what decides the bytes of a slot's part on devices."""
-    shape = model.shape
-    return RowShape(
-        model.count_row_layers(devices),
-        shape.n_kv_heads,
-        shape.parts * shape.head_dim,
-        model.dtype.itemsize,
-        model.get_side_bytes(settings.longest_pass, devices),
-    )
+    side_bytes = model.get_side_bytes(settings.longest_pass, devices)
+    return RowShape.of(model.shape, model.count_row_layers(devices), model.dtype, side_bytes)
 
 
 def build_store(

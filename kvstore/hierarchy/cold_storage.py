@@ -1,4 +1,4 @@
-"""Cold storage: pages that nobody used for a while lie in a bucket, behind the lowest tier.
+"""Cold storage: pages that were not used for a while lie in a bucket, behind the lowest tier.
 
 A thread moves them: a page is stored in the bucket first, and deleted from the lowest tier then, so a
 reader that comes from above always meets it. A page that is read from the bucket is copied back into the
@@ -18,9 +18,6 @@ from kvstore.format.page import Blob, PageId
 from kvstore.hierarchy.last_use import LastUse
 from kvstore.hierarchy.metered import MeteredTiers
 
-COLD_AFTER_SECONDS = 7 * 24 * 3600.0
-"""Default of the seconds without use after which a page is moved."""
-
 # Between two lists of the bucket: other workers store and delete pages too.
 _LIST_SECONDS = 600.0
 # Between two searches for pages to move, which visit all pages of the lowest tier.
@@ -37,7 +34,7 @@ class ColdStorage:
     A store without a bucket has one that knows no page and does nothing. Safe to call from several threads.
     """
 
-    def __init__(self, tiers: MeteredTiers, after_seconds: float = COLD_AFTER_SECONDS) -> None:
+    def __init__(self, tiers: MeteredTiers, after_seconds: float) -> None:
         self._tiers = tiers
         self._bucket = tiers.bucket
         self._after_seconds = after_seconds
@@ -86,7 +83,7 @@ class ColdStorage:
         if self._bucket is None:
             return
         with self._lock:
-            # Those that are not there as well: one may be on its way.
+            # Unknown ones too: one may be on its way.
             self._condemned.update(ids)
         self._wanted.set()
 
@@ -101,7 +98,7 @@ class ColdStorage:
         return [page_id for page_id in listed if page_id not in self._condemned]
 
     def confirm_moved(self, ids: Iterable[PageId]) -> list[PageId]:
-        """Select those of the moved pages that the lowest tier needs no more.
+        """Select the moved pages that the lowest tier no longer needs.
 
         Called on the thread that writes and deletes pages: none of them is written or deleted meanwhile.
         """
@@ -162,7 +159,7 @@ class ColdStorage:
             self._listed_at = time.monotonic()
 
     def _search(self) -> None:
-        """Move the pages of the lowest tier that nobody used for a while."""
+        """Move the pages of the lowest tier that were not used for a while."""
         if time.monotonic() - self._searched_at < min(_SEARCH_SECONDS, self._after_seconds / 8):
             return
         written_before = int(time.time() - self._after_seconds) + 1

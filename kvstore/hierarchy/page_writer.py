@@ -44,7 +44,7 @@ class QueuedPage:
 
 @dataclass(eq=False)
 class _Deletion:
-    """Deletes pages by a callback; `everywhere`: queued ones too; `held`: those that sessions have too."""
+    """Deletes pages by a callback; `everywhere`: queued ones too; `held`: pages of open sessions too."""
 
     ids: set[PageId]
     run: Callable[[Collection[PageId]], None]
@@ -151,7 +151,7 @@ class PageWriter:
         self._add_deletion(_Deletion(set(ids), run, everywhere=False))
 
     def delete_moved(self, ids: Collection[PageId]) -> None:
-        """Delete pages that lie in a bucket from the lowest tier, whoever holds them."""
+        """Delete pages from the lowest tier that lie in a bucket, also those that sessions hold."""
         run = self._callbacks.delete_moved
         self._add_deletion(_Deletion(set(ids), run, everywhere=False, held=True))
 

@@ -1,6 +1,6 @@
 """All tiers of a store: written from the lowest up (`placement`), read from the fastest down.
 
-Behind the lowest tier a bucket may have pages that nobody used for a while (`cold`).
+Behind the lowest tier a bucket may have pages that were not used for a while (`cold`).
 
 A page is decoded by the codec in its header, independent of the configured one: a page that was
 written as RAW stays exact.
@@ -21,7 +21,7 @@ from kvstore.errors import (
 )
 from kvstore.format.codec import Codec, decode_page
 from kvstore.format.page import Blob, PageId, PageLayout, parse_header
-from kvstore.hierarchy.cold_storage import COLD_AFTER_SECONDS, ColdStorage
+from kvstore.hierarchy.cold_storage import ColdStorage
 from kvstore.hierarchy.metered import CallObserver, MeteredTiers
 from kvstore.hierarchy.page_holders import PageHolders
 from kvstore.hierarchy.placement import PagePlacement
@@ -55,9 +55,9 @@ class TierStack:
         tiers: Sequence[Tier],
         codecs: Sequence[Codec] | None,
         on_pending: Callable[[], None],
-        on_call: CallObserver | None = None,
-        bucket: BucketTier | None = None,
-        cold_after_seconds: float = COLD_AFTER_SECONDS,
+        on_call: CallObserver | None,
+        bucket: BucketTier | None,
+        cold_after_seconds: float,
     ) -> None:
         self._layout = layout
         self.tiers = MeteredTiers(tiers, on_call, bucket)
@@ -139,7 +139,7 @@ class TierStack:
         """Return whether some of the pages lie in the bucket alone, as far as it is known."""
         return bool(self._select_cold(ids))
 
-    def find(self, ids: Sequence[PageId], *, ask: bool = True) -> set[PageId]:
+    def find(self, ids: Sequence[PageId], *, ask: bool = False) -> set[PageId]:
         """Find those of the pages that some tier has.
 
         One that only a tier above the lowest has is pending from now on. `ask`: have the bucket asked

@@ -48,7 +48,7 @@ class Prefetcher:
             self._fetch(session)
 
     def _fetch(self, session: str) -> None:
-        """Fetch what of a session lies in a bucket, then its last pages; store errors are ignored."""
+        """Fetch a session's pages from a bucket, then its last pages; store errors are ignored."""
         holders = self._sessions.holders
         self._context.stack.fetch_cold(self._list_pages(session), holders)
         memory = self._context.stack.tiers.memory

@@ -73,6 +73,13 @@ class ColdStores:
         files.close()
         return ids
 
+    def open_moved(self, rows: Tensor) -> tuple[RowStore, list[PageId]]:
+        """A store whose bucket has the pages of rows, and no longer its files; returns their ids too."""
+        ids = self.put_old(rows)
+        store = self.open()
+        self.wait_until_moved(store, ids)
+        return store, ids
+
     def wait_until_moved(self, store: RowStore, ids: Sequence[PageId]) -> None:
         """Wait until pages are in the bucket and in the files no more."""
         self._until(

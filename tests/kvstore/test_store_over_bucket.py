@@ -40,9 +40,7 @@ def test_pages_that_nobody_used_move_and_come_back_when_their_session_is_read(
     stores: ColdStores, make_rows: MakeRows, until: Until
 ) -> None:
     rows = make_rows(40)
-    ids = stores.put_old(rows)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(rows)
     store.open("a", ids)
     assert store.missing_pages("a") == []
     assert torch.equal(read_all(store, "a"), rows)
@@ -82,9 +80,7 @@ def test_cold_sessions_are_read_after_a_restart(
     stores: ColdStores, make_rows: MakeRows, until: Until
 ) -> None:
     rows = make_rows(40)
-    ids = stores.put_old(rows)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, _ = stores.open_moved(rows)
     store.close()
     again = stores.open()
     open_session(again, "a", rows)
@@ -112,9 +108,7 @@ def test_a_worker_without_the_files_reads_what_another_one_moved(
 def test_a_page_that_moves_again_is_not_sent_again(
     stores: ColdStores, make_rows: MakeRows, until: Until
 ) -> None:
-    ids = stores.put_old(make_rows(40))
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(make_rows(40))
     store.open("a", ids)
     until(lambda: list_stored(store) == set(ids), "the pages are back")
     store.close()
@@ -124,9 +118,7 @@ def test_a_page_that_moves_again_is_not_sent_again(
 
 
 def test_deletions_reach_the_bucket(stores: ColdStores, make_rows: MakeRows, until: Until) -> None:
-    ids = stores.put_old(make_rows(40))
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(make_rows(40))
     assert store.contains(ids) == [True] * 5
     assert store.delete(ids[1:]).result() == 4
     assert store.contains(ids) == [True, False, False, False, False]
@@ -156,9 +148,7 @@ def test_the_list_of_pages_has_those_of_the_bucket_that_are_old_enough(
     stores: ColdStores, make_rows: MakeRows
 ) -> None:
     cold, warm = make_rows(24), make_rows(16, seed=1)
-    ids = stores.put_old(cold)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(cold)
     young = write(store, "a", warm)
     assert store.list_pages() == {*ids, *young}
     assert store.list_pages(older_than_seconds=60) == set(ids)
@@ -172,9 +162,7 @@ def test_a_page_that_is_written_again_after_its_deletion_stays(
     stores: ColdStores, make_rows: MakeRows, until: Until
 ) -> None:
     rows = make_rows(24)
-    ids = stores.put_old(rows)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(rows)
     assert store.delete(ids).result() == 3
     write(store, "a", rows)
     until(lambda: stores.list_cold() == set(), "the objects are gone")
@@ -186,9 +174,7 @@ def test_a_damaged_object_is_missing_and_written_again(
     stores: ColdStores, make_rows: MakeRows, until: Until
 ) -> None:
     rows = make_rows(40)
-    ids = stores.put_old(rows)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(rows)
     stores.damage(ids[2])
     store.open("a", ids)
     with pytest.raises(CorruptPageError, match="computed again"):
@@ -205,9 +191,7 @@ def test_a_page_that_is_damaged_in_the_files_is_read_from_the_bucket(
     stores: ColdStores, make_rows: MakeRows, tmp_path: Path, until: Until
 ) -> None:
     rows = make_rows(24)
-    ids = stores.put_old(rows)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(rows)
     store.open("a", ids)
     until(lambda: list_stored(store) == set(ids), "the pages are back")
     newest = max((tmp_path / "one").glob("segment-*.kv"))

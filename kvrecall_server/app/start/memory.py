@@ -4,9 +4,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvrecall_server.app.errors import CannotServe
 from workers.engine.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.cache.slot_pool import KVShape
 
 # The share of the RAM tier that recurrent states have: one in so many bytes.
 STATE_SHARE = 4
@@ -41,6 +47,14 @@ class RowShape:
     row_numbers: int
     itemsize: int
     side_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls, shape: "KVShape", n_layers: int, dtype: "torch.dtype", side_bytes: int
+    ) -> "RowShape":
+        """Describe so many layers of a model's managed rows."""
+        row_numbers = shape.parts * shape.head_dim
+        return cls(n_layers, shape.n_kv_heads, row_numbers, dtype.itemsize, side_bytes)
 
     @property
     def token_bytes(self) -> int:

@@ -57,12 +57,14 @@ def list_needs(model: ModelSizes, settings: WorkerSettings, load: Load) -> Itera
     device = "device of each worker"
     yield Need("weights", 1, model.weight_bytes, model.weight_bytes, device)
     slots = settings.slots
-    pool = get_pool_bytes(_get_row_shape(model, settings), settings)
+    side_bytes = model.get_side_bytes(settings.longest_pass)
+    shape = RowShape.of(model.shape, model.shape.n_layers, model.dtype, side_bytes)
+    pool = get_pool_bytes(shape, settings)
     yield Need("active rows of a slot", slots, pool // slots, pool, device)
     copy = _count_pages(model.layout, load.tokens) * get_copy_bytes(model.layout)
     yield Need("rows of a session in a slot", slots, copy, slots * copy, "memory of each worker")
-    rows, shared = get_stored_bytes(model.layout, load), get_stored_bytes(model.layout, load, True)
-    own = rows - shared
+    shared = get_stored_bytes(model.layout, load.shared, load.codec)
+    own = get_stored_bytes(model.layout, load.tokens, load.codec) - shared
     stored = load.sessions * own + shared
     yield Need("stored rows of a session", load.sessions, own, stored, "files, or Redis")
     if model.state_bytes:
@@ -84,10 +86,9 @@ def get_copy_bytes(layout: PageLayout) -> int:
     return layout.page_bytes + code_bytes(layout)
 
 
-def get_stored_bytes(layout: PageLayout, load: Load, shared: bool = False) -> int:
-    """Return the bytes of a session's pages in files, or of those that all sessions share."""
-    page = HEADER_BYTES + payload_bytes(layout, load.codec)
-    return page * _count_pages(layout, load.shared if shared else load.tokens)
+def get_stored_bytes(layout: PageLayout, tokens: int, codec: Codec) -> int:
+    """Return the bytes of the pages of so many tokens in files."""
+    return _count_pages(layout, tokens) * (HEADER_BYTES + payload_bytes(layout, codec))
 
 
 def count_states(model: ModelSizes, tokens: int) -> int:
@@ -98,17 +99,6 @@ def count_states(model: ModelSizes, tokens: int) -> int:
 
 def _get_state_bytes(model: ModelSizes) -> int:
     return HEADER_BYTES + payload_bytes(build_state_layout(model.state_bytes, ""), Codec.RAW)
-
-
-def _get_row_shape(model: ModelSizes, settings: WorkerSettings) -> RowShape:
-    shape = model.shape
-    return RowShape(
-        shape.n_layers,
-        shape.n_kv_heads,
-        shape.parts * shape.head_dim,
-        model.dtype.itemsize,
-        model.get_side_bytes(settings.longest_pass),
-    )
 
 
 def _count_pages(layout: PageLayout, tokens: int) -> int:

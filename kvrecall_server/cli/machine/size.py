@@ -85,6 +85,5 @@ def _measure(
         sizes = read_sizes(resolve_model(settings.model), dtype)
     except ModelRefused as error:
         raise CannotServe(str(error)) from error
-    return list(list_needs(sizes, settings.worker, load)), get_ram_setting(
-        sizes, settings.worker, load
-    )
+    needs = list(list_needs(sizes, settings.worker, load))
+    return needs, get_ram_setting(sizes, settings.worker, load)

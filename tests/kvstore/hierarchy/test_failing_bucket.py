@@ -106,9 +106,7 @@ def test_a_store_opens_while_the_bucket_is_away_and_finds_its_pages_later(
     stores: ColdStores, make_rows: MakeRows, until: Until
 ) -> None:
     cold, warm = make_rows(40), make_rows(24, seed=1)
-    ids = stores.put_old(cold)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(cold)
     store.close()
     stores.server.stop()
     again = stores.open(timeout_seconds=SILENT_SECONDS)
@@ -129,9 +127,7 @@ def test_a_lost_bucket_leaves_pages_missing_which_are_written_again(
     stores: ColdStores, make_rows: MakeRows, until: Until, restarted: bool
 ) -> None:
     rows = make_rows(40)
-    ids = stores.put_old(rows)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(rows)
     if restarted:
         store.close()
     stores.server.delete_bucket(stores.address)
@@ -153,9 +149,7 @@ def test_a_server_that_was_killed_and_comes_back_empty_costs_the_pages_alone(
     stores: ColdStores, make_rows: MakeRows, until: Until
 ) -> None:
     cold = make_rows(40)
-    ids = stores.put_old(cold)
-    store = stores.open()
-    stores.wait_until_moved(store, ids)
+    store, ids = stores.open_moved(cold)
     stores.server.kill()
     store.open("a", ids)
     with pytest.raises(TierFailedError):

@@ -14,7 +14,6 @@ from kvrecall_server.app.start.sizing import (
     list_needs,
 )
 from kvstore.format.codec import Codec
-from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
@@ -23,6 +22,7 @@ from tests.kvstore.page_ids import make_ids
 from tests.workers.model.architectures.building import build
 from tests.workers.model.architectures.recurrent import RECURRENT
 from workers.engine.settings import WorkerSettings
+from workers.engine.snapshots import choose_dropped
 from workers.model.loader import load_model
 from workers.model.sizes import ModelSizes, measure_sizes, read_sizes
 
@@ -46,7 +46,7 @@ def test_a_session_takes_the_bytes_of_its_pages_in_the_files(
     ids = make_ids(range(tokens // layout.page_tokens))
     store.append("a", torch.randn(layout.rows_shape(tokens)).to(layout.dtype), ids)
     assert store.flush("a")
-    assert store.usage()["nvme"] == get_stored_bytes(layout, replace(LOAD, tokens=200, codec=codec))
+    assert store.usage()["nvme"] == get_stored_bytes(layout, tokens, codec)
     store.close()
 
 
@@ -66,8 +66,8 @@ def test_shared_tokens_are_stored_once(sizes: ModelSizes) -> None:
         return list(list_needs(sizes, SETTINGS, load))[-1].total_bytes
 
     apart, together = get_stored(LOAD), get_stored(replace(LOAD, shared=640))
-    assert apart == 10 * get_stored_bytes(sizes.layout, LOAD)
-    shared = get_stored_bytes(sizes.layout, replace(LOAD, tokens=640))
+    assert apart == 10 * get_stored_bytes(sizes.layout, LOAD.tokens, LOAD.codec)
+    shared = get_stored_bytes(sizes.layout, 640, LOAD.codec)
     assert together == apart - 9 * shared
 
 
@@ -78,15 +78,16 @@ def test_the_ram_setting_has_room_for_the_rows_of_all_slots(sizes: ModelSizes) -
     assert RamTier(ram).reservable_bytes >= held > RamTier(ram - 8).reservable_bytes
 
 
-def test_a_session_keeps_the_first_state_the_last_two_and_one_for_each_interval() -> None:
+def test_no_session_keeps_more_states_than_are_counted() -> None:
     hybrid = measure_sizes(build(RECURRENT["qwen3_next"]).config, torch.float32)
-    needs = {need.what: need for need in list_needs(hybrid, SETTINGS, LOAD)}
-    page: PageLayout = hybrid.layout
-    interval = -(-hybrid.state_bytes // page.token_bytes)
-    assert count_states(hybrid, 50 * max(interval, page.page_tokens)) == min(
-        50 * max(interval, page.page_tokens) // page.page_tokens,
-        3 + 50 * max(interval, page.page_tokens) // interval,
-    )
-    assert count_states(hybrid, page.page_tokens) == 1, "a state lies at a page boundary"
-    states = needs["stored states of a session"]
+    page_tokens = hybrid.layout.page_tokens
+    interval = -(-hybrid.state_bytes // hybrid.layout.token_bytes)
+    kept: list[int] = []
+    for length in range(page_tokens, 20 * max(interval, page_tokens), page_tokens):
+        kept.append(length)  # a turn ends at each page
+        for index in choose_dropped(kept, interval):
+            del kept[index]
+        assert len(kept) <= count_states(hybrid, length) <= len(kept) + 2
+    states = list(list_needs(hybrid, SETTINGS, LOAD))[-1]
+    assert states.what == "stored states of a session"
     assert states.each_bytes >= count_states(hybrid, LOAD.tokens) * hybrid.state_bytes
