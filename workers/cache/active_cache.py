@@ -10,6 +10,8 @@ from torch import Tensor
 from workers.cache.devices import Devices, list_devices
 from workers.cache.slot_pool import EMPTY, KVRows, KVShape, SlotPool
 from workers.cache.transfers import Transfers
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 
 __all__ = ["EMPTY", "ActiveCache", "KVRows", "KVShape"]
 
@@ -59,6 +61,7 @@ class ActiveCache:
         peak: Highest number of rows so far, in the same unit.
         device: Device that work on rows of all layers runs on: the first layer's. What is read is there.
         transfers: Copies onto this device and off it, for all that work on these rows.
+        group: The ranks that have the other heads of the same slots.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class ActiveCache:
         dtype: torch.dtype = torch.float32,
         device: Devices = "cpu",
         companion: Companion | None = None,
+        group: Group = Alone(),
     ) -> None:
         """Allocate the slots; rows: rows per head of each layer in the default division.
 
@@ -85,6 +89,7 @@ class ActiveCache:
         self.lengths = self.pool.lengths
         self.bound = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self.peak = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
+        self.group = group
         self._free = list(range(slots))
         self._companion = companion
         self._transfers = [Transfers(memory.device) for memory in self.pool.memories]
@@ -161,12 +166,20 @@ class ActiveCache:
         return [int(n) for n in self._per_head(self.lengths[:, slot])]
 
     def holds_all(self, slot: int, length: int) -> bool:
-        """Check if every head of every layer holds all rows of a session of `length` tokens."""
-        return bool((self.lengths[:, slot] == length).all())
+        """Check if every head of every layer holds all rows of a session of `length` tokens.
+
+        Of all ranks: each of them asks.
+        """
+        lacks = bool((self.lengths[:, slot] != length).any())
+        return not self.group.some([lacks])[0]
 
     def free_rows(self, slot: int) -> int:
-        """Number of tokens that can be appended before a layer reaches its bound."""
-        return int((self.bound[:, slot] - self._per_head(self.lengths[:, slot])).min())
+        """Number of tokens that can be appended before a layer reaches its bound, on any rank.
+
+        Each rank asks.
+        """
+        free = int((self.bound[:, slot] - self._per_head(self.lengths[:, slot])).min())
+        return min(self.group.gather(free))
 
     def read(self, slot: int, layer: int) -> KVRows:
         """Read a slot's rows; views unless one head is much longer, or the layer is on another device."""

@@ -11,6 +11,8 @@ from workers.cache.devices import Devices, list_devices
 from workers.cache.forward_step import ForwardStep
 from workers.cache.side_cache import SideCache, SideShape
 from workers.cache.slot_pool import KVShape
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,19 @@ class Caches:
         room: int,
         dtype: torch.dtype,
         device: Devices,
+        group: Group = Alone(),
     ) -> "Caches":
         """Allocate the slots.
 
-        rows: as `ActiveCache`; room: tokens of the longest pass; device: of the model's layers.
+        rows: as `ActiveCache`; room: tokens of the longest pass; device: of the model's layers; group: of the
+        ranks that have the other heads.
         """
         if side is None:
-            return cls(ActiveCache(shape, slots, rows, dtype, device))
+            return cls(ActiveCache(shape, slots, rows, dtype, device, group=group))
         beside = SideCache(side, slots, room, dtype, device)
         devices = list_devices(device, side.plan.n_layers)
         own = [devices[layer] for layer in side.plan.rows]
-        return cls(ActiveCache(shape, slots, rows, dtype, own, beside), beside)
+        return cls(ActiveCache(shape, slots, rows, dtype, own, beside, group), beside)
 
     def begin(
         self,

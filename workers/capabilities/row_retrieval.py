@@ -51,7 +51,7 @@ class RowRetrieval(StepCapability):
             self._refused = True
             return
         if self._retriever is None:
-            self._retriever = Retriever(rows, settings, resident.config.retrieved)
+            self._retriever = Retriever(rows, settings, resident.config.retrieved, engine.group)
         self._retriever.count = resident.config.retrieved
         self._retriever.evictions = session.evictions
         self._retriever.ready = True

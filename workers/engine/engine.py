@@ -23,6 +23,7 @@ from workers.engine import memory_report, recording
 from workers.engine.eviction.evict import evict, over_budget
 from workers.engine.host.cache import HostCache
 from workers.engine.long_sessions import LongSessions
+from workers.engine.selection_heads import join_heads
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
@@ -39,6 +40,7 @@ from workers.model.grammars import Grammars
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.native.attention import NativeAttention
+from workers.parallel.group import Group
 from workers.primitives.observation import Observed
 from workers.retrieval.sampling import ROTATIONS
 
@@ -86,7 +88,9 @@ class Engine:
         self.caches = self.model.create_caches(
             settings.slots, settings.slot_rows, settings.longest_pass
         )
-        self.native = NativeAttention.open(ROTATIONS) if settings.native_attention else None
+        self.native = (
+            NativeAttention.open(ROTATIONS, self.group) if settings.native_attention else None
+        )
         self.decoder = self.model.decoder if settings.native_attention else None
         self.long_sessions = LongSessions(parts.model, settings, parts.store.layout.page_tokens)
         self.sessions: dict[str, WorkerSession] = {}
@@ -108,6 +112,11 @@ class Engine:
     def cache(self) -> ActiveCache:
         """The active rows."""
         return self.caches.active
+
+    @property
+    def group(self) -> Group:
+        """The ranks that have the model's other heads."""
+        return self.model.group
 
     @property
     def store(self) -> RowStore:
@@ -149,7 +158,7 @@ class Engine:
 
     def restore(self, session: WorkerSession, state: pb.SessionState) -> None:
         """Restore an empty session to `state`, whose rows are in the store."""
-        restore_state(session, state)
+        restore_state(session, state, self.group)
         named = len(session.page_ids) * self.store.layout.page_tokens
         if named != state.length:
             raise IncompatibleState(
@@ -184,7 +193,7 @@ class Engine:
                 f"session {spec.session}: its method gives more rows to the layers of one device than a "
                 "slot has there; lower its budget, or take a method that gives all layers as many"
             )
-        selection = selection_from_state(state)
+        selection = selection_from_state(state, self.group)
         active = selection.rows_per_head() if selection else [0] * self.model.shape.n_layers
         for layer, (rows, bound) in enumerate(zip(active, self.bound(session), strict=True)):
             if rows > bound:
@@ -478,7 +487,7 @@ class Engine:
     def memory(self, session: WorkerSession) -> pb.MemoryReport:
         """Report the session's rows and bytes, active and stored."""
         session.update_peak(self.cache)
-        selection = session.active_selection(self.cache)
+        selection = join_heads(session.active_selection(self.cache), self.group)
         return memory_report.build_report(
             session,
             selection,
@@ -521,7 +530,7 @@ class Engine:
             # Rows of steps behind the last state that can be kept are computed again.
             final = session.inexact_from is None or not session.config.recalls
             final = final and not (self.has_states and tokens == 1)
-            pages = name_appended(self.store, session, token_ids) if final else []
+            pages = name_appended(self.store, session, token_ids, self.group) if final else []
             self.store_io.append(session, start, recorded.rows, pages, final=final)
 
     def _forward_transient(

@@ -51,6 +51,7 @@ def build_config(
             f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
         )
     _require_eviction(method, options.reselect or method.reselection)
+    _require_divisible(method, model)
     retrieval = _choose_retrieval(options.retrieve, method)
     reserve = 0 if repair.swap else spec.repair_rows
     uniform = split == "uniform"
@@ -154,6 +155,23 @@ def _require_eviction(method: Method, reselection: Reselection | None) -> None:
         raise BadSettings(
             f"reselect: method {method.name} keeps every row, so there is nothing to select anew; "
             "leave reselect out, or take a method that evicts"
+        )
+
+
+def _require_divisible(method: Method, model: LoadedModel) -> None:
+    """Raise BadSettings for a method that ranks with parts of the heads do not compute."""
+    if model.group.count == 1:
+        return
+    if method.divides_unevenly:
+        raise BadSettings(
+            f"method {method.name} gives heads different numbers of rows by the scores of all, which this "
+            f"worker, whose heads are divided between {model.group.count} ranks, does not: take another "
+            "method, or a worker without --tensor-parallel"
+        )
+    if method.has_episodes:
+        raise BadSettings(
+            f"method {method.name} has episodes, which a worker of {model.group.count} ranks does not "
+            "build yet: take another method, or a worker without --tensor-parallel"
         )
 
 

@@ -11,17 +11,20 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import ActiveCache
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
+from workers.engine.selection_heads import join_heads, take_heads
 from workers.engine.session import WorkerSession
 from workers.engine.stored.page_naming import read_ids
 from workers.errors import IncompatibleState
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 
 # Version of the bytes in a SessionState: the selection's safetensors and the eviction scores.
 STATE_VERSION = 4
 
 
-def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
-    """Give a session without a slot the committed `state`. Raises IncompatibleState."""
-    session.selection = selection_from_state(state)
+def restore_state(session: WorkerSession, state: pb.SessionState, group: Group = Alone()) -> None:
+    """Give a session without a slot the committed `state`, as `selection_from_state`."""
+    session.selection = selection_from_state(state, group)
     session.length = state.length
     with _reading("page ids"):
         session.page_ids = list(read_ids(state.page_ids))
@@ -39,8 +42,8 @@ def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     session.recent = [convert.to_chat(message) for message in state.recent]
 
 
-def selection_from_state(state: pb.SessionState) -> Selection | None:
-    """The rows that were active; None for a session without tokens.
+def selection_from_state(state: pb.SessionState, group: Group = Alone()) -> Selection | None:
+    """The rows that were active in this rank's heads; None for a session without tokens.
 
     Raises IncompatibleState for a state of another version (an empty one may have none) and for bytes
     that are no selection.
@@ -55,12 +58,12 @@ def selection_from_state(state: pb.SessionState) -> Selection | None:
             f"{STATE_VERSION}: {advice}"
         )
     with _reading("selection"):
-        return Selection.from_bytes(state.selection) if state.selection else None
+        return take_heads(Selection.from_bytes(state.selection), group) if state.selection else None
 
 
 def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
-    """Build the state that `restore_state` reads, to be committed."""
-    selection = session.active_selection(cache)
+    """Build the state that `restore_state` reads, to be committed: with the heads of all ranks."""
+    selection = join_heads(session.active_selection(cache), cache.group)
     return pb.SessionState(
         state_version=STATE_VERSION,
         length=session.length,

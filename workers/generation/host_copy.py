@@ -82,10 +82,15 @@ def open_host_copy(
         source = source or engine.store
         taker = PageTaker(copy, engine.host_cache, source, session.name, session.length)
     own_bytes, coded = copy.most_own_bytes(session.length), copy.codes_keys(session.length)
-    if not engine.host_cache.reserve(session.name, taker.ids, own_bytes, coded=coded):
+    reserved = engine.host_cache.reserve(session.name, taker.ids, own_bytes, coded=coded)
+    kept = engine.group.gather((reserved, copy.pages))
+    session.host_copy = copy
+    if not all(has_room for has_room, _ in kept):
         engine.drop_host_copy(session)
         return None
-    session.host_copy = copy
+    # The ranks take turns with others alike only if all have as much to take.
+    if len(set(kept)) > 1:
+        copy.keep([], session.length)
     return copy, taker
 
 

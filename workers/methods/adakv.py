@@ -24,6 +24,11 @@ class AdaKV(AdaKVSettings, SnapKV):
 
     name: ClassVar[str] = "adakv"
 
+    @property
+    def divides_unevenly(self) -> bool:
+        """True: the best rows of all heads stay."""
+        return True
+
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """Select the window in every head, each head's floor, then the best of all heads."""
         scores = newest_first(scores, positions, min(self.window, budget // 2))

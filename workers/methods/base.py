@@ -1,7 +1,7 @@
 """The eviction-method interface: observe queries, score rows, select rows within a budget."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pydantic import ConfigDict
@@ -11,6 +11,8 @@ from kvrecall.domain.settings.prefill import Prefill
 from kvrecall.domain.settings.reselection import Reselection
 from kvrecall.domain.settings.retrieval import Retrieval
 from kvrecall.domain.settings.session import LayerBudgets
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import AttentionPooling
 from workers.primitives.selection import top_over_heads, top_per_head
@@ -33,6 +35,7 @@ class LayerRows:
         seed: Random seed that differs between evictions; combine it with `layer`.
         extra_logsumexp: Log-sum-exp of the logits of keys outside the cache that the queries also
             attend to, float32 `[n_heads, t]` (see `Observed`); None if there are none.
+        group: The ranks that have the layer's other heads, in a model that is divided between ranks.
     """
 
     layer: int
@@ -45,6 +48,7 @@ class LayerRows:
     end: int
     seed: int
     extra_logsumexp: Tensor | None = None
+    group: Group = field(default_factory=Alone)
 
 
 class Method(ABC):
@@ -79,6 +83,11 @@ class Method(ABC):
     def pool_heads(self) -> bool:
         """True if the heads of a layer share its rows by score, unevenly; else evenly."""
         return False
+
+    @property
+    def divides_unevenly(self) -> bool:
+        """True if one head of a layer may have more rows than another, which no rank alone can decide."""
+        return self.pool_heads and not self.whole_tokens
 
     @property
     def whole_tokens(self) -> bool:
@@ -140,5 +149,5 @@ class Method(ABC):
             Indices of the kept rows, int64 `[n_kv_heads, m]`, ascending; -1 pads shorter heads.
         """
         # A whole token has the same score in all heads: pooled, the first head would get all rows.
-        select = top_over_heads if self.pool_heads and not self.whole_tokens else top_per_head
+        select = top_over_heads if self.divides_unevenly else top_per_head
         return select(scores, positions, budget)

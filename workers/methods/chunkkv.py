@@ -51,7 +51,7 @@ class ChunkKV(ChunkKVSettings, Method):
             tokens="mean",
             group="mean",
         )
-        scores = over_heads(scores, rows.positions)
+        scores = over_heads(scores, rows.positions, rows.group)
         return over_chunks(scores, rows.positions, self.chunk, mean=self.aggregate == "mean")
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:

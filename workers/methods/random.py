@@ -23,4 +23,6 @@ class Random(Method):
     def scores(self, rows: LayerRows) -> Tensor:
         """Random numbers, drawn on the CPU so that a seed gives the same ones on every device."""
         generator = torch.Generator().manual_seed((rows.seed * 1_000_003 + rows.layer) % 2**63)
-        return torch.rand(rows.positions.shape, generator=generator).to(rows.positions.device)
+        heads, n = rows.positions.shape
+        drawn = torch.rand(heads * rows.group.count, n, generator=generator)
+        return drawn[heads * rows.group.index :][:heads].to(rows.positions.device)

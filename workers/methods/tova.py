@@ -39,7 +39,8 @@ class TOVA(Method):
             tokens="mean",
             group="mean",
         )
-        return over_heads(scores, rows.positions) / scores.shape[0]
+        heads = scores.shape[0] * rows.group.count
+        return over_heads(scores, rows.positions, rows.group) / heads
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """Select the last token, then the best of each head."""

@@ -175,7 +175,7 @@ def _similarity(
             steps.append(_append(model, caches, tokens, start))
             yield (start + len(tokens) * number / 2) / len(token_ids)
         if start > budget:
-            total += _cosines(*steps)
+            total += model.group.mean(_cosines(*steps))
             compared += len(tokens)
         _evict(evicting.active, budget)
     return (total / compared / model.shape.n_kv_heads).tolist(), compared

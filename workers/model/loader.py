@@ -4,13 +4,14 @@ import hashlib
 import inspect
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,6 +28,7 @@ from workers.cache.side_cache import SideShape
 from workers.cache.slot_pool import KVShape
 from workers.errors import ModelRefused
 from workers.model.decoding.decoder import Decoder, open_decoder
+from workers.model.division import build_arguments, require_divided
 from workers.model.layers import attention
 from workers.model.layers.kinds import read_plan
 from workers.model.layers.latent import keep_latents
@@ -36,6 +38,8 @@ from workers.model.layers.shape_probe import probe_shapes
 from workers.model.packed_linear import can_pack, pack_linears
 from workers.model.quantized_linear import Quantization, quantize_linears
 from workers.model.weights import describe_pickle, find_pickle
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 from workers.positions.rotation import Rotation
 from workers.primitives.products import cpu_has_bfloat16
 
@@ -59,6 +63,7 @@ class LoadedModel:
         devices: Device of each layer, where its slots are as well.
         rotations: How each layer turns its keys by their positions; empty if no rotation was found.
         unrotated: Why none was found, to be read after the model's name; empty if one was.
+        group: The ranks between which its heads are divided. `shape` and `side` are this rank's.
     """
 
     module: PreTrainedModel
@@ -72,6 +77,7 @@ class LoadedModel:
     devices: tuple[torch.device, ...]
     rotations: tuple[Rotation, ...] = ()
     unrotated: str = ""
+    group: Group = field(default_factory=Alone)
 
     @property
     def device(self) -> torch.device:
@@ -94,8 +100,16 @@ class LoadedModel:
 
     @cached_property
     def decoder(self) -> Decoder | None:
-        """What computes decode steps natively, tested when it is first asked for; None: torch does."""
-        return open_decoder(self)
+        """What computes decode steps natively, tested when it is first asked for; None: torch does.
+
+        One rank's native step could not wait for the others within its layers.
+        """
+        return open_decoder(self) if self.group.count == 1 else None
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of the whole model, over all ranks."""
+        return self.shape.n_kv_heads * self.group.count
 
     def cache_arguments(self, cache: object) -> dict[str, Any]:
         """Return the arguments that hand a cache to the model's `forward`."""
@@ -130,6 +144,7 @@ class LoadedModel:
             room,
             self.dtype,
             self.devices,
+            self.group,
         )
 
     @torch.inference_mode()
@@ -160,6 +175,7 @@ def load_model(
     pack: bool = True,
     quantize: Quantization | None = None,
     divide: bool = False,
+    group: Group | None = None,
 ) -> LoadedModel:
     """Load a model by path or hub name, from weights in safetensors alone.
 
@@ -172,12 +188,17 @@ def load_model(
             and has another fingerprint.
         divide: Divide the layers between all GPUs of the machine, as accelerate does by
             `device_map="auto"`; `device` is not used then.
+        group: Ranks to divide the heads between, each on a device of its own, by transformers' plan;
+            weights are not packed then. None: this process has all.
 
     Raises:
         ModelRefused: The model cannot be loaded, has layers of a kind that is not served, is not
             computed as transformers computes it (`check_model`), or cannot be quantized.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    group = group or Alone()
+    if group.count > 1 and (quantize or divide):
+        raise ModelRefused("tensor parallelism excludes --quantize and --device-map")
     if quantize:
         _refuse_quantization(dtype, device)
         dtype = torch.bfloat16
@@ -194,17 +215,18 @@ def load_model(
             attn_implementation=attention.NAME,
             use_safetensors=True,  # of a hub's names
             **({"device_map": "auto"} if divide else {}),
+            **build_arguments(config, group.count),
         )
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{name} could not be loaded: {error}") from error
     if divide:
         _refuse_offloaded(module)
-    else:
+    elif group.count == 1:
         nn.Module.to(module, device)
     if quantize:
         quantize_linears(module, quantize)
-    model = adopt(module)
-    if pack and can_pack(module):
+    model = adopt(module, group)
+    if pack and group.count == 1 and can_pack(module):
         pack_linears(module)
     return model
 
@@ -235,13 +257,15 @@ def choose_dtype(own: torch.dtype | None) -> torch.dtype | Literal["auto"]:
     return torch.float32 if own == torch.bfloat16 and emulated else "auto"
 
 
-def adopt(module: PreTrainedModel) -> LoadedModel:
+def adopt(module: PreTrainedModel, group: Group | None = None) -> LoadedModel:
     """Prepare a causal LM that is in memory. Raises ModelRefused as `load_model` does."""
+    group = group or Alone()
     config = module.config.get_text_config(decoder=True)
     plan = read_plan(config)
     attention.register()
     module.train(False)
     shape, side, devices = probe_shapes(module, plan, cache_argument(module))
+    require_divided(module.config, shape, group.count)
     _refuse_apart(plan, devices)
     rotations = find_rotations(module, plan, cache_argument(module))
     module.set_attn_implementation(attention.NAME)
@@ -258,6 +282,7 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
         devices=devices,
         rotations=() if isinstance(rotations, str) else rotations,
         unrotated=rotations if isinstance(rotations, str) else "",
+        group=group,
     )
     check_model(model)
     return model
@@ -312,16 +337,23 @@ def fingerprint(module: PreTrainedModel, samples: int = 4096) -> str:
     """Compute a hex digest that identifies a model's rows, from its config and weights.
 
     `samples` numbers of every weight are hashed. Two fine-tunes of one base differ; the same
-    checkpoint loaded twice does not.
+    checkpoint loaded twice does not, nor does it if ranks have parts of it: they join one weight after
+    the other, all of them in the same order.
     """
     config = module.config.get_text_config(decoder=True)
     digest = hashlib.sha256(json.dumps(_rope(config), sort_keys=True, default=str).encode())
     for name, weight in sorted(module.state_dict().items()):
-        flat = weight.detach().flatten()
+        weight = _join_parts(weight.detach())
+        flat = weight.flatten()
         sample = flat[:: max(1, flat.numel() // samples)][:samples].contiguous().cpu()
         digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def _join_parts(weight: Tensor) -> Tensor:
+    """Join the ranks' parts of a weight; one that is not divided is returned as it is."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def _rope(config: PreTrainedConfig) -> dict[str, Any]:

@@ -46,6 +46,7 @@ struct Call {
   int64_t rotation;      // of the layer's ranks
   int64_t rotations;     // they are rotated by less than that
   int64_t sessions, heads, group, dim, active;
+  int64_t first_head, all_heads;  // of the first of these heads, among all ranks', and their number
   void* out;       // [sessions, heads, group, dim]
   float* counts;   // [sessions, heads, most], for how many rows each drawn one counts: a search alone; or none
   int32_t* drawn;  // [sessions, heads, 1 + most]: number of drawn rows, and their positions; -1 for none
@@ -79,7 +80,7 @@ void attend_one(const Call& call, int64_t session, int64_t head, float* scratch)
   const float* ranks = nullptr;
   if (stored.rows) {
     const int64_t rotation = (find_newest(call, session) + call.rotation) % call.rotations;
-    ranks = stored.ranks + rotation + head * (call.rotations / call.heads);
+    ranks = stored.ranks + rotation + (call.first_head + head) * (call.rotations / call.all_heads);
   }
   const Head<T> one{
       call.keys.at<T>(session, head),

@@ -17,6 +17,8 @@ from workers.native.heads import Heads
 from workers.native.library import open_library
 from workers.native.searched import Searched
 from workers.native.searched_rows import SearchedRows
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 
 # Numbers of searched keys that are worth a thread: starting one takes as long as scoring so many.
 _NUMBERS_PER_THREAD = 1 << 18
@@ -34,10 +36,16 @@ class NativeAttention:
         level: Instructions that it was compiled for: baseline, avx2 or avx512.
     """
 
-    def __init__(self, level: str, library: ctypes.CDLL, rotations: int) -> None:
-        """Take the functions of a library; rotations: ranks are rotated by less than that."""
+    def __init__(
+        self, level: str, library: ctypes.CDLL, rotations: int, group: Group = Alone()
+    ) -> None:
+        """Take the functions of a library; rotations: ranks are rotated by less than that.
+
+        group: of the processes that have the other heads.
+        """
         self.level = level
         self._rotations = rotations
+        self._processes = group
         self._functions = {
             torch.float32: library.attend_float32,
             torch.bfloat16: library.attend_bfloat16,
@@ -63,10 +71,10 @@ class NativeAttention:
         return self._functions.keys()
 
     @classmethod
-    def open(cls, rotations: int) -> "NativeAttention | None":
+    def open(cls, rotations: int, group: Group = Alone()) -> "NativeAttention | None":
         """Open the code that was built for this CPU; None where none was, or it is of another system."""
         level, library = open_library(torch.backends.cpu.get_cpu_capability())
-        return None if level is None or library is None else cls(level, library, rotations)
+        return None if level is None or library is None else cls(level, library, rotations, group)
 
     def takes(
         self,
@@ -200,6 +208,7 @@ class NativeAttention:
                 (Searched * batch)(*map(describe_searched, searched)),
                 *(rotation, self._rotations),
                 *(batch, heads, group, dim, active),
+                *(heads * self._processes.index, heads * self._processes.count),
                 *(None if each is None else each.data_ptr() for each in (out, counts, drawn)),
                 most,
                 *(self._scratch.data_ptr(), size, threads),

@@ -24,6 +24,8 @@ class Call(ctypes.Structure):
         ("group", ctypes.c_int64),
         ("dim", ctypes.c_int64),
         ("active", ctypes.c_int64),
+        ("first_head", ctypes.c_int64),
+        ("all_heads", ctypes.c_int64),
         ("out", ctypes.c_void_p),
         ("counts", ctypes.c_void_p),
         ("drawn", ctypes.c_void_p),

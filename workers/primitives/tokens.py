@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from workers.cache.active_cache import EMPTY
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,12 @@ class TokenIndex:
 
     Attributes:
         count: Number of distinct tokens; absent rows together count as one.
+        tokens: Their positions, ascending.
         rows: Per layer the index of each row's token, int64 `[n_kv_heads, n]`.
     """
 
     count: int
+    tokens: Tensor
     rows: tuple[Tensor, ...]
 
     @classmethod
@@ -29,34 +33,41 @@ class TokenIndex:
         # Layers with the same rows, as in a pass over all stored ones, give the same tensor.
         distinct = list({id(layer): layer for layer in positions}.values())
         if not distinct:
-            return cls(0, ())
+            return cls(0, torch.empty(0, dtype=torch.int32), ())
         rows = torch.cat([layer.flatten() for layer in distinct])
         tokens, flat = torch.unique(rows, return_inverse=True)
         parts = flat.split([layer.numel() for layer in distinct])
         by_layer = {
             id(layer): part.view(layer.shape) for layer, part in zip(distinct, parts, strict=True)
         }
-        return cls(len(tokens), tuple(by_layer[id(layer)] for layer in positions))
+        return cls(len(tokens), tokens, tuple(by_layer[id(layer)] for layer in positions))
 
-    def means(self, scores: Sequence[Tensor]) -> Tensor:
-        """Mean of each token's scores over all layers and heads that hold it: float32 `[count]`."""
+    def means(self, scores: Sequence[Tensor], group: Group = Alone()) -> Tensor:
+        """Mean of each token's scores over all layers and heads that hold it: float32 `[count]`.
+
+        group: the ranks that have the other heads.
+        """
         total = torch.zeros(self.count, device=scores[0].device)
         count = torch.zeros_like(total)
         for layer_scores, rows in zip(scores, self.rows, strict=True):
             total.index_add_(0, rows.flatten(), layer_scores.flatten().float())
             count.index_add_(0, rows.flatten(), torch.ones_like(rows.flatten(), dtype=torch.float))
-        return total / count.clamp(min=1)
+        total, count = group.sum_own(self.tokens, torch.stack([total, count]))
+        means: Tensor = total / count.clamp(min=1)
+        return means
 
 
-def over_heads(scores: Tensor, positions: Tensor) -> Tensor:
+def over_heads(scores: Tensor, positions: Tensor, group: Group = Alone()) -> Tensor:
     """Give every head the sum of all heads' scores of a token, float32 `[n_kv_heads, n]`.
 
-    Heads that do not hold the token add nothing; absent rows get 0.
+    Heads that do not hold the token add nothing; absent rows get 0. group: the ranks that have the
+    other heads.
     """
     tokens = TokenIndex.from_positions([positions])
     by_token = torch.zeros(positions.shape[0], tokens.count, device=scores.device)
     by_token.scatter_(1, tokens.rows[0], scores.masked_fill(positions == EMPTY, 0.0))
-    return by_token.sum(0)[tokens.rows[0]]
+    total: Tensor = group.sum_own(tokens.tokens, by_token.sum(0, keepdim=True))[0]
+    return total[tokens.rows[0]]
 
 
 def over_chunks(scores: Tensor, positions: Tensor, chunk: int, *, mean: bool = False) -> Tensor:

@@ -9,6 +9,8 @@ from torch import Tensor
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.engine.activation import RowSource
 from workers.engine.session import ResidentSession
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 from workers.primitives.selection import is_among, mask_to_indices, position_mask
 
 
@@ -96,13 +98,13 @@ def apply_swap(
         present = swap.promoted[layer] >= 0
         positions = torch.where(present, swap.promoted[layer], EMPTY).to(torch.int32)
         cache.insert(resident.slot, layer, positions, keys, values, present)
-    session.promoted_rows = len(unique_tokens(swap.promoted))
+    session.promoted_rows = len(unique_tokens(swap.promoted, cache.group))
 
 
 def _demote(
     cache: ActiveCache, resident: ResidentSession, demoted: Sequence[Tensor], utility: Tensor
 ) -> None:
-    tokens = unique_tokens(demoted)
+    tokens = unique_tokens(demoted, cache.group)
     if not len(tokens):
         return
     session = resident.session
@@ -113,13 +115,13 @@ def _demote(
     session.record_evicted(tokens, utility.cpu()[tokens])
 
 
-def unique_tokens(rows: Sequence[Tensor]) -> Tensor:
-    """The tokens of some rows: int64, ascending, each once."""
+def unique_tokens(rows: Sequence[Tensor], group: Group = Alone()) -> Tensor:
+    """The tokens of some rows, of all ranks of a group: int64, ascending, each once."""
     tokens = torch.cat(
         [torch.empty(0, dtype=torch.int64), *(positions.flatten() for positions in rows)]
     )
     unique: Tensor = torch.unique(tokens[tokens >= 0])
-    return unique
+    return group.sum_by_token(unique, torch.zeros(0, len(unique)))[0]
 
 
 def demote_promoted(cache: ActiveCache, resident: ResidentSession) -> None:

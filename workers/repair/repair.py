@@ -20,6 +20,7 @@ from workers.engine.stored.store_io import map_store_errors
 from workers.generation.host_copy import open_host_copy
 from workers.generation.rendering import encode_text, render_prompt
 from workers.generation.steps import Steps, wait_for_writes
+from workers.parallel.group import Group
 from workers.primitives.observation import Observed
 from workers.repair.observe import observe_contrast, observe_signal
 from workers.repair.promotion import (
@@ -84,14 +85,15 @@ def run_pause_repair(
 
 @dataclass(frozen=True)
 class _Limit:
-    """A repair's end: a request to stop, or the time `end` of `time.perf_counter`."""
+    """A repair's end: a request to stop, or the time `end` of `time.perf_counter`; rank 0's of a `group`."""
 
     stop_requested: Callable[[], bool]
     end: float
+    group: Group
 
     def reached(self) -> bool:
         """Check if the repair must end."""
-        return self.stop_requested() or time.perf_counter() >= self.end
+        return self.group.lead(self.stop_requested() or time.perf_counter() >= self.end)
 
     def halfway(self) -> "_Limit":
         """Limit to half of the remaining time."""
@@ -121,7 +123,8 @@ def run_repair(
     session = resident.session
     config = resident.config
     seconds = config.options.repair_seconds
-    limit = _Limit(stop_requested, started + (math.inf if seconds is None else seconds))
+    end = started + (math.inf if seconds is None else seconds)
+    limit = _Limit(stop_requested, end, engine.group)
     report = pb.RepairReport(trigger=trigger, signal_tokens=asked or len(signal))
     wanted = asked or len(session.unread) + len(signal)
     if config.repair_rows and session.length and signal:
@@ -176,7 +179,7 @@ def _find_candidates(engine: Engine, resident: ResidentSession) -> _Candidates:
         resident.session.length,
         promoted=not resident.config.repair.swap,
     )
-    return _Candidates(rows, rows.any(0).any(0).cpu())
+    return _Candidates(rows, engine.group.any(rows.any(0).any(0)).cpu())
 
 
 def _scan_rows(
@@ -189,7 +192,9 @@ def _scan_rows(
     """Score the session's tokens."""
     operator = resident.config.repair
     device = engine.cache.device
-    signal = Signal(queries.signal, engine.store.layout.n_kv_heads, device, queries.contrast)
+    signal = Signal(
+        queries.signal, engine.store.layout.n_kv_heads, device, queries.contrast, engine.group
+    )
     keys = yield from _open_keys(engine, resident)
     counted = None if operator.counts_active else candidates.rows
     return (yield from scan_tokens(keys, signal, counted=counted, stop_requested=stop_requested))
@@ -231,5 +236,5 @@ def _promote_best(
         demote_promoted(engine.cache, resident)
     with map_store_errors():
         apply_swap(engine.cache, engine.store, resident, swap, utility)
-    report.promoted[:] = unique_tokens(swap.promoted).tolist()
+    report.promoted[:] = unique_tokens(swap.promoted, engine.group).tolist()
     report.demoted_rows = swap.demoted_rows()

@@ -120,7 +120,7 @@ def reselect(
         moves = become(engine.cache, copy.rows if copy else source, resident, wanted)
     engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
-    record_evicted(session, _evicted_shares(moves, scores.by_layer(share)))
+    record_evicted(engine.group, session, _evicted_shares(moves, scores.by_layer(share)))
     seconds = time.perf_counter() - started
     turn.report.count += 1
     turn.report.rows_in += moves.rows_in
@@ -211,7 +211,7 @@ def _scan(
     config = resident.config
     session = resident.session
     transfers = engine.cache.transfers
-    signal = Signal(observed, engine.store.layout.n_kv_heads, transfers.device)
+    signal = Signal(observed, engine.store.layout.n_kv_heads, transfers.device, group=engine.group)
     reduction = HeadReduction(
         "max", config.method.attention_pooling.group, causal=True, decay=decay
     )
@@ -233,7 +233,9 @@ def _select_rows(
     method = config.method
     positions = _all_positions(engine, session.length)
     own, tokens = (
-        combine_scores(method, each, [positions] * len(each), session.episode.segments)
+        combine_scores(
+            method, each, [positions] * len(each), session.episode.segments, engine.group
+        )
         for each in (scores.heads, scores.by_layer(token_share))
     )
     wanted = list[Tensor]()

@@ -12,6 +12,8 @@ from kvrecall.domain.settings.retrieval import Retrieval
 from kvstore.index.summaries import FANOUT, KeySummaries
 from workers.cache.slot_pool import EMPTY
 from workers.native.searched_rows import SearchedRows
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 from workers.positions.seen_rows import SeenRows
 from workers.retrieval.descent import descend
 from workers.retrieval.host_copy import HostCopy
@@ -88,15 +90,17 @@ class Retriever:
         counts: Of the turn so far.
     """
 
-    def __init__(self, copy: HostCopy, settings: Retrieval, count: int) -> None:
-        """Create a retriever over a session's rows."""
+    def __init__(
+        self, copy: HostCopy, settings: Retrieval, count: int, group: Group = Alone()
+    ) -> None:
+        """Create a retriever over a session's rows; group: of the processes that have the other heads."""
         self.copy = copy
         self.count = count
         self.ready = False
         self.evictions = 0
         self.counts = RetrievalCounts()
         self._settings = settings
-        self._ranks = Ranks()
+        self._ranks = Ranks(group)
 
     def begin_turn(self) -> None:
         """Clear the turn's counts; no step retrieves before the copy has been filled again."""

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
+
 ROTATIONS = 1024
 """Ranks are rotated by less than so many positions, see `Ranks`."""
 
@@ -18,18 +21,22 @@ class Ranks:
     and token has its own, so that no row is always out of luck.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Group = Alone()) -> None:
+        """group: of the processes that have the other heads, each of which has ranks of its own."""
         self._values = torch.empty(0)
+        self._group = group
 
     def rotated(self, heads: int, n: int, rotation: int) -> Tensor:
         """Return the ranks of positions 0 to n - 1, a view, float32 `[heads, n]`, 1 or more."""
-        stride = ROTATIONS // heads
-        return self.unrotated(n).as_strided((heads, n), (stride, 1), rotation % ROTATIONS)
+        stride = ROTATIONS // (heads * self._group.count)
+        first = rotation % ROTATIONS + self._group.index * heads * stride
+        return self.unrotated(n).as_strided((heads, n), (stride, 1), first)
 
     def unrotated(self, n: int) -> Tensor:
         """Return the ranks of positions 0 to n - 1, and of two rotations more at least, float32 `[m]`.
 
-        With `rotated`, head h begins at `rotation % ROTATIONS + h * (ROTATIONS // heads)` of them.
+        With `rotated`, head h begins at `rotation % ROTATIONS + h * (ROTATIONS // heads)` of them, where all
+        processes' heads are counted.
         """
         needed = n + 2 * ROTATIONS
         if len(self._values) < needed:

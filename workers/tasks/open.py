@@ -34,7 +34,7 @@ def run_open(
             f"session {session.name} has lost pages {_format_pages(missing)}; "
             "they must be computed again"
         )
-    intact = engine.stored.find_intact(session.name, request.state.snapshots)
+    intact = _find_common(engine, engine.stored.find_intact(session.name, request.state.snapshots))
     if _lacks_state(engine, request.state, intact):
         raise RowsMissing(
             f"session {session.name} has lost its recurrent state; it must be computed again"
@@ -56,7 +56,7 @@ def run_fork(
     pages = _name_log(engine, session, log.tokens[: log.rows], read_ids(request.page_ids))
     positions = yield from _find_states(engine, pages)
     missing = yield from _open_store(engine, session, pages, positions)
-    intact = engine.stored.find_intact(session.name, positions)
+    intact = _find_common(engine, engine.stored.find_intact(session.name, positions))
     session.snapshots = list(positions)
     skipped = yield from skip_untouched(engine, child, request.turns, log.rows, intact)
     rows = ReplayRows(engine.store, session.name, dict.fromkeys(missing))
@@ -85,7 +85,8 @@ def run_rebuild(
     yield from _open_state(engine, session, state)
     search = engine.store_io.submit(lambda: _find_lost(engine, session.name, state))
     yield search
-    lost, intact = search.result()
+    found, own = search.result()
+    lost, intact = _join(engine, found), _find_common(engine, own)
     lacks_state = _lacks_state(engine, state, intact)
     losses = len(lost) + lacks_state
     engine.lost_pages += losses
@@ -171,14 +172,25 @@ def _open_store(
 
     opened = engine.store_io.submit(open_rows)
     yield opened
-    return opened.result()
+    return _join(engine, opened.result())
 
 
 def _find_states(engine: Engine, pages: Sequence[PageId]) -> Steps[list[int]]:
     """Find the states that follow some of the pages; returns the rows before each."""
     found = engine.store_io.submit(lambda: engine.stored.find_states(pages))
     yield found
-    return found.result()
+    return list(_find_common(engine, found.result()))
+
+
+def _join(engine: Engine, lost: Sequence[int]) -> list[int]:
+    """Join the ranks' lost pages: what one of them lacks all compute again, ascending."""
+    return sorted(set().union(*engine.group.gather(list(lost))))
+
+
+def _find_common(engine: Engine, found: Sequence[int]) -> tuple[int, ...]:
+    """Find the positions that are found on every rank, in their order."""
+    parts = engine.group.gather(tuple(found))
+    return tuple(at for at in found if all(at in part for part in parts))
 
 
 def _name_log(
@@ -192,7 +204,7 @@ def _name_log(
         return list(names.extend(None, token_ids))
     kept = list(known[: len(token_ids) // page_tokens])
     rest = token_ids[len(kept) * page_tokens :]
-    return [*kept, *names.extend(kept[-1], rest, exact=False)]
+    return engine.group.lead([*kept, *names.extend(kept[-1], rest, exact=False)])
 
 
 def _replay_lost(

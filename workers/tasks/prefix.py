@@ -85,7 +85,10 @@ def _find_stored(engine: Engine, pages: Sequence[PageId]) -> Steps[list[int]]:
 
     found = engine.store_io.submit(find)
     yield found
-    return found.result()
+    parts = engine.group.gather(found.result())
+    if engine.has_states:
+        return [at for at in parts[0] if all(at in part for part in parts)]
+    return min(parts)
 
 
 def _round(

@@ -10,6 +10,7 @@ from workers.engine.eviction.ranking import rank_rows
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.methods import LayerRows
+from workers.parallel.group import Group
 from workers.primitives.observation import Observed
 from workers.primitives.selection import (
     gather_or_empty,
@@ -32,9 +33,8 @@ def over_budget(cache: ActiveCache, resident: ResidentSession) -> bool:
     """Check if some layer of the session's slot has more rows than an eviction keeps."""
     session = resident.session
     active = cache.rows_per_head(resident.slot)
-    return resident.config.method.evicts and any(
-        rows > session.target(layer) for layer, rows in enumerate(active)
-    )
+    over = any(rows > session.target(layer) for layer, rows in enumerate(active))
+    return resident.config.method.evicts and cache.group.some([over])[0]
 
 
 def evict(
@@ -75,7 +75,7 @@ def evict(
             assert cache.rows_per_head(resident.slot)[layer] <= session.target(layer), (
                 "a method keeps within its budget"
             )
-    record_evicted(session, evicted)
+    record_evicted(cache.group, session, evicted)
     return before - max(cache.rows_per_head(resident.slot))
 
 
@@ -127,21 +127,22 @@ def active_rows(
         end=session.length,
         seed=resident.config.seed + session.length,
         extra_logsumexp=observed.extra_logsumexp[layer] if observed.extra_logsumexp else None,
+        group=cache.group,
     )
 
 
 def _full_leaders(cache: ActiveCache, resident: ResidentSession, leaders: range) -> list[int]:
-    """First layers of the groups in which some layer exceeds its target."""
+    """First layers of the groups in which some layer exceeds its target, on any rank."""
     session = resident.session
     active = cache.rows_per_head(resident.slot)
-    return [
-        leader
-        for leader in leaders
-        if any(
+    full = [
+        any(
             active[layer] > session.target(layer)
             for layer in _group(leader, leaders.step, len(active))
         )
+        for leader in leaders
     ]
+    return [each for each, is_full in zip(leaders, cache.group.some(full), strict=True) if is_full]
 
 
 def _score_layers(
@@ -158,7 +159,7 @@ def _score_layers(
     method = resident.config.method
     scored = list(leaders) if method.whole_tokens else full
     layers = [active_rows(cache, resident, observed, layer) for layer in scored]
-    ranks = rank_rows(method, layers, resident.session.episode.segments)
+    ranks = rank_rows(method, layers, resident.session.episode.segments, cache.group)
     return dict(zip(scored, zip(layers, ranks, strict=True), strict=True))
 
 
@@ -242,11 +243,18 @@ def _evicted_rows(choice: _LayerChoice, weight: float) -> tuple[Tensor, Tensor]:
     return choice.positions[evicted], choice.scores[evicted].float() * (weight / heads)
 
 
-def record_evicted(session: WorkerSession, evicted: list[tuple[Tensor, Tensor]]) -> None:
-    """Record tokens of evicted rows, int `[k]`, with their shares in the tokens' scores."""
+def record_evicted(
+    group: Group, session: WorkerSession, evicted: list[tuple[Tensor, Tensor]]
+) -> None:
+    """Record tokens of evicted rows, int `[k]`, with their shares in the tokens' scores.
+
+    group: each of its ranks has evicted rows of its own heads, whose mean its shares make up.
+    """
     if not evicted:
         return
     rows = torch.cat([tokens for tokens, _ in evicted]).cpu()
     shares = torch.cat([shares for _, shares in evicted]).cpu()
     tokens, index = torch.unique(rows, return_inverse=True)
-    session.record_evicted(tokens, torch.zeros(len(tokens)).index_add_(0, index, shares))
+    own = torch.zeros(1, len(tokens)).index_add_(1, index, shares[None]) / group.count
+    tokens, total = group.sum_by_token(tokens, own)
+    session.record_evicted(tokens, total[0])

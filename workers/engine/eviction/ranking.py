@@ -8,12 +8,17 @@ from torch import Tensor
 from kvrecall.domain.episodes import EpisodeSegment
 from workers.cache.active_cache import EMPTY
 from workers.methods import LayerRows, Method
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 from workers.primitives.scoring import row_ranks
 from workers.primitives.tokens import TokenIndex
 
 
 def rank_rows(
-    method: Method, layers: Sequence[LayerRows], segments: Sequence[EpisodeSegment]
+    method: Method,
+    layers: Sequence[LayerRows],
+    segments: Sequence[EpisodeSegment],
+    group: Group = Alone(),
 ) -> list[Tensor]:
     """Rank each layer's rows; higher is kept longer: float32 `[n_kv_heads, n]` per layer.
 
@@ -24,6 +29,7 @@ def rank_rows(
         [method.scores(rows) for rows in layers],
         [rows.positions for rows in layers],
         segments,
+        group,
     )
 
 
@@ -32,12 +38,13 @@ def combine_scores(
     scores: Sequence[Tensor],
     positions: Sequence[Tensor],
     segments: Sequence[EpisodeSegment],
+    group: Group = Alone(),
 ) -> list[Tensor]:
     """Combine a method's own scores, float32 `[n_kv_heads, n]` per layer, for `rank_rows`.
 
     The scores are unchanged unless the method keeps tokens whole or weighs the topic. Then they
     become ranks within their layer and head, which can be averaged over layers and heads and added
-    to the similarity.
+    to the similarity. group: the ranks that have the layers' other heads.
     """
     weighs_topic = bool(method.topic) and bool(segments)
     if not (method.whole_tokens or weighs_topic) or not scores:
@@ -45,7 +52,7 @@ def combine_scores(
     ranks = [row_ranks(score, held) for score, held in zip(scores, positions, strict=True)]
     if method.whole_tokens:
         tokens = TokenIndex.from_positions(positions)
-        means = tokens.means(ranks)
+        means = tokens.means(ranks, group)
         ranks = [means[rows] for rows in tokens.rows]
     if weighs_topic:
         ranks = [

@@ -6,6 +6,8 @@ from kvrecall.domain.page_ids import PageId, PageNames, split_ids
 from kvstore.store import RowStore
 from workers.engine.session import WorkerSession
 from workers.errors import MalformedMessage
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 
 
 def read_ids(joined: bytes) -> tuple[PageId, ...]:
@@ -28,11 +30,12 @@ def name_tokens(names: PageNames, token_ids: Sequence[int]) -> list[PageId]:
 
 
 def name_appended(
-    store: RowStore, session: WorkerSession, token_ids: Sequence[int]
+    store: RowStore, session: WorkerSession, token_ids: Sequence[int], group: Group = Alone()
 ) -> list[PageId]:
     """Name the pages that the rows of `token_ids` fill, and add them to the session's.
 
-    Rows are exact up to the session's first inexact one. Pages behind that get random ids.
+    Rows are exact up to the session's first inexact one. Pages behind that get random ids, the same on
+    all ranks of a group.
     """
     page_tokens = store.layout.page_tokens
     tokens = [*session.unnamed, *token_ids]
@@ -49,4 +52,5 @@ def name_appended(
     for part, is_exact in ((tokens[:exact], True), (tokens[exact:whole], False)):
         last = session.page_ids[-1] if session.page_ids else None
         session.page_ids += names.extend(last, part, exact=is_exact)
+    session.page_ids[before:] = group.lead(session.page_ids[before:])
     return session.page_ids[before:]

@@ -73,7 +73,7 @@ def _score(
             means[:, rows] += attention.mean(1).cpu() / signal.n_layers
             scored[rows] |= layer == signal.n_layers - 1
         yield None
-    return ScanResult(scores, scored, 0, complete, head_means=signal.contrast(means))
+    return ScanResult(scores, scored, 0, complete, head_means=signal.score(means))
 
 
 def _weigh_copy(

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.settings.methods import Reduction
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 from workers.primitives.observation import Observed
 from workers.primitives.products import compute_logits
 from workers.primitives.scoring import reduce
@@ -60,6 +62,7 @@ class Signal:
         n_kv_heads: Number of KV heads.
         first_position: Position of the signal's first token.
         device: Device of the computation.
+        group: The ranks that have the other heads.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Signal:
         n_kv_heads: int,
         device: torch.device,
         contrast: Contrast | None = None,
+        group: Group = Alone(),
     ) -> None:
         """Take the observed queries; they are scaled and grouped by KV head where they are used."""
         given = [observed] if contrast is None else [observed, contrast.neutral]
@@ -82,6 +86,7 @@ class Signal:
         self.groups = len(self._group_tokens)
         self._beta = 0.0 if contrast is None else contrast.beta
         self.device = device
+        self.group = group
         self._positions = torch.cat([part.positions for part in given]).to(device)
         self.first_position = min((int(part.positions.min()) for part in given), default=0)
         self._observed = [[queries.to(device) for queries in part.queries] for part in given]
@@ -145,6 +150,10 @@ class Signal:
             parts = [part * _decay(part, reduction.decay) for part in parts]
         by_query_head = torch.stack([reduce(part, reduction.tokens, 2) for part in parts])
         return reduce(by_query_head, reduction.group, 2)
+
+    def score(self, attention: Tensor) -> Tensor:
+        """Scores from the groups' mean attention over this rank's heads, `[groups, ...]`: `contrast` of all ranks'."""
+        return self.contrast(self.group.mean(attention))
 
     def contrast(self, attention: Tensor) -> Tensor:
         """Scores from the groups' attention `[groups, ...]`: float32 `[...]`, 0 or more.

@@ -64,4 +64,4 @@ def _of(counted: Tensor | None, layer: int, rows: slice) -> Tensor | None:
 def _build_result(
     signal: Signal, keys: KeySource, attention: Tensor, scored: Tensor, *, complete: bool
 ) -> ScanResult:
-    return ScanResult(signal.contrast(attention).cpu(), scored, keys.bytes_read, complete)
+    return ScanResult(signal.score(attention).cpu(), scored, keys.bytes_read, complete)

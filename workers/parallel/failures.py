@@ -1,0 +1,16 @@
+"""Failures of ranks, as the others learn of them."""
+
+
+class PeerFailed(Exception):
+    """Another rank's step has failed, so this rank's step ends as well; `error` is what it raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class GroupLost(BaseException):
+    """A rank is gone or does not answer: no job can go on, and the process ends.
+
+    No `Exception`, so that nothing takes it for the failure of one job.
+    """

@@ -1,0 +1,56 @@
+"""Group of the processes of one worker, as far as the rest of the worker calls it."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+_T = TypeVar("_T")
+
+
+class Group(Protocol):
+    """The ranks of one worker, each of which has some of the model's heads, in their order.
+
+    All ranks call its methods in the same order, each on the thread that computes: every call waits
+    for all of them. Where a rank has failed meanwhile the others' calls raise PeerFailed, and where
+    one is gone GroupLost.
+    """
+
+    @property
+    def count(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def index(self) -> int:
+        """This rank's number; rank 0 leads."""
+
+    def gather(self, value: _T) -> list[_T]:
+        """Gather the ranks' values, which are small; in the order of the ranks, on each of them."""
+
+    def lead(self, value: _T) -> _T:
+        """Return rank 0's value, which is small."""
+
+    def some(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each flag whether it is set on some rank."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of the ranks' tensors, of one shape; the same bits on all ranks."""
+
+    def any(self, mask: Tensor) -> Tensor:
+        """Elementwise OR of the ranks' masks, bool of one shape."""
+
+    def sum_by_token(self, tokens: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum values of tokens over the ranks, which may have values of different tokens.
+
+        tokens: distinct, int `[k]`, ascending; values: float32 `[m, k]`. Returns the tokens that some
+        rank has, ascending, and their sums.
+        """
+
+    def sum_own(self, tokens: Tensor, values: Tensor) -> Tensor:
+        """Sum values as `sum_by_token`; returns those of this rank's tokens, float32 `[m, k]`."""
+
+    def agree(self, error: Exception | None) -> Exception | None:
+        """End a step, which this rank's `error` ended; None: it went well.
+
+        Returns the error of the first rank that has one: then the step has failed on all of them.
+        """
