@@ -10,6 +10,8 @@ from workers.generation.sampling import Logprobs, Sampler, sample
 from workers.generation.steps import Decode, Steps
 from workers.model.text_stream import ParsedAnswer, Piece, TextStream
 from workers.model.tokenizer import ChatTokenizer
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def decode(
     start: Start,
     emit: Callable[[Emitted], None],
     between: Callable[[int], Steps[None]] | None = None,
+    group: Group = Alone(),
 ) -> Steps[Answer]:
     """Generate until an end token, a stop string or the limit.
 
@@ -68,13 +71,13 @@ def decode(
 
     After a stop string the answer ends before it: the caller drops the rows of later tokens. Of a
     token that the stop string begins in, the text before it becomes pending. Raises BadSettings
-    where the answer's grammar fails.
+    where the answer's grammar fails. group: of ranks that all decode it; rank 0 samples.
     """
     stream, sampler = start.stream, start.sampler
     closing = tokenizer.keep_end(tokenizer.eos_token_ids[0])
     token_ids: list[int] = []
     reasoning_tokens = 0
-    token = sample(start.logits[None], [sampler])[0]
+    [token] = group.lead(sample(start.logits[None], [sampler]))
     while True:
         token_ids.append(token)
         if token in start.ends:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -17,7 +18,7 @@ from kvrecall.sandbox.tenant_threads import TenantThreads
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
 from workers.errors import BadMessages, Overloaded
-from workers.generation.steps import Steps
+from workers.generation.steps import Steps, wait_alike
 from workers.model.grammars import CompiledGrammars
 from workers.model.restating import find_edits, render_messages
 from workers.model.tokenizer import ChatMessage, Segment
@@ -52,7 +53,7 @@ def render_prompt(
             keep_reasoning=keep_reasoning,
         )
 
-    segments = yield from _off_thread(engine.renderer, session.config.share.tenant, render)
+    segments = yield from _off_thread(engine, engine.renderer, session.config.share.tenant, render)
     return join_turns(session.committed_pending, segments, engine.tokenizer.eos_token_ids)
 
 
@@ -80,7 +81,7 @@ def find_rewrite(
         return find_edits(engine.tokenizer, token_ids, pieces)
 
     try:
-        edits = yield from _off_thread(engine.renderer, session.config.share.tenant, find)
+        edits = yield from _off_thread(engine, engine.renderer, session.config.share.tenant, find)
     except BadMessages:
         return ()
     return tuple(replace(each, start=start + each.start, stop=start + each.stop) for each in edits)
@@ -130,7 +131,7 @@ def encode_text(engine: Engine, session: WorkerSession, text: str) -> Steps[list
     """Encode a client's text."""
     tenant = session.config.share.tenant
     encode = partial(engine.tokenizer.encode_plain, text)
-    return (yield from _off_thread(engine.renderer, tenant, encode))
+    return (yield from _off_thread(engine, engine.renderer, tenant, encode))
 
 
 def build_grammars(
@@ -151,14 +152,17 @@ def build_grammars(
     def build() -> CompiledGrammars:
         return engine.grammars.build(sampling.constraint, tools, tenant)
 
-    return (yield from _off_thread(engine.compiler, tenant, build))
+    return (yield from _off_thread(engine, engine.compiler, tenant, build))
 
 
-def _off_thread(threads: TenantThreads, tenant: str, work: Callable[[], _T]) -> Steps[_T]:
+def _off_thread(
+    engine: Engine, threads: TenantThreads, tenant: str, work: Callable[[], _T]
+) -> Steps[_T]:
     """Run a tenant's work on another thread and wait for it. Raises the work's errors, Overloaded."""
+    done: Future[_T]
     try:
         done = threads.submit(tenant, work)
-    except QueueFull as error:
-        raise Overloaded("too many turns of this tenant wait; try again later") from error
-    yield done
-    return done.result()
+    except QueueFull:
+        done = Future()
+        done.set_exception(Overloaded("too many turns of this tenant wait; try again later"))
+    return (yield from wait_alike(engine, done))

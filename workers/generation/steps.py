@@ -28,6 +28,17 @@ Steps = Generator[Yielded, int, _T]
 """A job's work: a generator that the scheduler drives."""
 
 
+def wait_alike(engine: Engine, done: "Future[_T]") -> Steps[_T]:
+    """Wait for a future, which every rank has one of; an error of one of them is raised on all."""
+    yield done
+    error = done.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    if (error := engine.group.agree(error)) is not None:
+        raise error
+    return done.result()
+
+
 def wait_for_writes(engine: Engine, session: WorkerSession) -> Steps[None]:
     """Wait until every appended row is in the store. Raises the errors of the writes."""
     if session.writes:

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -107,9 +107,11 @@ class LoadedModel:
         return open_decoder(self) if self.group.count == 1 else None
 
     @property
-    def kv_heads(self) -> int:
-        """KV heads of the whole model, over all ranks."""
-        return self.shape.n_kv_heads * self.group.count
+    def whole_shape(self) -> KVShape:
+        """Shape of the rows of the whole model, with the heads of all ranks."""
+        heads, kv_heads = self.shape.n_heads, self.shape.n_kv_heads
+        ranks = self.group.count
+        return replace(self.shape, n_heads=heads * ranks, n_kv_heads=kv_heads * ranks)
 
     def cache_arguments(self, cache: object) -> dict[str, Any]:
         """Return the arguments that hand a cache to the model's `forward`."""

@@ -13,6 +13,10 @@ class Alone:
 
     count = 1
     index = 0
+    beat_seconds = None
+
+    def meet(self) -> None:
+        """Do nothing."""
 
     def gather(self, value: _T) -> list[_T]:
         """Return the value alone."""

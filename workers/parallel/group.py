@@ -24,6 +24,13 @@ class Group(Protocol):
     def index(self) -> int:
         """This rank's number; rank 0 leads."""
 
+    @property
+    def beat_seconds(self) -> float | None:
+        """Most seconds without a decision of rank 0; None: nobody waits for one."""
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, however long they take to load."""
+
     def gather(self, value: _T) -> list[_T]:
         """Gather the ranks' values, which are small; in the order of the ranks, on each of them."""
 

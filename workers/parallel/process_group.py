@@ -1,7 +1,7 @@
 """Group of several processes, over torch.distributed."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ _T = TypeVar("_T")
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 # Ranks load a large model at different speeds.
 _LOADING = timedelta(minutes=30)
+# Of rank 0, in the time in which it must say something.
+_BEATS = 4
 
 
 @dataclass(frozen=True)
@@ -35,17 +37,27 @@ class ProcessGroup:
     learn that at whichever exchange they are. Only a pass through the model has collectives beside it.
     """
 
-    def __init__(self, control: Any) -> None:
+    def __init__(
+        self, control: Any, patience_seconds: float, on_lost: Callable[[str], None]
+    ) -> None:
         """Exchange the host's values over `control`, a group of torch.distributed."""
         self._control = control
+        self._on_lost = on_lost
+        self.beat_seconds = patience_seconds / _BEATS
         self.count = dist.get_world_size()
         self.index = dist.get_rank()
 
     @classmethod
-    def join(cls, device_type: str, patience_seconds: float) -> "ProcessGroup":
+    def join(
+        cls,
+        device_type: str,
+        patience_seconds: float,
+        on_lost: Callable[[str], None] = lambda _: None,
+    ) -> "ProcessGroup":
         """Join the group that the environment names, as torch's launcher sets it.
 
-        A rank that does not answer within `patience_seconds` is gone. Raises RuntimeError for a type of
+        A rank that does not answer within `patience_seconds` is gone; `on_lost` is called with the reason
+        then, before GroupLost is raised. Raises RuntimeError for a type of
         device without a backend, and where ranks are missing.
         """
         if device_type not in _BACKENDS:
@@ -54,15 +66,19 @@ class ProcessGroup:
         if device_type != "cpu":
             torch.accelerator.set_device_index(dist.get_node_local_rank())
         patience = timedelta(seconds=patience_seconds)
-        return cls(dist.new_group(backend="gloo", timeout=patience))
+        return cls(dist.new_group(backend="gloo", timeout=patience), patience_seconds, on_lost)
 
     def leave(self) -> None:
         """Leave the group, in order; afterwards no method is called."""
         dist.destroy_process_group()
 
+    def meet(self) -> None:
+        """Wait by the model's group, whose patience is that of loading."""
+        dist.barrier()
+
     def gather(self, value: _T) -> list[_T]:
         """Gather pickled values. Raises PeerFailed and GroupLost."""
-        values = self._exchange(value)
+        values = self._exchange("value", value)
         if failed := _find_failure(values):
             raise PeerFailed(failed)
         return values
@@ -104,7 +120,8 @@ class ProcessGroup:
         """Exchange the failures. Raises GroupLost."""
         if isinstance(error, PeerFailed):
             return error.error
-        values = self._exchange(None if error is None else _Failure(_make_portable(error)))
+        end = None if error is None else _Failure(_make_portable(error))
+        values = self._exchange("end", end)
         return error or _find_failure(values)
 
     def _reduce(self, tensor: Tensor) -> None:
@@ -112,15 +129,25 @@ class ProcessGroup:
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            raise GroupLost(str(error)) from error
+            raise self._lose(str(error)) from error
 
-    def _exchange(self, value: Any) -> list[Any]:
+    def _exchange(self, kind: str, value: Any) -> list[Any]:
+        """Exchange values at the same place of a step, or find a failure in place of one.
+
+        Raises GroupLost, also where ranks are at different places.
+        """
         values: list[Any] = [None] * self.count
         try:
-            dist.all_gather_object(values, value, group=self._control)
+            dist.all_gather_object(values, (kind, value), group=self._control)
         except RuntimeError as error:
-            raise GroupLost(str(error)) from error
-        return values
+            raise self._lose(str(error)) from error
+        if len({at for at, each in values if not isinstance(each, _Failure)}) > 1:
+            raise self._lose("the ranks are out of step: they are at different places of a job")
+        return [each for _, each in values]
+
+    def _lose(self, reason: str) -> GroupLost:
+        self._on_lost(reason)
+        return GroupLost(reason)
 
 
 def _find_failure(values: Sequence[Any]) -> Exception | None:

@@ -70,7 +70,7 @@ class WorkerService:
         """Model, shape and limits, for a gateway of the catalog that the pages belong to."""
         await self._require_catalog(request.catalog)
         engine = self._scheduler.engine
-        shape = engine.model.shape
+        shape = engine.model.whole_shape
         settings = engine.settings
         return pb.WorkerInfo(
             model=self._model,
@@ -88,7 +88,7 @@ class WorkerService:
             prefill=methods.describe_prefill(),
             retrieve=methods.describe_retrieval(),
             page_tokens=engine.store.layout.page_tokens,
-            token_bytes=engine.store.layout.token_bytes,
+            token_bytes=engine.store.layout.token_bytes * engine.group.count,
             protocol_version=PROTOCOL_VERSION,
             sampling=sampling_defaults_to_wire(engine.model.sampling),
             call_format=engine.tokenizer.format.name if engine.tokenizer.format.mark else "",
@@ -188,7 +188,7 @@ class WorkerService:
     async def map_rows(self, request: pb.MapRowsRequest) -> pb.MapRowsResult:
         """The active rows of a committed state, off the event loop and the scheduler."""
         engine = self._scheduler.engine
-        shape, settings = engine.model.shape, engine.settings
+        shape, settings = engine.model.whole_shape, engine.settings
         return await self._run(partial(map_rows, request, shape, settings))
 
     async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResult:

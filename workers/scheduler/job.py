@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kvrecall.domain.fairness.share import Share
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.generation.steps import Decode, Steps
 
@@ -43,7 +44,9 @@ class Job:
 
     - `kind`: for the metrics; a fork and a rebuild open a session.
     - `read_only`: after its end the session is as before, also if its result was cancelled.
-    - `opens`: it restores an empty session, which is open only after its end.
+    - `opening`: settings and state of the empty session that it restores, which is open only after its end.
+    - `request`: name and bytes of the message that it was built from, see `workers.scheduler.requests`.
+    - `number`: among all jobs of the worker; the same on its ranks.
     - `stop_requested`: a repair stops early, with the best rows found so far; prefill ahead, behind a block.
     - `decoding`: the token to append for it in the next batch, and its sampler.
     - `waiting`: the future that it waits for, since `waiting_since`.
@@ -56,7 +59,9 @@ class Job:
     epoch: int
     work: SlotWork | StoreWork | ModelWork
     read_only: bool = False
-    opens: bool = False
+    opening: tuple[pb.SessionSpec, pb.SessionState] | None = None
+    request: tuple[str, bytes] = ("", b"")
+    number: int = 0
     stop_requested: bool = False
     result: "Future[Any]" = field(default_factory=Future)
     running: Steps[Any] | None = None
@@ -67,6 +72,11 @@ class Job:
     submitted: float = field(default_factory=time.perf_counter)
     queued_seconds: float = 0.0
     context: Context = field(default_factory=copy_context)
+
+    @property
+    def opens(self) -> bool:
+        """True if it opens its session."""
+        return self.opening is not None
 
     def hurry(self) -> None:
         """End early, before other work: a turn waits for it."""

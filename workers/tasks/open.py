@@ -17,7 +17,7 @@ from workers.engine.stored.page_naming import get_names, read_ids
 from workers.engine.stored.store_io import map_store_errors
 from workers.errors import RowsMissing
 from workers.generation.kept_states import store_states
-from workers.generation.steps import Steps
+from workers.generation.steps import Steps, wait_alike
 from workers.tasks.logged_tokens import fold_turns
 from workers.tasks.replay import ReplayRows, replay, skip_untouched
 
@@ -84,8 +84,7 @@ def run_rebuild(
     session = resident.session
     yield from _open_state(engine, session, state)
     search = engine.store_io.submit(lambda: _find_lost(engine, session.name, state))
-    yield search
-    found, own = search.result()
+    found, own = yield from wait_alike(engine, search)
     lost, intact = _join(engine, found), _find_common(engine, own)
     lacks_state = _lacks_state(engine, state, intact)
     losses = len(lost) + lacks_state
@@ -97,8 +96,7 @@ def run_rebuild(
     if lacks_state:
         yield from _restore_state(engine, session, state)
     flushed = engine.store_io.flush(session)  # also pages that only memory still had
-    yield flushed
-    flushed.result()
+    yield from wait_alike(engine, flushed)
     engine.rebuilt_pages += losses
     rebuilt = engine.create_empty(spec, state)
     engine.restore(rebuilt, state)
@@ -151,8 +149,7 @@ def _restore_state(engine: Engine, session: WorkerSession, state: pb.SessionStat
     restored = engine.store_io.submit(
         lambda: engine.stored.restore_state(session.name, positions.index(state.length), packed)
     )
-    yield restored
-    restored.result()
+    yield from wait_alike(engine, restored)
 
 
 def _open_state(engine: Engine, session: WorkerSession, state: pb.SessionState) -> Steps[list[int]]:
@@ -171,15 +168,13 @@ def _open_store(
         return engine.store.missing_pages(session.name)
 
     opened = engine.store_io.submit(open_rows)
-    yield opened
-    return _join(engine, opened.result())
+    return _join(engine, (yield from wait_alike(engine, opened)))
 
 
 def _find_states(engine: Engine, pages: Sequence[PageId]) -> Steps[list[int]]:
     """Find the states that follow some of the pages; returns the rows before each."""
     found = engine.store_io.submit(lambda: engine.stored.find_states(pages))
-    yield found
-    return list(_find_common(engine, found.result()))
+    return list(_find_common(engine, (yield from wait_alike(engine, found))))
 
 
 def _join(engine: Engine, lost: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.snapshots import find_last
 from workers.engine.stored.page_naming import get_names, name_tokens
 from workers.errors import RowsMissing, StorageFailed
-from workers.generation.steps import Steps
+from workers.generation.steps import Steps, wait_alike
 from workers.model.tokenizer import Segment
 from workers.tasks.replay import load_rows
 
@@ -84,8 +84,7 @@ def _find_stored(engine: Engine, pages: Sequence[PageId]) -> Steps[list[int]]:
         return [page_tokens * len(stored)]
 
     found = engine.store_io.submit(find)
-    yield found
-    parts = engine.group.gather(found.result())
+    parts = engine.group.gather((yield from wait_alike(engine, found)))
     if engine.has_states:
         return [at for at in parts[0] if all(at in part for part in parts)]
     return min(parts)
@@ -112,7 +111,6 @@ def _open_rows(
 ) -> Steps[None]:
     """Open the session's rows anew. Raises RowsMissing and StorageFailed."""
     opened = engine.store_io.submit(lambda: engine.stored.open(session.name, pages, states))
-    yield opened
-    opened.result()
+    yield from wait_alike(engine, opened)
     session.page_ids = list(pages)
     session.snapshots = list(states)

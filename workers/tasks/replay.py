@@ -32,7 +32,7 @@ from workers.engine.side_content import fill_side
 from workers.engine.stored.store_io import map_store_errors
 from workers.generation.prefill import find_block_end, prefill
 from workers.generation.settling import drop_rows, settle
-from workers.generation.steps import Steps
+from workers.generation.steps import Steps, wait_alike
 from workers.model.tokenizer import Segment, keep_recent
 from workers.primitives.selection import mask_to_indices
 from workers.repair.promotion import RowSwap, apply_swap, expand_to_heads, missing_rows
@@ -238,8 +238,7 @@ def load_rows(
         for at in select_by_position(resident, engine.settings, length, dropped)
     ]
     read = engine.store_io.read_slot(resident.session, selection, length)
-    yield read
-    content = read.result()
+    content = yield from wait_alike(engine, read)
     for layer, (at, (keys, values)) in enumerate(zip(selection, content.rows, strict=True)):
         promoted = torch.zeros(at.shape, dtype=torch.bool)
         engine.cache.insert(resident.slot, layer, at.to(torch.int32), keys, values, promoted)

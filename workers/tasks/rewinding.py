@@ -18,7 +18,7 @@ from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.snapshots import Snapshot
 from workers.engine.truncation import truncate
 from workers.generation.settling import drop_stored
-from workers.generation.steps import Steps
+from workers.generation.steps import Steps, wait_alike
 
 
 def rewind(
@@ -73,8 +73,8 @@ def _read_rows(engine: Engine, resident: ResidentSession, wanted: Selection) -> 
     """Make a selection active, of which the store has all rows."""
     session = resident.session
     read = engine.store_io.gather(session.name, wanted.store_positions())
-    yield read
-    for layer, (keys, values) in enumerate(read.result()):
+    found = yield from wait_alike(engine, read)
+    for layer, (keys, values) in enumerate(found):
         none = torch.zeros(
             engine.cache.read(resident.slot, layer).positions.shape, dtype=torch.bool
         )
@@ -98,8 +98,7 @@ def _read_anew(engine: Engine, resident: ResidentSession, wanted: Selection | No
     if selection is None:
         return
     read = engine.store_io.read_slot(session, selection.store_positions(), session.length)
-    yield read
-    read.result()
+    yield from wait_alike(engine, read)
     engine.swap_out(session)
     session.selection, session.prefetched = selection, read
     session.promoted_rows = session.promoted_rows if wanted is None else 0

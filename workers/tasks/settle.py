@@ -17,7 +17,7 @@ def run_settle(engine: Engine, resident: ResidentSession) -> Steps[pb.SettleResu
     engine.metrics.inc("worker_settled_tokens_total", result.settled_tokens, when="pause")
     store_states(engine, session)
     yield engine.store_io.flush(session)
-    result.durable = engine.store_io.wait_written(session)
+    result.durable = all(engine.group.gather(engine.store_io.wait_written(session)))
     result.memory.CopyFrom(engine.memory(session))
     result.state.CopyFrom(engine.snapshot(session))
     session.dirty = False

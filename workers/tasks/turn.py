@@ -345,7 +345,12 @@ def _generate(
     session = resident.session
     start = session.length
     answer = yield from decode(
-        session, engine.tokenizer, _start(engine, resident, plan, prefilled), emit, run.before_step
+        session,
+        engine.tokenizer,
+        _start(engine, resident, plan, prefilled),
+        emit,
+        run.before_step,
+        engine.group,
     )
     session.forget_last(truncate(engine.caches, resident, start + len(answer.token_ids) - 1))
     run.watch.lap("decode")
@@ -445,7 +450,7 @@ def _evict_and_flush(
     session.clear_turn()
     run.watch.lap("evict")
     yield engine.store_io.flush(session)
-    run.done.durable = engine.store_io.wait_written(session)
+    run.done.durable = all(engine.group.gather(engine.store_io.wait_written(session)))
     run.watch.lap("flush")
     run.done.memory.CopyFrom(engine.memory(session))
     run.done.state.CopyFrom(engine.snapshot(session))

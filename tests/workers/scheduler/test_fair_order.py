@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrecall.domain.fairness.share import Share
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.generation.steps import Decode
 from workers.scheduler.fair_order import MOMENT_SECONDS, FairOrder
 from workers.scheduler.job import Job, SlotWork, StoreWork
@@ -108,7 +109,10 @@ def test_a_block_waits_a_moment_for_the_turn_of_a_session_that_was_just_opened(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("workers.scheduler.fair_order.time.monotonic", lambda: now[0])
-    flood, opening = make_job("flood"), make_job("late", opens=True)
+    flood, opening = (
+        make_job("flood"),
+        make_job("late", opening=(pb.SessionSpec(), pb.SessionState())),
+    )
     order = enter(flood)
     order.charge(flood, 256)
     order.enter(opening)

@@ -1,0 +1,100 @@
+"""What the tests of several ranks have a worker do; each returns JSON that does not depend on the ranks."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from tests.workers.conftest import WORDS, LocalWorker, answer_of
+from workers.engine.selection import Selection
+
+KEY = b"k" * 32
+CASES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "default": {"method": "icecache", "budget": 96},
+    "snapkv with repair": {"method": "snapkv", "budget": 112, "repair_rows": 24},
+    "loopserve": {"method": "loopserve", "budget": 96, "repair_rows": 8},
+    "chunkkv": {"method": "chunkkv", "budget": 96},
+    "tova": {"method": "tova", "budget": 96},
+    "h2o": {"method": "h2o", "budget": 96},
+}
+SETTINGS: dict[str, dict[str, Any]] = {"crowd": {"slots": 2, "block_tokens": 64}}
+
+
+def say(count: int, seed: int = 0) -> str:
+    """Say some words, the same for the same seed."""
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def describe(done: pb.TurnDone) -> dict[str, Any]:
+    """Describe what a turn did: its answer, the rows it left active, and its repair."""
+    selection = Selection.from_bytes(done.state.selection)
+    return {
+        "answer": answer_of(done),
+        "positions": [layer.tolist() for layer in selection.positions],
+        "promoted": list(done.repair.promoted),
+        "evicted": done.memory.evicted_rows,
+        "durable": done.durable,
+    }
+
+
+def take_turns(worker: LocalWorker) -> dict[str, Any]:
+    """Two turns with each method."""
+    found: dict[str, Any] = {}
+    for name, spec in CASES.items():
+        worker.open(name, row_key=KEY, **spec)
+        first = worker.turn(name, say(150))
+        second = worker.turn(name, say(30, 1), repair="repair_rows" in spec)
+        found[name] = [describe(first), describe(second)]
+    return found
+
+
+def crowd(worker: LocalWorker) -> dict[str, Any]:
+    """More sessions at once than there are slots, over two turns, some of which are cancelled."""
+    names = [f"s{number}" for number in range(5)]
+    for number, name in enumerate(names):
+        worker.open(name, row_key=KEY, tenant=f"t{number % 2}", **list(CASES.values())[number % 3])
+    found: dict[str, Any] = {name: [] for name in names}
+    for turn in range(2):
+        running = {n: worker.submit(n, say(90, turn + i)) for i, n in enumerate(names)}
+        found = {n: [*found[n], describe(each.result(600))] for n, each in running.items()}
+    cancelled = worker.submit("s1", say(200, 9), max_tokens=64)
+    other = worker.submit("s2", say(40, 10))
+    cancelled.cancel()
+    found["s2"].append(describe(other.result(600)))
+    try:
+        cancelled.result(600)
+        found["cancelled"] = False
+    except CancelledError:
+        found["cancelled"] = True
+    return found
+
+
+def reopen(worker: LocalWorker) -> dict[str, Any]:
+    """A session that is closed and opened as committed, one that shares its beginning, a settled one."""
+    spec = CASES["default"]
+    worker.open("a", row_key=KEY, **spec)
+    first = worker.turn("a", say(150))
+    worker.scheduler.delete(pb.DeleteRequest(session="a")).result(600)
+    worker.open("a", row_key=KEY, state=first.state, **spec)
+    settled = worker.scheduler.settle(pb.SettleRequest(session="a", epoch=1)).result(600)
+    second = worker.turn("a", say(30, 1))
+    worker.open("b", row_key=KEY, **spec)
+    shared = worker.turn("b", say(150))
+    memory = worker.memory("b")
+    return {
+        "first": describe(first),
+        "second": describe(second),
+        "settled": settled.settled_tokens,
+        "shared pages": shared.shared_pages,
+        "shared": describe(shared),
+        "rows": list(memory.active_rows),
+    }
+
+
+SCENARIOS: dict[str, Callable[[LocalWorker], dict[str, Any]]] = {
+    "turns": take_turns,
+    "crowd": crowd,
+    "reopen": reopen,
+}

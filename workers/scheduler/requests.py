@@ -1,0 +1,126 @@
+"""Jobs of requests: on rank 0 of a worker as a request comes, on the others as rank 0 tells of it."""
+
+from typing import TypeAlias
+
+from google.protobuf.message import Message
+
+from kvrecall.domain.fairness.share import Share
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from workers.engine.engine import Engine
+from workers.episodes.build import run_build
+from workers.repair.repair import run_pause_repair
+from workers.scheduler.job import Job, JobKind, ModelWork, SlotWork, StoreWork
+from workers.tasks.ahead import run_ahead
+from workers.tasks.open import run_fork, run_open, run_rebuild
+from workers.tasks.sensitivity import run_measurement
+from workers.tasks.settle import run_settle
+from workers.tasks.turn import Emit, run_turn
+
+# Between turns nobody waits for it.
+_IN_BACKGROUND = Share(background=True)
+
+Request: TypeAlias = (
+    pb.TurnRequest
+    | pb.RepairRequest
+    | pb.SettleRequest
+    | pb.PrefillAheadRequest
+    | pb.BuildEpisodesRequest
+    | pb.OpenRequest
+    | pb.ForkRequest
+    | pb.RebuildRequest
+)
+_Background: TypeAlias = (
+    pb.RepairRequest | pb.SettleRequest | pb.PrefillAheadRequest | pb.BuildEpisodesRequest
+)
+_Opening: TypeAlias = pb.OpenRequest | pb.ForkRequest | pb.RebuildRequest
+_MESSAGES: dict[str, type[Message]] = {
+    each.DESCRIPTOR.name: each
+    for each in (
+        pb.TurnRequest,
+        pb.RepairRequest,
+        pb.SettleRequest,
+        pb.PrefillAheadRequest,
+        pb.BuildEpisodesRequest,
+        pb.OpenRequest,
+        pb.ForkRequest,
+        pb.RebuildRequest,
+    )
+}
+
+
+def build_job(engine: Engine, request: Request, emit: Emit = lambda _: None) -> Job:
+    """Build the job of a request; emit: of a turn, gets its events on the scheduler's thread."""
+    job = _build(engine, request, emit)
+    job.request = (request.DESCRIPTOR.name, request.SerializeToString())
+    return job
+
+
+def build_measurement(engine: Engine) -> Job:
+    """Build the job that measures the model's layers."""
+    return Job("measure", "", 0, ModelWork(lambda: run_measurement(engine)), read_only=True)
+
+
+def rebuild_job(engine: Engine, request: tuple[str, bytes], number: int) -> Job:
+    """Build a job from what another rank has sent of it."""
+    name, data = request
+    job = build_measurement(engine)
+    if name:
+        message = _MESSAGES[name].FromString(data)
+        job = build_job(engine, message)  # type: ignore[arg-type]
+    job.number = number
+    return job
+
+
+def _build(engine: Engine, request: Request, emit: Emit) -> Job:
+    if isinstance(request, pb.TurnRequest):
+        turn = SlotWork(lambda resident: run_turn(engine, resident, request, emit))
+        share = Share(flow=request.flow, background=request.background)
+        return Job("turn", request.session, request.epoch, turn, share=share)
+    if isinstance(request, pb.OpenRequest | pb.ForkRequest | pb.RebuildRequest):
+        return _build_opening(engine, request)
+    return _build_background(engine, request)
+
+
+def _build_background(engine: Engine, request: _Background) -> Job:
+    """Build a job between turns, which may be asked to stop early."""
+
+    def stop_requested() -> bool:
+        return job.stop_requested
+
+    kind: JobKind
+    if isinstance(request, pb.RepairRequest):
+        kind = "repair"
+        work = SlotWork(lambda each: run_pause_repair(engine, each, request, stop_requested))
+    elif isinstance(request, pb.PrefillAheadRequest):
+        kind = "ahead"
+        work = SlotWork(lambda each: run_ahead(engine, each, request, stop_requested))
+    elif isinstance(request, pb.BuildEpisodesRequest):
+        kind = "build"
+        work = SlotWork(lambda each: run_build(engine, each, request))
+    else:
+        kind = "settle"
+        work = SlotWork(lambda each: run_settle(engine, each))
+    job = Job(
+        kind,
+        request.session,
+        request.epoch,
+        work,
+        read_only=kind == "build",
+        share=_IN_BACKGROUND,
+    )
+    return job
+
+
+def _build_opening(engine: Engine, request: _Opening) -> Job:
+    """Build a job that restores an empty session, in place of the session's other jobs."""
+    spec = request.spec
+    state = pb.SessionState() if isinstance(request, pb.ForkRequest) else request.state
+    work: SlotWork | StoreWork
+    if isinstance(request, pb.OpenRequest):
+        work = StoreWork(lambda session: run_open(engine, session, request))
+    elif isinstance(request, pb.ForkRequest):
+        work = SlotWork(lambda child: run_fork(engine, child, request))
+    else:
+        work = SlotWork(lambda resident: run_rebuild(engine, resident, request))
+    share = Share(spec.tenant, spec.session, spec.weight or 1.0)
+    return Job("open", spec.session, spec.epoch, work, opening=(spec, state), share=share)
