@@ -57,6 +57,12 @@ class Settings(BaseSettings):
         description="`auto` divides the layers between all GPUs of the machine, as accelerate does, for a "
         "model that one of them has no room for. Their slots are where they are. Unset: one GPU.",
     )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="Processes, each on a device of its own, between which a worker divides the model's "
+        "heads. The memory for stored rows is that of all of them.",
+    )
     data: Path = Field(
         default=Path("kvrecall-data"), description="Data directory: catalog, pages and profiles."
     )

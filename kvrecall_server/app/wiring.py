@@ -19,6 +19,7 @@ from kvrecall_server.app.calibration import find_profile, measure_once
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.logs import adopt_loggers, hide_variables
 from kvrecall_server.app.models import get_recommended_sampling, resolve_model
+from kvrecall_server.app.ranks.storage import divide_tiers, get_rank_folder
 from kvrecall_server.app.settings import Quantization, Settings
 from kvrecall_server.app.start.memory import (
     STATE_SHARE,
@@ -53,19 +54,32 @@ from workers.model import layer_sensitivity
 from workers.model.embedder import Embedder
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.parallel.alone import Alone
+from workers.parallel.group import Group
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.service import WorkerService
 from workers.scheduler.scheduler import Scheduler
 
 
-def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerService:
+def build_worker(
+    settings: Settings, metrics: Metrics | None = None, group: Group | None = None
+) -> WorkerService:
     """The worker service that an operator's settings describe. Raises CannotServe.
 
-    `metrics`: those of `create_metrics`; by default of a worker in its gateway's process.
+    `metrics`: those of `create_metrics`; by default of a worker in its gateway's process. `group`: the
+    ranks of the worker, of which this process is the first.
     """
+    parts = build_parts(settings, metrics, group)
+    return _build_service(parts, settings.model, settings.data, settings.worker)
+
+
+def build_parts(
+    settings: Settings, metrics: Metrics | None = None, group: Group | None = None
+) -> Parts:
+    """The parts of a worker's engine, or of one of its ranks, as `build_worker`. Raises CannotServe."""
     adopt_loggers()  # transformers and others, which are imported by now
     try:
-        return build_worker_service(
+        return _build_parts(
             settings.model,
             settings.data,
             settings.worker,
@@ -76,6 +90,7 @@ def build_worker(settings: Settings, metrics: Metrics | None = None) -> WorkerSe
             tiers=settings.store,
             metrics=metrics,
             sandbox=settings.sandbox,
+            group=group,
         )
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
@@ -111,20 +126,52 @@ def build_worker_service(
     ProfileRefused, and kvstore errors when the directory is in use or holds another model's pages;
     CannotServe where slots and stored rows do not fit the memory together.
     """
+    parts = _build_parts(
+        model,
+        data,
+        settings,
+        ram_bytes=ram_bytes,
+        dtype=dtype,
+        quantize=quantize,
+        divide=divide,
+        tiers=tiers,
+        metrics=metrics,
+        sandbox=sandbox,
+    )
+    return _build_service(parts, model, data, settings)
+
+
+def _build_parts(
+    model: str | Path,
+    data: Path,
+    settings: WorkerSettings,
+    *,
+    ram_bytes: int | None,
+    dtype: str | None,
+    quantize: Quantization | None,
+    divide: bool,
+    tiers: StoreSettings,
+    metrics: Metrics | None,
+    sandbox: SandboxSettings | None,
+    group: Group | None = None,
+) -> Parts:
+    """The parts of an engine; of several ranks each stores its rows in a folder of its own."""
     hide_variables()
-    loaded, tokenizer = _load(str(model), dtype, quantize, divide)
+    group = group or Alone()
+    loaded, tokenizer = _load(str(model), dtype, quantize, divide, group)
     tokenizer = replace(tokenizer, template_seconds=settings.template_seconds)
     ram_bytes = _divide_memory(loaded, settings, ram_bytes)
     profile = find_profile(data, loaded)
     measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     loaded = _choose_chunks(loaded, settings)
     metrics = metrics or create_metrics()
+    tiers, rows = divide_tiers(tiers, group), get_rank_folder(data, group)
     # Of a model with recurrent states these have a share of the memory, and of the tiers' limits.
     state_ram_bytes = ram_bytes // STATE_SHARE if loaded.state_bytes else 0
     tiers = tiers.halve() if loaded.state_bytes else tiers
-    store = build_store(loaded, data, ram_bytes - state_ram_bytes, tiers, metrics)
-    states = build_state_store(loaded, data, state_ram_bytes, tiers)
-    parts = Parts(
+    store = build_store(loaded, rows, ram_bytes - state_ram_bytes, tiers, metrics)
+    states = build_state_store(loaded, rows, state_ram_bytes, tiers)
+    return Parts(
         loaded,
         tokenizer,
         store,
@@ -135,22 +182,27 @@ def build_worker_service(
         sandbox,
         states,
     )
+
+
+def _build_service(
+    parts: Parts, model: str | Path, data: Path, settings: WorkerSettings
+) -> WorkerService:
     engine = Engine(parts)
-    if model_ends := loaded.unrotated:
+    if model_ends := parts.model.unrotated:
         structlog.get_logger().info("sessions end with the model's context", model=model_ends)
     native = engine.native
     runs = "no: torch computes answers that retrieve" if native is None else f"for {native.level}"
     structlog.get_logger().info("native attention", runs=runs)
     return WorkerService(
         Scheduler(engine),
-        Embedder(settings.embedder, loaded.device),
+        Embedder(settings.embedder, parts.model.device),
         str(model),
-        CatalogBinding(data / "pages" / "catalog-id"),
+        CatalogBinding(get_rank_folder(data, engine.group) / "pages" / "catalog-id"),
     )
 
 
 def _load(
-    name: str, dtype: str | None, quantize: Quantization | None, divide: bool
+    name: str, dtype: str | None, quantize: Quantization | None, divide: bool, group: Group
 ) -> tuple[LoadedModel, ChatTokenizer]:
     """Load a model by any name that `resolve_model` knows. Raises ModelRefused."""
     log = structlog.get_logger()
@@ -158,7 +210,11 @@ def _load(
     started = time.perf_counter()
     path = resolve_model(name)
     model = load_model(
-        path, dtype=getattr(torch, dtype) if dtype else None, quantize=quantize, divide=divide
+        path,
+        dtype=getattr(torch, dtype) if dtype else None,
+        quantize=quantize,
+        divide=divide,
+        group=group,
     )
     model = replace(model, sampling=get_recommended_sampling(name) or model.sampling)
     tokenizer = load_tokenizer(path, model.eos_token_ids)
@@ -198,7 +254,12 @@ def _divide_memory(model: LoadedModel, settings: WorkerSettings, ram_bytes: int 
     Raises CannotServe where they do not fit it, or the slots a GPU's.
     """
     rows = _get_row_shape(model, settings, model.devices)
-    free = get_free_memory()
+    group = model.group
+    # Ranks are processes of one machine; rank 0 says what there is, since each sees another moment.
+    free, ram_bytes = group.lead((get_free_memory(), ram_bytes))
+    if group.count > 1:
+        free = None if free is None else free // group.count
+        ram_bytes = get_ram_bytes(ram_bytes) // group.count
     on_host = model.device.type != "cuda"
     if not on_host:
         for device in dict.fromkeys(model.devices):

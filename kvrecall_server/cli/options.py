@@ -67,6 +67,13 @@ DeviceMapOption = Annotated[
         "them has no room for. Default: one GPU.",
     ),
 ]
+TensorParallel = Annotated[
+    int | None,
+    setting(
+        "tensor_parallel",
+        "Processes, each on a device of its own, that the model's heads are divided between.",
+    ),
+]
 Slots = Annotated[
     int | None,
     setting(

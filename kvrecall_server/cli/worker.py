@@ -1,7 +1,11 @@
 """`kvrecall worker`: a process that computes for gateways in other processes."""
 
 import asyncio
+import os
 import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +17,7 @@ from kvrecall_server.app.advertise import get_advertised_address
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.logs import set_up_logs
 from kvrecall_server.app.progress import show_progress
+from kvrecall_server.app.ranks.launch import is_rank, launch_ranks
 from kvrecall_server.app.run import LISTENING, set_up_process, warn_about_reference_model
 from kvrecall_server.app.settings import Settings
 from kvrecall_server.app.start.preflight import check_start
@@ -28,6 +33,7 @@ from kvrecall_server.cli.options import (
     Quantize,
     Ram,
     Slots,
+    TensorParallel,
     UntilInputEnds,
     build_settings,
     mebibytes,
@@ -36,10 +42,13 @@ from kvrecall_server.cli.options import (
 
 if TYPE_CHECKING:
     from kvrecall.metrics.page import Metrics
+    from workers.parallel.group import Group
     from workers.rpc.operations import OperationsServer
     from workers.rpc.registration import Registration
     from workers.rpc.service import WorkerService
 
+# A rank looks so often whether its launcher is there.
+_LAUNCHER_SECONDS = 1.0
 OPERATIONS = "Metrics and probes on http://"
 Listen = Annotated[
     str | None, setting("server__listen", "HOST:PORT to listen on; port 0: any free one.")
@@ -93,6 +102,7 @@ def worker_command(
     dtype: Dtype = None,
     quantize: Quantize = None,
     device_map: DeviceMapOption = None,
+    tensor_parallel: TensorParallel = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
@@ -109,6 +119,7 @@ def worker_command(
         dtype=dtype,
         quantize=quantize,
         device_map=device_map,
+        tensor_parallel=tensor_parallel,
         ram_bytes=mebibytes(ram),
         log=log,
         worker={"slots": slots, "max_budget": budget, "block_tokens": block},
@@ -122,13 +133,36 @@ def worker_command(
             "tls_client_ca": tls_client_ca,
         },
     )
+    if is_rank():
+        _run_rank(settings)
+        return
     set_up_process(settings, until_input_ends, "worker", settings.server.name or "")
     check_start(settings)
+    if settings.tensor_parallel > 1:
+        launch_ranks(settings.tensor_parallel, settings.server.drain_seconds, sys.argv[1:])
+        return
     asyncio.run(_run_worker(settings, Console()))
 
 
-async def _run_worker(settings: Settings, console: Console) -> None:
-    """Serve calls until SIGTERM or SIGINT, then drain. Raises CannotServe."""
+def _run_rank(settings: Settings) -> None:
+    """Be one of a worker's ranks: rank 0 serves, the others follow it."""
+    from kvrecall_server.app.ranks.follow import follow, join_ranks
+
+    rank = int(os.environ["RANK"])
+    set_up_process(settings, False, "worker", f"{settings.server.name or 'worker'} rank {rank}")
+    if rank:
+        follow(settings)
+    else:
+        asyncio.run(_run_worker(settings, Console(), lambda: join_ranks(settings)))
+
+
+async def _run_worker(
+    settings: Settings, console: Console, join: "Callable[[], Group] | None" = None
+) -> None:
+    """Serve calls until SIGTERM or SIGINT, then drain. Raises CannotServe.
+
+    join: joins the other ranks of the worker, of whose processes this one serves.
+    """
     from workers.errors import CannotListen
     from workers.metrics.catalogue import create_metrics
     from workers.rpc.server import WorkerServer
@@ -148,7 +182,7 @@ async def _run_worker(settings: Settings, console: Console) -> None:
         # torch takes seconds to import: an address in use is refused before.
         from kvrecall_server.app.wiring import build_worker
 
-        service = build_worker(settings, metrics)
+        service = build_worker(settings, metrics, None if join is None else join())
     stopped = _stop_event()
     registration = _build_registration(settings, address, service)
     await server.start(service)
@@ -159,7 +193,7 @@ async def _run_worker(settings: Settings, console: Console) -> None:
         console.print(f"{OPERATIONS}{operations.address}", soft_wrap=True, highlight=False)
     _log.info("listening", address=server.address, model=settings.model)
     console.print(f"{LISTENING}{server.address}", soft_wrap=True, highlight=False)
-    await stopped.wait()
+    await _wait_for_stop(stopped)
     if registration is not None:
         await registration.drain()
     await server.stop()
@@ -180,6 +214,15 @@ def _serve_operators(settings: Settings, metrics: "Metrics") -> "OperationsServe
         return None
     page = MetricsPage("worker", version("kvrecall"), (metrics,))
     return OperationsServer(settings.server.ops_listen, page)
+
+
+async def _wait_for_stop(stopped: asyncio.Event) -> None:
+    """Wait for the event, or for the end of the process that has started this one as a rank."""
+    launcher = os.getppid()
+    while not stopped.is_set() and not (is_rank() and os.getppid() != launcher):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAUNCHER_SECONDS if is_rank() else None):
+                await stopped.wait()
 
 
 def _stop_event() -> asyncio.Event:

@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 # Ranks load a large model at different speeds.
 _LOADING = timedelta(minutes=30)
-# Of rank 0, in the time in which it must say something.
-_BEATS = 4
+# Rank 0 says something so often: a rank that is gone is noticed then.
+_BEAT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,12 @@ class ProcessGroup:
     learn that at whichever exchange they are. Only a pass through the model has collectives beside it.
     """
 
-    def __init__(
-        self, control: Any, patience_seconds: float, on_lost: Callable[[str], None]
-    ) -> None:
+    beat_seconds = _BEAT_SECONDS
+
+    def __init__(self, control: Any, on_lost: Callable[[str], None]) -> None:
         """Exchange the host's values over `control`, a group of torch.distributed."""
         self._control = control
         self._on_lost = on_lost
-        self.beat_seconds = patience_seconds / _BEATS
         self.count = dist.get_world_size()
         self.index = dist.get_rank()
 
@@ -66,7 +65,7 @@ class ProcessGroup:
         if device_type != "cpu":
             torch.accelerator.set_device_index(dist.get_node_local_rank())
         patience = timedelta(seconds=patience_seconds)
-        return cls(dist.new_group(backend="gloo", timeout=patience), patience_seconds, on_lost)
+        return cls(dist.new_group(backend="gloo", timeout=patience), on_lost)
 
     def leave(self) -> None:
         """Leave the group, in order; afterwards no method is called."""

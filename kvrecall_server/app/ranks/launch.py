@@ -1,0 +1,56 @@
+"""Start of a worker's ranks by torch's launcher, which ends all of them when one has ended."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from kvrecall_server.app.errors import CannotServe
+
+# Beyond the time of a drain, in which a rank ends before it is killed.
+_CLOSING_SECONDS = 10
+_MONITOR_SECONDS = 0.25
+_log = structlog.get_logger("kvrecall.process")
+
+
+def is_rank() -> bool:
+    """Check if this process was started as one of several ranks."""
+    return "RANK" in os.environ
+
+
+def launch_ranks(count: int, drain_seconds: float, arguments: Sequence[str]) -> None:
+    """Run the command `kvrecall` with these arguments as `count` ranks, until all have ended.
+
+    SIGTERM and SIGINT stop all of them, each in its own way. Raises CannotServe if a rank fails: then
+    the others were ended, within `drain_seconds` and a few more.
+    """
+    # It takes seconds to import.
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=f"kvrecall-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=_MONITOR_SECONDS,
+    )
+    # Older launchers read it from the environment alone.
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(drain_seconds) + _CLOSING_SECONDS)
+    config.shutdown_timeout = int(drain_seconds) + _CLOSING_SECONDS
+    _log.info("starting ranks", ranks=count)
+    try:
+        elastic_launch(config, sys.executable)("-m", "kvrecall_server.cli", *arguments)
+    except SignalException:
+        _log.info("ranks stopped")
+    except ChildFailedError as error:
+        failed = sorted(error.failures)
+        raise CannotServe(
+            f"rank {failed[0]} of {count} has ended, and with it the worker; its log says why"
+        ) from error
