@@ -19,7 +19,7 @@ from kvrecall_server.app.calibration import find_profile, measure_once
 from kvrecall_server.app.errors import CannotServe
 from kvrecall_server.app.logs import adopt_loggers, hide_variables
 from kvrecall_server.app.models import get_recommended_sampling, resolve_model
-from kvrecall_server.app.ranks.storage import divide_tiers, get_rank_folder
+from kvrecall_server.app.rank_storage import divide_tiers, get_rank_folder
 from kvrecall_server.app.settings import Quantization, Settings
 from kvrecall_server.app.start.memory import (
     STATE_SHARE,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from google.protobuf.message import Message
+
 Action = Literal[
     "enter",
     "start",
@@ -27,12 +29,12 @@ class Decision:
         action: What is done; "nothing" says that rank 0 is there.
         jobs: Numbers of the jobs that it is done to, in their order.
         session: Name of the session that it is done to.
-        request: Of a job that enters: its message's name and bytes; empty for a measurement.
+        request: Of a job that enters, a message of the wire; None for a measurement.
         call: Name of a call between two steps, and its arguments.
     """
 
     action: Action
     jobs: tuple[int, ...] = ()
     session: str = ""
-    request: tuple[str, bytes] = ("", b"")
+    request: Message | None = None
     call: tuple[str, tuple[object, ...]] = ("", ())

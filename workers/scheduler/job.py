@@ -7,6 +7,8 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from google.protobuf.message import Message
+
 from kvrecall.domain.fairness.share import Share
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import ResidentSession, WorkerSession
@@ -45,7 +47,7 @@ class Job:
     - `kind`: for the metrics; a fork and a rebuild open a session.
     - `read_only`: after its end the session is as before, also if its result was cancelled.
     - `opening`: settings and state of the empty session that it restores, which is open only after its end.
-    - `request`: name and bytes of the message that it was built from, see `workers.scheduler.requests`.
+    - `request`: the message that it was built from, see `workers.scheduler.requests`; None for a measurement.
     - `number`: among all jobs of the worker; the same on its ranks.
     - `stop_requested`: a repair stops early, with the best rows found so far; prefill ahead, behind a block.
     - `decoding`: the token to append for it in the next batch, and its sampler.
@@ -60,7 +62,7 @@ class Job:
     work: SlotWork | StoreWork | ModelWork
     read_only: bool = False
     opening: tuple[pb.SessionSpec, pb.SessionState] | None = None
-    request: tuple[str, bytes] = ("", b"")
+    request: Message | None = None
     number: int = 0
     stop_requested: bool = False
     result: "Future[Any]" = field(default_factory=Future)

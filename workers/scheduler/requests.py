@@ -1,6 +1,6 @@
 """Jobs of requests: on rank 0 of a worker as a request comes, on the others as rank 0 tells of it."""
 
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from google.protobuf.message import Message
 
@@ -33,25 +33,12 @@ _Background: TypeAlias = (
     pb.RepairRequest | pb.SettleRequest | pb.PrefillAheadRequest | pb.BuildEpisodesRequest
 )
 _Opening: TypeAlias = pb.OpenRequest | pb.ForkRequest | pb.RebuildRequest
-_MESSAGES: dict[str, type[Message]] = {
-    each.DESCRIPTOR.name: each
-    for each in (
-        pb.TurnRequest,
-        pb.RepairRequest,
-        pb.SettleRequest,
-        pb.PrefillAheadRequest,
-        pb.BuildEpisodesRequest,
-        pb.OpenRequest,
-        pb.ForkRequest,
-        pb.RebuildRequest,
-    )
-}
 
 
 def build_job(engine: Engine, request: Request, emit: Emit = lambda _: None) -> Job:
     """Build the job of a request; emit: of a turn, gets its events on the scheduler's thread."""
     job = _build(engine, request, emit)
-    job.request = (request.DESCRIPTOR.name, request.SerializeToString())
+    job.request = request
     return job
 
 
@@ -60,13 +47,11 @@ def build_measurement(engine: Engine) -> Job:
     return Job("measure", "", 0, ModelWork(lambda: run_measurement(engine)), read_only=True)
 
 
-def rebuild_job(engine: Engine, request: tuple[str, bytes], number: int) -> Job:
-    """Build a job from what another rank has sent of it."""
-    name, data = request
+def rebuild_job(engine: Engine, request: Message | None, number: int) -> Job:
+    """Build a job that has entered on another rank."""
     job = build_measurement(engine)
-    if name:
-        message = _MESSAGES[name].FromString(data)
-        job = build_job(engine, message)  # type: ignore[arg-type]
+    if request is not None:
+        job = build_job(engine, cast("Request", request))
     job.number = number
     return job
 

@@ -6,18 +6,25 @@ usage: program.py SCENARIO FOLDER OUT; run by torch's launcher, or by itself. OU
 import json
 import os
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from kvstore.format.page import PageLayout
+from kvstore.errors import TierError
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from tests.workers.conftest import LocalWorker
 from tests.workers.parallel.scenarios import SCENARIOS, SETTINGS
+from workers.cache.row_packing import build_row_layout
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
+from workers.engine.stored.stored_sessions import build_state_layout
+from workers.errors import ModelRefused
 from workers.model.loader import load_model
 from workers.model.tokenizer import load_tokenizer
 from workers.parallel.alone import Alone
@@ -28,26 +35,49 @@ from workers.scheduler.follower import Follower
 PATIENCE = 60.0
 
 
+class FlakyStore(RowStore):
+    """A store of rows that fails once for the sessions that are named so."""
+
+    failed: frozenset[str] = frozenset()
+
+    def gather_selection(
+        self, session: str, selection: Sequence[Tensor], *, promote: bool = True
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Fail to read the rows of a slot."""
+        self._fail_once(session, "unreadable")
+        return super().gather_selection(session, selection, promote=promote)
+
+    def begin_flush(self, session: str) -> "Future[bool]":
+        """Fail to make rows durable."""
+        self._fail_once(session, "unwritable")
+        return super().begin_flush(session)
+
+    def _fail_once(self, session: str, name: str) -> None:
+        if session == name and name not in self.failed:
+            self.failed |= {name}
+            raise TierError("this rank's disk failed")
+
+
 def build_parts(folder: Path, data: Path, scenario: str, group: Group) -> Parts:
     """Build a rank's dependencies: its part of the model, and a store of its own."""
     model = load_model(folder, dtype=torch.float32, device="cpu", group=group)
     tokenizer = load_tokenizer(folder, model.eos_token_ids)
     shape = model.shape
-    layout = PageLayout(
-        shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint
-    )
-    tiers = [RamTier(64 << 20), NvmeTier(data / f"rank-{group.index}")]
+    layout = build_row_layout(shape, model.side, model.dtype, model.fingerprint)
+    kind = FlakyStore if scenario == "failure" and group.index == 1 else RowStore
+    store = kind(layout, [RamTier(64 << 20), NvmeTier(data / f"rank-{group.index}")])
+    states = None
+    if model.state_bytes:
+        layout = build_state_layout(model.state_bytes, model.fingerprint)
+        states = RowStore(layout, [RamTier(64 << 20), NvmeTier(data / f"states-{group.index}")])
     settings = WorkerSettings(**SETTINGS.get(scenario, {}))
-    return Parts(model, tokenizer, RowStore(layout, tiers), settings)
+    return Parts(model, tokenizer, store, settings, states=states)
 
 
-def main(scenario: str, folder: Path, out: Path) -> None:
+def serve(parts: Parts, scenario: str) -> dict[str, Any]:
     """Run a scenario as rank 0, or follow it."""
-    torch.set_num_threads(1)
-    ranked = "RANK" in os.environ
-    group: Group = ProcessGroup.join("cpu", PATIENCE) if ranked else Alone()
-    parts = build_parts(folder, out.with_suffix(".data"), scenario, group)
-    if group.index:
+    found: dict[str, Any] = {}
+    if parts.model.group.index:
         Follower(Engine(parts)).run()
     else:
         worker = LocalWorker(parts)
@@ -55,9 +85,28 @@ def main(scenario: str, folder: Path, out: Path) -> None:
             found = SCENARIOS[scenario](worker)
         finally:
             worker.scheduler.close()
-        found["fingerprint"] = parts.model.fingerprint
-        out.write_text(json.dumps(found))
     parts.store.close()
+    return found | {"fingerprint": parts.model.fingerprint}
+
+
+def main(scenario: str, folder: Path, out: Path) -> None:
+    """Run a scenario with one model, or with each of a folder, which may be refused."""
+    torch.set_num_threads(1)
+    group: Group = ProcessGroup.join("cpu", PATIENCE) if "RANK" in os.environ else Alone()
+    found: dict[str, Any] = {}
+    data = out.with_suffix(".data")
+    if (folder / "config.json").exists():
+        found = serve(build_parts(folder, data, scenario, group), scenario)
+    else:
+        for each in sorted(folder.iterdir()):
+            try:
+                parts = build_parts(each, data / each.name, scenario, group)
+            except ModelRefused as error:
+                found[each.name] = {"refused": str(error)}
+            else:
+                found[each.name] = serve(parts, scenario)
+    if group.index == 0:
+        out.write_text(json.dumps(found))
     if isinstance(group, ProcessGroup):
         group.leave()
 

@@ -8,6 +8,7 @@ from typing import Any
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from tests.workers.conftest import WORDS, LocalWorker, answer_of
 from workers.engine.selection import Selection
+from workers.errors import WorkerError
 
 KEY = b"k" * 32
 CASES: dict[str, dict[str, Any]] = {
@@ -93,8 +94,41 @@ def reopen(worker: LocalWorker) -> dict[str, Any]:
     }
 
 
+def converse(worker: LocalWorker) -> dict[str, Any]:
+    """Two turns with the methods that every family is served with."""
+    found: dict[str, Any] = {}
+    for name in ("full", "default"):
+        worker.open(name, row_key=KEY, **CASES[name])
+        turns = [describe(worker.turn(name, say(count, count))) for count in (150, 30)]
+        found[name] = [(each["answer"], each["positions"]) for each in turns]
+    return found
+
+
+def fail_and_go_on(worker: LocalWorker) -> dict[str, Any]:
+    """Turns that fail on one rank's disk fail as a whole, and the sessions go on once opened again."""
+    found: dict[str, Any] = {}
+    spec = CASES["default"]
+    worker.open("other", row_key=KEY, **spec)
+    for name in ("unreadable", "unwritable"):
+        state = None
+        errors = list[str]()
+        for turn in range(2):
+            worker.open(name, state=state, **spec)
+            try:
+                state = worker.turn(name, say(120, turn)).state
+            except WorkerError as error:
+                errors.append(type(error).__name__)
+                worker.open(name, state=state, **spec)
+                state = worker.turn(name, say(120, turn)).state
+        found[name] = {"errors": errors, "length": state.length if state else 0}
+        found[f"other, after {name}"] = describe(worker.turn("other", say(20, 5)))
+    return found
+
+
 SCENARIOS: dict[str, Callable[[LocalWorker], dict[str, Any]]] = {
     "turns": take_turns,
     "crowd": crowd,
     "reopen": reopen,
+    "families": converse,
+    "failure": fail_and_go_on,
 }
