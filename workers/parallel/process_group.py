@@ -77,14 +77,12 @@ class ProcessGroup:
 
     def gather(self, value: _T) -> list[_T]:
         """Gather pickled values. Raises PeerFailed and GroupLost."""
-        values = self._exchange("value", value)
-        if failed := _find_failure(values):
-            raise PeerFailed(failed)
-        return values
+        return self._gather("gather", value)
 
     def lead(self, value: _T) -> _T:
         """Gather as well, so that a failure is learned of."""
-        return self.gather(value if self.index == 0 else None)[0]  # type: ignore[return-value]
+        led: _T = self._gather("lead", value if self.index == 0 else None)[0]
+        return led
 
     def some(self, flags: Sequence[bool]) -> list[bool]:
         """Gather the flags."""
@@ -122,6 +120,12 @@ class ProcessGroup:
         end = None if error is None else _Failure(_make_portable(error))
         values = self._exchange("end", end)
         return error or _find_failure(values)
+
+    def _gather(self, kind: str, value: Any) -> list[Any]:
+        values = self._exchange(kind, value)
+        if failed := _find_failure(values):
+            raise PeerFailed(failed)
+        return values
 
     def _reduce(self, tensor: Tensor) -> None:
         self.gather(None)

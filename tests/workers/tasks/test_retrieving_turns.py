@@ -36,7 +36,7 @@ def backend(
 ) -> None:
     """What computes the steps of every worker of a test."""
     opened = {"torch": None, "native": native}[request.param]
-    monkeypatch.setattr(NativeAttention, "open", lambda _rotations: opened)
+    monkeypatch.setattr(NativeAttention, "open", lambda _rotations, _group: opened)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,53 @@
+"""What the ranks of a test's worker are built from, alike on all of them."""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvstore.store import RowStore
+from kvstore.tiers.nvme.tier import NvmeTier
+from kvstore.tiers.ram import RamTier
+from workers.cache.row_packing import build_row_layout
+from workers.engine.engine import Parts
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import LoadedModel, load_model
+from workers.model.tokenizer import load_tokenizer
+from workers.parallel.group import Group
+
+# Between two tests nobody says anything.
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A worker of a test; the arguments are those of the fixture `make_worker`."""
+
+    model: Path
+    tokenizer: Path
+    data: Path
+    ram_pages: int
+    window: int | None = None
+    layer_sensitivity: tuple[float, ...] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@cache
+def _load(model: Path, group: Group) -> LoadedModel:
+    return load_model(model, dtype=torch.float32, device="cpu", group=group)
+
+
+def build_parts(plan: Plan, group: Group) -> Parts:
+    """Build a rank's dependencies: its part of the model, and a store of its own."""
+    model = _load(plan.model, group)
+    tokenizer = load_tokenizer(plan.tokenizer, model.eos_token_ids)
+    model = model if plan.window is None else replace(model, max_context=plan.window)
+    layout = build_row_layout(model.shape, model.side, model.dtype, model.fingerprint)
+    tiers = [
+        RamTier(plan.ram_pages * layout.page_bytes),
+        NvmeTier(plan.data / f"rank-{group.index}"),
+    ]
+    settings = WorkerSettings(**plan.settings)
+    return Parts(model, tokenizer, RowStore(layout, tiers), settings, plan.layer_sensitivity)
