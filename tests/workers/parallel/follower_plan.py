@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from workers.cache.row_packing import build_row_layout
@@ -15,7 +16,7 @@ from workers.engine.engine import Parts
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import load_tokenizer
-from workers.parallel.group import Group
+from workers.parallel.process_group import ProcessGroup
 
 # Between two tests nobody says anything.
 PATIENCE = 300.0
@@ -35,17 +36,17 @@ class Plan:
 
 
 @cache
-def _load(model: Path, group: Group) -> LoadedModel:
+def _load(model: Path, group: ProcessGroup) -> LoadedModel:
     return load_model(model, dtype=torch.float32, device="cpu", group=group)
 
 
-def build_parts(plan: Plan, group: Group) -> Parts:
+def build_parts(plan: Plan, group: ProcessGroup) -> Parts:
     """Build a rank's dependencies: its part of the model, and a store of its own."""
     model = _load(plan.model, group)
     tokenizer = load_tokenizer(plan.tokenizer, model.eos_token_ids)
     model = model if plan.window is None else replace(model, max_context=plan.window)
     layout = build_row_layout(model.shape, model.side, model.dtype, model.fingerprint)
-    tiers = [
+    tiers: list[Tier] = [
         RamTier(plan.ram_pages * layout.page_bytes),
         NvmeTier(plan.data / f"rank-{group.index}"),
     ]

@@ -4,7 +4,6 @@ Left out are those that look into the engine from the test's own thread, or have
 """
 
 from tests.workers.scheduler.test_cancellation import (
-    test_a_cancelled_turn_frees_its_slot_and_is_undone_by_the_next_open,
     test_a_fork_that_is_cancelled_before_it_began_leaves_no_open_session,
     test_a_queued_turn_can_be_cancelled,
     test_a_refused_open_cancels_no_job,
@@ -23,7 +22,6 @@ from tests.workers.tasks.test_turn import (
 )
 
 __all__ = [
-    "test_a_cancelled_turn_frees_its_slot_and_is_undone_by_the_next_open",
     "test_a_fork_that_is_cancelled_before_it_began_leaves_no_open_session",
     "test_a_queued_turn_can_be_cancelled",
     "test_a_refused_open_cancels_no_job",
