@@ -11,8 +11,8 @@ from rich.console import Console
 from kvrecall_server.app.errors import BadSessionFile, CannotServe
 from kvrecall_server.app.progress import Report, show_progress
 from kvrecall_server.app.settings import Settings
+from kvrecall_server.cli.access.tenants import require_tenant_name
 from kvrecall_server.cli.options import Data, Model, build_settings
-from kvrecall_server.cli.tenants import require_tenant_name
 from kvrecall_server.reporting.units import readable_bytes
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ SHARED = (
 )
 GATEWAY = (
     "backports.zstd",
+    "cryptography",
     "fastapi",
     "uvicorn",
     "google.rpc",
@@ -67,6 +68,7 @@ EXTRA_BY_COMMAND: Mapping[str, str | None] = MappingProxyType(
         "config": None,
         "demo": "demo",
         "doctor": None,
+        "encryption": "gateway",
         "eval": "demo",
         "export": "all",
         "fsck": "all",
