@@ -299,7 +299,7 @@ class SessionManager:
         live.claim.unused = False
         if session is None:
             session = await self._catalog.sessions.get(live.id)
-        spec = build_spec(self._catalog, self._limits, session, epoch)
+        spec = await build_spec(self._catalog, self._limits, session, epoch)
         state = await read_state(self._catalog, live.id)
         try:
             if not pages_missing:
