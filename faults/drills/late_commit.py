@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from faults.rig.processes import until
@@ -28,7 +30,10 @@ def apply() -> None:
         *limits: TenantLimits,
     ) -> None:
         if any(LATE in message.content for message in turn.turn.messages):
-            await asyncio.to_thread(until, file.exists, f"{file} is there", _MOST_SECONDS)
+            loop = asyncio.get_running_loop()
+            with ThreadPoolExecutor(1) as own:
+                wait = partial(until, file.exists, f"{file} is there", _MOST_SECONDS)
+                await loop.run_in_executor(own, wait)
         await commit(self, turn, epoch, record, *limits)
 
     SqliteTurns.commit = late  # type: ignore[assignment]
