@@ -76,7 +76,7 @@ def restart_before_commit(stage: Stage) -> None:
         until(lambda: _is_idle(setup.operations[0]), "the turn is done", PATIENCE_SECONDS)
         worker.kill()
         worker.start()
-        until(lambda: _is_served(setup, worker.name), "the worker is back", PATIENCE_SECONDS)
+        until(lambda: _has_worker(setup), "the worker is back", PATIENCE_SECONDS)
         time.sleep(SWEEP_SECONDS)  # a sweep begins when it is back, and another one then
         commit.touch()
         turn.end(stage)
@@ -85,10 +85,10 @@ def restart_before_commit(stage: Stage) -> None:
         client.delete(contest.session, f"{contest.name}-delete")
 
 
-def _is_served(setup: Setup, worker: str) -> bool:
+def _has_worker(setup: Setup) -> bool:
     """Whether the gateway reaches a worker."""
     with KvrecallClient(setup.urls[0], PATIENCE_SECONDS) as client:
-        return any(load.name == worker for load in client.workers())
+        return any(load.stats is not None for load in client.workers())
 
 
 class _Turn:

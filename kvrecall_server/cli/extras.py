@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 
 SHARED = (
+    "cryptography",
     "google.protobuf",
     "grpc",
     "grpc_health",
@@ -26,7 +27,6 @@ SHARED = (
 )
 GATEWAY = (
     "backports.zstd",
-    "cryptography",
     "fastapi",
     "uvicorn",
     "google.rpc",
